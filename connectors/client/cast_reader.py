@@ -26,6 +26,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
+from connectors.kafka.seldom import warn_seldom
 from ordering.casts import Cast, size_of
 from ordering.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing
 from ordering.names import Topic
@@ -202,7 +203,7 @@ class CastReader:
                 self._read_up_to[place] = record.offset + 1
                 cast = decode_cast(record.key, record.value, record.headers, record.timestamp, site)
                 if isinstance(cast, str):
-                    _logger.warning("passed over what is no cast at %s-%d:%d: %s", *place, record.offset, cast)
+                    warn_seldom(_logger, "passed over what is no cast at %s-%d:%d: %s", *place, record.offset, cast)
                 else:
                     read.append(Found(place, record.offset, cast))
         if not read:

@@ -42,6 +42,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.letter_bases import partition_of, read_noted
 from connectors.kafka.letter_codec import decode_letter, is_state_letter
+from connectors.kafka.seldom import warn_seldom
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, PositionLost, UsageError
@@ -242,7 +243,7 @@ class Inbox:
         if isinstance(written, str):
             if is_new:
                 place = f"{record.topic}-{record.partition}:{record.offset}"
-                _logger.warning("%s: skipped a malformed letter at %s: %s", self.address, place, written)
+                warn_seldom(_logger, "%s: skipped a malformed letter at %s: %s", self.address, place, written)
             return None
         is_next = self._reader.accept(written.sender, written.incarnation, written.local_seqno)
         return Letter(*written) if is_next and not is_state_letter(headers) else None

@@ -60,6 +60,7 @@ from connectors.client.state_letters import Assembly, Chunk, Nothing, Request, R
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.letter_codec import WrittenLetter, decode_letter, is_state_letter
+from connectors.kafka.seldom import warn_seldom
 from connectors.kafka.transport import Consumer
 from ordering.errors import AbcastError, NotOrderedInTime, ProtocolViolation, UsageError
 from ordering.events import ViewChange
@@ -380,7 +381,7 @@ class StateTransfer:
         letter = decode_letter(self._key, record.key, record.value, record.headers, record.timestamp)
         what = decode_state_letter(letter) if isinstance(letter, WrittenLetter) else None
         if not isinstance(letter, WrittenLetter) or what is None:
-            _logger.warning("%s: skipped a malformed letter at offset %d", self.address, record.offset)
+            warn_seldom(_logger, "%s: skipped a malformed letter at offset %d", self.address, record.offset)
             return
         asked: _Asked | None = None
         with self._changed:

@@ -27,6 +27,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.seldom import warn_seldom
 from connectors.kafka.transport import kafka_python
 from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
@@ -301,7 +302,7 @@ def _headers(message: Any) -> list[tuple[str, bytes]]:
         return _headers_of(message) or []
     except (SystemError, UnicodeDecodeError):
         place = f"{message.topic()}-{message.partition()}:{message.offset()}"
-        _logger.warning("%s has a header whose name is not UTF-8: it is read without headers", place)
+        warn_seldom(_logger, "%s has a header whose name is not UTF-8: it is read without headers", place)
         return []
 
 

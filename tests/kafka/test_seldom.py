@@ -1,0 +1,27 @@
+"""A warning of what strangers write comes once in a while, and says how many were left out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from connectors.kafka import seldom
+from connectors.kafka.seldom import EVERY_S, warn_seldom
+
+
+def test_a_flood_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(seldom, "_told", {})
+    clock = itertools.chain(range(5), [EVERY_S], itertools.repeat(EVERY_S + 1))
+    monkeypatch.setattr("connectors.kafka.seldom.time.monotonic", clock.__next__)
+    logger = logging.getLogger("seldom")
+    with caplog.at_level(logging.WARNING):
+        for number in range(7):
+            warn_seldom(logger, "bad at %d", number)
+        warn_seldom(logger, "something else")
+    assert [record.getMessage() for record in caplog.records] == [
+        "bad at 0",
+        "bad at 5 (4 more like it were not told)",
+        "something else",
+    ]
