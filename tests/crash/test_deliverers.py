@@ -1,4 +1,4 @@
-"""Deliverers: killed and restarted, and so far behind that Kafka's retention has dropped what comes next."""
+"""Deliverers: killed and restarted, and so far behind that what comes next was deleted from DATA."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kafka.structs import TopicPartition
 
-from ordering.names import Topic
+from connectors.kafka.data_purge import purge_data
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 from tests.waiting import eventually
@@ -36,10 +35,9 @@ def whole_lines(process: Process) -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_and_far_behind(scenario: Scenario) -> None:
-    """Union of all runs: everything. Overlap: what was taken in the last moments. Behind retention: no seam.
+    """Union of all runs: everything. Overlap: what was taken in the last moments. Behind a purge: no seam.
 
-    Retention takes the sequencer's snapshots too: the next one, of the other engine, goes on from the ledger, with the
-    next number.
+    A purge of DATA leaves a snapshot: the next sequencer, after a kill -9, goes on from it with the next number.
     """
     ledger = scenario.data / "ledger"
     first_run = scenario.job("run")
@@ -65,13 +63,16 @@ def test_killed_and_far_behind(scenario: Scenario) -> None:
     payloads = [data.payload.decode() for data in scenario.effective()]
     first_run.stop()
 
-    # Retention drops all of DATA, snapshots too. Only the ledger knows the next number now.
-    partition = TopicPartition(str(Topic(scenario.group, "data", scenario.site)), 0)
-    with scenario.connection.admin() as admin:
-        admin.delete_records({partition: scenario.end()})
-    assert scenario.records() == []
-    scenario.job("run", None, "--engine", "process")
+    second_run = scenario.job("run", None, "--engine", "process")
     more = scenario.load("bob").finish_after(200)
+    (purged,) = purge_data(
+        scenario.connection, scenario.group, scenario.site, kept_s=0, in_ledger=highest, lacking=lambda *_: ""
+    )
+    assert purged.records > highest
+    assert min(data.seqno for data in scenario.effective(highest)) == highest + 1
+    second_run.kill()
+    scenario.job("run", None, "--engine", "process")
+    more += scenario.load("carol").finish_after(50)
     assert [data.seqno for data in scenario.effective(highest)] == list(range(highest + 1, highest + len(more) + 1))
 
     without = scenario.abcast("deliver", "--member", scenario.address("slow"), "--json", "--timeout", 2)
