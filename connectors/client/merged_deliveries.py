@@ -149,7 +149,7 @@ class MergedSource:
             if state.membership.flush.id:
                 start = log.after(state.membership.flush.id - 1)
                 state = log.state(start.offset)
-                start = Start(start.offset, Reader(state.epoch, state.seqno))
+            start = Start(start.offset, Reader(state.epoch, state.seqno))  # it may begin before `first`
             stored = next(log.records(start.offset, log.end()), None)
             if stored is None:
                 return Begin(start, newcomer(state, since_now()), ends)

@@ -54,6 +54,17 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
         assert [(each.seqno, each.payload) for each in seen if each.order == "total"] == [(seqno, b"total")]
 
 
+def test_from_any_seqno(connection: Connection, group: str) -> None:
+    """Where DATA has snapshots, too, nobody knows the offset of a seqno to a record."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
+        for receipt in [a.broadcast(b"%d" % number) for number in range(1, 9)]:
+            receipt.result(WAIT)
+        for first in range(1, 9):
+            seen = list(itertools.islice(b.deliveries(from_seqno=first, timeout=WAIT), 9 - first))
+            assert [(each.seqno, each.payload) for each in seen] == [(n, b"%d" % n) for n in range(first, 9)]
+
+
 def test_causal_order_is_refused_without_a_view(connection: Connection, group: str) -> None:
     with with_casts(connection, group, "a") as a:
         with pytest.raises(UsageError, match="causal order needs a view"):
