@@ -328,6 +328,9 @@ class Site:
 
     def _arrive(self, event: Arrived) -> None:
         place = self.place(event.place)
+        if self._is_own(event.place) and event.begin > place.submitted:
+            # Of what was not submitted, what is gone is in no run. Its sender sends it again.
+            place = self._places[event.place] = place._replace(submitted=event.begin)
         if event.end <= place.end:
             return
         marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
@@ -335,9 +338,7 @@ class Site:
             marks = _without_nearest(marks)
         if self._is_own(event.place) and not event.is_idle:
             self.pace = self.pace._replace(is_idle=False)
-        # Of what was not submitted, what is gone is in no run. Its sender sends it again.
-        submitted = max(place.submitted, event.begin) if self._is_own(event.place) else place.submitted
-        self._places[event.place] = place._replace(end=event.end, marks=marks, submitted=submitted)
+        self._places[event.place] = place._replace(end=event.end, marks=marks)
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             self._take_send(run.sender, run.message)

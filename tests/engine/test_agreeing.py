@@ -851,6 +851,22 @@ def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_dat
         group.due()
 
 
+@pytest.mark.parametrize("beginning", [80, 100])
+def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning: int) -> None:
+    """A site that was cut off has read more than it has submitted. Others have copies of what it would tell as gone."""
+    begun, name = first_state("g", "nyc", ("nyc", "sfo")), "abcast.g.forward.nyc-0"
+    places = (Place(name, 100, 50, 50, (Mark(40, 40),)),)
+    known = replace(begun, position=50, sequenced=50, places=places)
+    group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", name)
+    assert group.start_of(source, beginning) == beginning
+    records = [PlainRecord("abcast.g.forward.nyc", 0, at, 9, b"", b"", []) for at in range(beginning, 101)]
+    group.take(source, records[:-1])
+    assert group.end_step() is not None
+    group.take(source, records[-1:])
+    group.end_step()
+    assert [told[1:] for told in group.site.state().told] == [(beginning, 101, ())]
+
+
 @each_engine
 def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
     """As of transactions: who submits a run says where it has read nothing, and the others have nothing there."""
