@@ -34,6 +34,7 @@ backlog, which brings more in a batch than a run of each site takes (`connectors
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -196,11 +197,12 @@ class Stored(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A chunk: of which partition, under which number it is on the shelf, and its size in bytes."""
+    """A chunk: of which partition, under which number it is on the shelf, its size in bytes and its first offset."""
 
     place: str
     number: int
     size: int
+    first: int
 
 
 class _OfStep(NamedTuple):
@@ -249,6 +251,7 @@ class _Chunk:
 
     number: int
     size: int
+    first: int
     rows: pd.DataFrame | None = None
 
 
@@ -269,8 +272,8 @@ class Step:
         self._neighbours = neighbours
         self._own_topic = str(Topic(self.group.site.group, "forward", neighbours.site))
         self._kept: dict[str, list[_Chunk]] = {}
-        for place, number, size in chunks:
-            self._kept.setdefault(place, []).append(_Chunk(number, size))
+        for place, *chunk in chunks:
+            self._kept.setdefault(place, []).append(_Chunk(*chunk))
         self.group.keep_with(self._offsets)
 
     # What has come
@@ -318,7 +321,7 @@ class Step:
         encoded = sink.getvalue()
         self._last += 1
         self._shelf.put(self._last, encoded)
-        chunks.append(_Chunk(self._last, encoded.size, rows))
+        chunks.append(_Chunk(self._last, encoded.size, int(rows["offset"].iloc[0]), rows))
 
     def _rows(self, chunk: _Chunk) -> pd.DataFrame:
         if chunk.rows is None:
@@ -326,16 +329,16 @@ class Step:
         return chunk.rows
 
     def _offsets(self, part: Range) -> list[tuple[int, int]]:
-        """Where there are records of a range."""
+        """Where there are records of a range. It reads no chunk that has none of it: very many may wait."""
         found: list[tuple[int, int]] = []
-        for chunk in reversed(self._kept.get(part.place, [])):  # a run that is submitted has come last
+        chunks = self._kept.get(part.place, [])
+        begins, ends = (bisect_right(chunks, at, key=lambda chunk: chunk.first) for at in (part.first, part.end - 1))
+        for chunk in chunks[max(0, begins - 1) : ends]:
             rows = self._rows(chunk)
             offset = rows["offset"].to_numpy()
             first, end = np.maximum(offset, part.first), np.minimum(offset + sizes_of(rows), part.end)
             inside = first < end
-            found[:0] = zip(first[inside].tolist(), end[inside].tolist(), strict=True)
-            if offset[0] <= part.first:
-                break
+            found += zip(first[inside].tolist(), end[inside].tolist(), strict=True)
         return found
 
     def _size(self, name: str) -> int:
@@ -420,7 +423,11 @@ class Step:
             self._at_ms,
             tuple(sorted(self._left_places)),
             tuple(sorted(self._left_logs)),
-            tuple(_Waiting(name, each.number, each.size) for name in sorted(self._kept) for each in self._kept[name]),
+            tuple(
+                _Waiting(name, each.number, each.size, each.first)
+                for name in sorted(self._kept)
+                for each in self._kept[name]
+            ),
             self._last,
         )
         return _stored(self.group, sequencer, of_step)

@@ -9,9 +9,11 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 from kafka.structs import TopicPartition
 
@@ -35,7 +37,9 @@ from connectors.kafka.senders import Forgotten, forget_senders
 from connectors.kafka.sending import append
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
+from connectors.sequencer.agreeing_query import Step, begun
 from connectors.sequencer.agreement import Agreement
+from connectors.sequencer.shelf import Shelf
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering import isis_site, sequencer
@@ -50,6 +54,7 @@ from ordering.errors import (
 )
 from ordering.forgetting import SenderRow
 from ordering.isis_formation import Life
+from ordering.isis_group import after_takeover
 from ordering.isis_log import Ordered, Range, Told, counting, read_told, run_of
 from ordering.isis_site_state import Mark, Place, SiteState, first_state
 from ordering.isis_site_state import state_of as told
@@ -974,3 +979,28 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
     assert group.site.due() is not None
     assert group.due()
     assert not group.is_full(source)
+
+
+def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that waits has very many chunks on its shelf, and each run has some records of one or two."""
+    monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
+    read: list[int] = []
+    get = Shelf.get
+
+    def counted(shelf: Shelf, number: int) -> bytes:
+        read.append(number)
+        return get(shelf, number)
+
+    monkeypatch.setattr(Shelf, "get", counted)
+    place, alone = f"{forward('nyc').topic}-0", Neighbours("nyc", ("nyc",))
+    group = after_takeover(first_state("g", "nyc", ["nyc"]), SequencerState("g", epoch=1))
+    step = Step(begun(group), alone, Shelf(tmp_path, "query"))
+    rows = pd.DataFrame([dict.fromkeys(agreeing_query._KEPT.names)] * 10)
+    for first in range(0, 200, 10):
+        step._keep(place, rows.assign(offset=range(first, first + 10)))
+    for first, end, chunks in ((0, 10, 1), (95, 115, 3), (199, 300, 1), (300, 301, 1)):
+        again = Step(step.stored(), alone, Shelf(tmp_path, "query"))
+        found = again._offsets(Range(place, first, end))
+        assert [offset for offset, _ in found] == list(range(first, min(end, 200)))
+        assert len(read) <= chunks
+        read.clear()
