@@ -559,8 +559,9 @@ class Site:
     def _forget_marks(self, part: Range) -> None:
         """From where to read again: at the latest mark before all that is not in the snapshot. No more is needed."""
         place, told = self.place(part.place), self._told.get(part.place)
-        if told is not None and told.holes:
-            self._told[part.place] = told._replace(holes=tuple(hole for hole in told.holes if hole.end > part.end))
+        if told is not None:  # of a run whose holes are forgotten, nothing is said any more
+            holes = tuple(hole for hole in told.holes if hole.end > part.end)
+            self._told[part.place] = told._replace(first=max(told.first, min(part.end, told.end)), holes=holes)
         passed = [mark for mark in place.marks if mark.end <= part.end]
         self._places[part.place] = place._replace(marks=place.marks[max(0, len(passed) - 1) :])
 

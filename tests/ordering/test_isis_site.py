@@ -18,6 +18,8 @@ from ordering.isis_log import (
     LogRow,
     Ordered,
     Range,
+    Told,
+    contents_of,
     counting,
     ranges_of,
     read_letter,
@@ -231,6 +233,17 @@ def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
         assert isinstance(data, Data)
         assert (data.id, data.source) == (known[data.seqno].id, known[data.seqno].source)
         assert data.epoch == 2
+
+
+def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
+    """Who was of a version that passes over it hears it late, and may have that run still before itself."""
+    runs = Range(place("nyc"), 0, 10), Range(place("nyc"), 10, 20)
+    holes = tuple(contents_of(run, [(run.first, run.end - 1)]) for run in runs)
+    begun = replace(first_state("g", "nyc", SITES), told=(Told(place("nyc"), 0, 20, holes),))
+    site = Site(begun, 1)
+    site._forget_marks(runs[0])
+    (said,) = site.state().told
+    assert (said.of(runs[0]), said.of(runs[1])) == (None, holes[1])
 
 
 def test_of_many_entries_one_has_the_snapshot() -> None:
