@@ -338,15 +338,15 @@ def _survey(
         )
     _check_agreement(data, agreement)
     _check_size(state)
-    return _Survey(data, state, end, format=_format(data, state, end))
+    return _Survey(data, state, end, format=_format(data, state))
 
 
-def _format(data: DataLog, state: SequencerState, end: int) -> int:
+def _format(data: DataLog, state: SequencerState) -> int:
     """The group's format from here on: what EPOCH and DATA say; a group that begins has the newest.
 
     Raises LaterVersion where that is not known, before anything is claimed.
     """
-    begins = not data.claims() and not end and data.move() is None
+    begins = not data.claims() and data.move() is None  # strays may stand in DATA
     return NEWEST.number if begins else max(data.format(), state.format)
 
 
@@ -354,9 +354,13 @@ def _check_ledger(data: DataLog, row: LastRow | None) -> None:
     """See that DATA has what the ledger has of it: a row above all that DATA tells. Raises HistoryChanged."""
     if row is None:
         return
-    if fit(data, row) is Fit.LOST:
+    found = fit(data, row)
+    if found is Fit.LOST:
         raise lost(data, f"no longer has seqno {row.seqno}, which stands in the ledger")
-    _logger.warning("group %s: what the ledger below --data has is of another group of that name.", data.topic.group)
+    if found is Fit.OTHER:
+        _logger.warning(
+            "group %s: what the ledger below --data has is of another group of that name.", data.topic.group
+        )
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:

@@ -272,6 +272,10 @@ class TestFormats:
             assert data.state().format == NEWEST.number
         assert take_over(kafka, "g", SITE).format == NEWEST.number
 
+    def test_a_stray_that_came_first_changes_nothing(self, kafka: MemoryConnection) -> None:
+        kafka.topics.append(DATA, None, b"hello", [])
+        assert take_over(kafka, "g", SITE).format == NEWEST.number
+
     def test_versions_ascend(self) -> None:
         assert [each.number for each in FORMATS] == list(range(1, len(FORMATS) + 1))
 
