@@ -168,7 +168,6 @@ def test_reasons() -> None:
         codec.RESERVED_HEADER,
         codec.WRONG_HEADER_NAME,
         codec.HEADERS_TOO_LARGE,
-        codec.LINE_TOO_LARGE,
         codec.WRONG_VERSION,
         codec.WRONG_KIND,
         codec.NO_SENDER,

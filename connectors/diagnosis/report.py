@@ -19,7 +19,6 @@ from connectors.diagnosis.check import (
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
-from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.storage.location import Location
 from ordering.checker import DIVERGENT, Anomaly
 from ordering.errors import UsageError
@@ -73,6 +72,8 @@ def check_group(
     checker, read, of_history = verdict.checkers[chosen[0]], verdict.read, list[Anomaly]()
     if one_order and ledger is not None and (ledger / "_delta_log").is_dir():
         read["ledger"] = check_ledger(checker, ledger, group, progress)
+        from connectors.ledger.last_row import LedgerEnd, other_history  # needs Delta
+
         with DataLog(connections[chosen[0]], group, chosen[0]) as data:
             why = other_history(data, LedgerEnd(ledger))
         if why:

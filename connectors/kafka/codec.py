@@ -230,7 +230,6 @@ def decode_forward(
         (names.count(HEADER) < len(names), RESERVED_HEADER),
         (link is None and has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
-        (is_too_long(own), LINE_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -404,8 +403,8 @@ def are_too_large(application: Headers) -> bool:
 
 
 def is_unread(own: Headers) -> bool:
-    """Whether no more is known of the record than where it stands."""
-    return len(own) == 1 and own[0][0] == UNREAD_HEADER
+    """Whether no more is known of the record than where it stands; a relay's mark may be before that."""
+    return any(name == UNREAD_HEADER for name, _ in own)
 
 
 def is_too_long(own: Headers) -> bool:

@@ -29,12 +29,12 @@ def test_topics(pipeline: Pipeline) -> None:
     names = [
         f"abcast.cli.topics.{role}.{site}"
         for site in (SITE, "cli2")
-        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast")
+        for role in ("epoch", "dead-letter", "inbox", "memory", "cast", "data", "forward")
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
     assert pipeline.abcast(*create).stdout == "all topics are there already\n"
     assert set(names) <= set(pipeline.abcast("topics", "list").stdout.split())
-    assert {"topic": names[0], "group": "cli.topics", "role": "forward", "site": SITE} in pipeline.json_lines(
+    assert {"topic": names[6], "group": "cli.topics", "role": "forward", "site": SITE} in pipeline.json_lines(
         "topics", "list"
     )
 

@@ -85,7 +85,8 @@ def test_the_corpus_has_every_reason() -> None:
         for name, value in vars(codec).items()
         if name.isupper() and isinstance(value, str) and " " in value and not name.endswith("PATTERN")
     }
-    assert {case.reason for case in CORPUS} - {None} == reasons
+    of_letters_and_casts = {codec.LINE_TOO_LARGE}
+    assert {case.reason for case in CORPUS} - {None} == reasons - of_letters_and_casts
     assert len({case.name for case in CORPUS}) == len(CORPUS)
 
 

@@ -206,5 +206,6 @@ def test_the_bounds_are_those_of_all(decode: Callable[..., object]) -> None:
     assert not isinstance(decode(_HIGHEST), str)
     assert decode(_HIGHEST + 1) == FUTURE_INCARNATION
     assert not isinstance(decode(1, b" " + b"x" * 1000), str)
-    assert decode(1, b" " + b"x" * MAX_PAYLOAD_BYTES) == LINE_TOO_LARGE
+    if decode is not _forward:  # a relay between sites does not carry the rest, so no site may look at it
+        assert decode(1, b" " + b"x" * MAX_PAYLOAD_BYTES) == LINE_TOO_LARGE
     assert decode(1, unread=True) == UNREAD

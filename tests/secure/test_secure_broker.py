@@ -37,7 +37,7 @@ def test_another_user_sees_and_does_nothing(secure_broker: EmbeddedBroker) -> No
     create_topics(login(secure_broker), "hidden", ["nyc"])
     nobody = login(secure_broker, "nobody")
     assert find_topics(nobody) == []
-    with pytest.raises(KafkaRefused, match=r"User:nobody may not CREATE abcast\.other\.forward\.nyc"):
+    with pytest.raises(KafkaRefused, match=r"User:nobody may not CREATE abcast\.other\.epoch\.nyc"):
         create_topics(nobody, "other", ["nyc"])
 
 

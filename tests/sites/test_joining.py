@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import purge_data
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import read_table_state
 from connectors.relay.bootstrap import bootstrap
@@ -21,12 +21,18 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
-def drop(world: World, site: str, seqnos: int) -> None:
-    """Let retention drop the site's DATA up to about this seqno."""
-    with DataLog(world.sites.connection(site), world.group, site) as log:
-        partition = log.partition
-    with world.sites.connection(site).admin() as admin:
-        admin.delete_records({TopicPartition(*partition): seqnos})
+def purge(world: World, site: str, seqno: int) -> None:
+    """Delete the site's DATA up to the opening snapshot of a sequencer that starts after this seqno."""
+    connection = world.sites.connection(site)
+    with DataLog(connection, world.group, site) as data:
+
+        def is_open() -> bool:
+            snapshot = data.snapshot_below(data.end(), seqno)
+            return snapshot is not None and snapshot.state.seqno == seqno
+
+        eventually(is_open, 60, "the epoch is open", 0.3)
+    all_s = -1  # also the newest record is old enough
+    assert purge_data(connection, world.group, site, kept_s=all_s, in_ledger=seqno, lacking=lambda *_: "")
 
 
 def await_ledger(world: World, site: str, seqno: int) -> None:
@@ -45,8 +51,8 @@ def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
     with world.running([world.sequencer(nyc), world.ledger(nyc)]):
         world.broadcast(nyc, "alice", messages("a", 300))
         await_ledger(world, nyc, 300)
-        drop(world, nyc, 200)
     with world.running([world.sequencer(nyc)]):
+        purge(world, nyc, 300)
         with pytest.raises(HistoryUnavailable, match="site add"):
             world.try_relay(nyc, sfo)
         for _ in range(2):
@@ -62,7 +68,7 @@ def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
 
 
 def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> None:
-    """A relay has brought the beginning, retention has dropped what follows, and DATA has more records than seqnos for
+    """A relay has brought the beginning, a purge has deleted what follows, and DATA has more records than seqnos for
     the takeovers: the ledger fills the gap without a seam, and the relay goes on.
     """
     world = make_world("mesh", "nyc", "sfo")
@@ -76,8 +82,8 @@ def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> Non
         with world.running([world.sequencer(nyc), world.ledger(nyc)]):
             world.broadcast(nyc, "alice", messages(name, 50))
             await_ledger(world, nyc, 100 if name == "b" else 150)
-    drop(world, nyc, 155)
     with world.running([world.sequencer(nyc), world.sequencer(sfo)]):
+        purge(world, nyc, 150)
         with pytest.raises(HistoryUnavailable, match="site add"):
             world.try_relay(nyc, sfo)
         for _ in range(2):
