@@ -80,6 +80,11 @@ def stop_when_asked(answer: str) -> None:
         _answer_once()
 
 
+def take_back() -> None:
+    """Undo what a library has set for signals; pyspark does so with each context."""
+    _change(_now.manner)
+
+
 def is_asked_to_stop() -> bool:
     """Whether a signal has come."""
     return _now.wishes > 0

@@ -183,6 +183,8 @@ def start_session(name: str, *, cores: int | None = None, data: Location | None 
         if interruption.is_asked_to_stop():
             return None
         raise
+    finally:
+        interruption.take_back()
 
 
 def session_of_command(name: str, data: Location | None = None) -> SparkSession:
