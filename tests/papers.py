@@ -9,7 +9,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *DOCS)
+    for path in (
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *DOCS,
+        *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+    )
 }
 README = PAGES["README.md"]
 SOURCE_FILES = [path for room in ("ordering", "connectors", "jobs") for path in sorted((ROOT / room).rglob("*.py"))]

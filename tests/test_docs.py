@@ -61,6 +61,11 @@ def test_the_readme_leads_to_every_page() -> None:
     assert linked == {path.relative_to(ROOT).as_posix() for path in DOCS}
 
 
+def test_the_list_of_decisions_has_each() -> None:
+    linked = re.findall(r"\]\((\d{4}[\w-]+\.md)", PAGES["docs/decisions/README.md"])
+    assert linked == [path.name for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named(page: str) -> None:
     """A path of the repository in backticks is there."""
