@@ -22,13 +22,14 @@ from kafka.structs import TopicPartition
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.connection import Connection
 from connectors.kafka.left_out import LeftOut
+from connectors.kafka.same_log import Ledger
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
 from connectors.kafka.troubles import SEQUENCER, Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups, raise_unfit
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import STALL_S, AskLedger, Takeover
+from connectors.sequencer.takeover import STALL_S, Takeover
 from connectors.sequencer.watchdog import NotCounting, Watchdog
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, TopicMissing
@@ -282,20 +283,20 @@ class Attendant:
                 self._epochs,
                 agreement=self.agreement,
                 fitness=self._check_group,
-                last_row=self._ask_ledger(),
+                ledger=self._find_ledger(),
             )
             self._takeovers.append((takeover, fit))
         return unfit
 
-    def _ask_ledger(self) -> AskLedger:
+    def _find_ledger(self) -> Ledger | None:
         """Delta, which the extra `jobs` brings, is loaded where there is a ledger."""
         if self._ledger is None or not self._ledger.exists():
-            return lambda *_: None
+            return None
         try:
             from connectors.ledger.last_row import LedgerEnd
         except ModuleNotFoundError:
-            return lambda *_: None
-        return LedgerEnd(self._ledger).last_row
+            return None
+        return LedgerEnd(self._ledger)
 
     def _take_on(self) -> None:
         """Serve groups that were taken over after the start. If one can't be, the others go on."""

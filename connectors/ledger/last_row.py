@@ -1,12 +1,12 @@
-"""The last row of a group in the ledger, and whether it was made from the group that Kafka has."""
+"""The last rows of a group in the ledger, and whether they were made from the group that Kafka has."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.same_log import Fit, LastRow, fit
+from connectors.kafka.same_log import Fit, Row, fit
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
@@ -14,6 +14,10 @@ from ordering.errors import HistoryUnavailable
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
+
+_LOOKED_AT = 100
+"""Rows among which one with a sender is looked for: what a sequencer decides by itself looks alike in any group."""
+_COLUMNS = ("seqno", "epoch", "sender", "incarnation", "local_seqno", "data_offset", "sequenced_at", "forwarded_at")
 
 
 class LedgerEnd:
@@ -26,14 +30,16 @@ class LedgerEnd:
         self._rows: Dataset | None = None
         self._last_seqno: dict[str, int] | None = None
 
-    def last_row(self, group: str, above: int = 0) -> LastRow | None:
-        """None without rows of the group above a seqno. Raises LedgerDamaged."""
+    def last_seqno(self, group: str) -> int:
+        """Return the group's last number; 0 without rows. Raises LedgerDamaged."""
         with self._opening:
             if self._last_seqno is None:
                 self._last_seqno = dict(read_table_state(self.path).last_seqno)
-            seqno = self._last_seqno.get(group, 0)
-            if seqno <= above:
-                return None
+            return self._last_seqno.get(group, 0)
+
+    def row(self, group: str, seqno: int) -> Row | None:
+        """Return the newest row up to that seqno; if possible, one that has a sender. Raises LedgerDamaged."""
+        with self._opening:
             if self._rows is None:
                 table = open_table(self.path)
                 if table is None:
@@ -42,24 +48,28 @@ class LedgerEnd:
         return _read(self._rows, group, seqno)
 
 
-def _read(rows: Dataset, group: str, seqno: int) -> LastRow | None:
+def _read(rows: Dataset, group: str, seqno: int) -> Row | None:
     from pyarrow import dataset as ds
 
-    names = ["epoch", "sender", "incarnation", "local_seqno", "data_offset", "sequenced_at"]
-    wanted = (ds.field("group") == group) & (ds.field("seqno") == seqno)
-    found = rows.to_table(columns=[name for name in names if name in rows.schema.names], filter=wanted).to_pylist()
-    if not found:
-        return None
-    row = found[0]
-    at = row.get("sequenced_at")
-    return LastRow(
-        seqno,
+    number = ds.field("seqno")
+    wanted = (ds.field("group") == group) & (number <= seqno) & (number > seqno - _LOOKED_AT)
+    columns = [name for name in _COLUMNS if name in rows.schema.names]
+    found = rows.to_table(columns=columns, filter=wanted).to_pylist()
+    found.sort(key=lambda row: (bool(row["sender"]), row["seqno"]))
+    return _row(found[-1]) if found else None
+
+
+def _row(row: dict[str, Any]) -> Row:
+    at, forwarded_at = row.get("sequenced_at"), row.get("forwarded_at")
+    return Row(
+        row["seqno"],
         row["epoch"],
         row["sender"] or "",
         row["incarnation"] or 0,
         row["local_seqno"] or 0,
         row.get("data_offset"),
         round(at.timestamp() * 1000) if at else 0,
+        round(forwarded_at.timestamp() * 1000) if forwarded_at else None,
     )
 
 
@@ -69,18 +79,14 @@ def other_history(data: DataLog, ledger: LedgerEnd) -> str:
     Raises LedgerDamaged, BrokerUnreachable.
     """
     group = data.topic.group
-    row = ledger.last_row(group)
     try:
-        found = Fit.SAME if row is None else fit(data, row)
+        found = fit(data, ledger)
     except HistoryUnavailable:  # DATA does not tell
         return ""
-    if row is None or found is Fit.SAME:
+    if found is Fit.SAME:
         return ""
+    last = ledger.last_seqno(group)
     if found is Fit.OTHER:
-        return (
-            f"{ledger.path} has another history of {group}, up to seqno {row.seqno}: take another --data, or another "
-            "name."
-        )
-    return (
-        f"{ledger.path} has {group} up to seqno {row.seqno}, and {data.topic} has lost its end: go on in a new group."
-    )
+        told = f"{ledger.path} has another history of {group}, up to seqno {last}"
+        return f"{told}: take another --data, or another name."
+    return f"{ledger.path} has {group} up to seqno {last}, and {data.topic} has lost its end: go on in a new group."

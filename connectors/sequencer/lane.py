@@ -114,7 +114,7 @@ class SequencerLane(StreamingJob):
             self._epochs,
             agreement=self.agreement,
             fitness=self.check_group,
-            last_row=LedgerEnd(self.options.data / "ledger").last_row,
+            ledger=LedgerEnd(self.options.data / "ledger"),
         )
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark", self.options.troubles), -1
         self._keeper.take(forward)

@@ -41,7 +41,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
-from connectors.kafka.same_log import Fit, LastRow, check_reach, fit, lost
+from connectors.kafka.same_log import Fit, Ledger, check_reach, fit, lost
 from connectors.kafka.sending import Record, append
 from connectors.kafka.side_by_side import SideBySide
 from connectors.kafka.sign_of_life import Signs, read_signs
@@ -65,8 +65,6 @@ from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
 _logger = logging.getLogger(__name__)
 
-AskLedger = Callable[[str, int], LastRow | None]
-"""Tells the last row of a group in the ledger, if that is above a seqno."""
 Fitness = Callable[[SequencerState], object]
 """Raises what keeps a group whose DATA tells this state from being served."""
 
@@ -110,7 +108,7 @@ def take_over_groups(
     *,
     agreement: str = "",
     fitness: Fitness | None = None,
-    last_row: AskLedger = lambda *_: None,
+    ledger: Ledger | None = None,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
@@ -131,7 +129,7 @@ def take_over_groups(
             agreement=agreement,
             fitness=fitness,
             claims_some=False,
-            last_row=last_row,
+            ledger=ledger,
         )
     ) as takeover:
         while takeover.is_running:
@@ -150,8 +148,7 @@ class Takeover:
     `groups`: each with the forward topics it reads. `claimed` has the epochs that this process
     has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
     "isis" for a job that agrees with other sites. `fitness` is asked of every group before it is claimed.
-    `claims_some`: those that are fit are claimed, whatever the others are. `last_row`: the last one of a group in the
-    ledger, if that is above a seqno.
+    `claims_some`: those that are fit are claimed, whatever the others are. `ledger`: what it has is not decided again.
 
     Claims begin when all groups have been looked at, since what is wrong with the job itself must fence nobody. A group
     of which nothing is answered for STALL_S is no longer waited for; it is claimed when it has been looked at. One
@@ -168,12 +165,12 @@ class Takeover:
         agreement: str = "",
         fitness: Fitness | None = None,
         claims_some: bool = True,
-        last_row: AskLedger = lambda *_: None,
+        ledger: Ledger | None = None,
     ) -> None:
         """Raises BrokerUnreachable."""
         self._connection, self._site, self._agreement = connection, site, agreement
         self._groups = {group: list(names) for group, names in groups.items()}
-        self._fitness, self._last_row = fitness, last_row
+        self._fitness, self._ledger = fitness, ledger
         self._claimed = {} if claimed is None else claimed
         self._claims_some = claims_some
         self._may_claim = False
@@ -275,7 +272,7 @@ class Takeover:
     def _look_at(self, group: str, consumer: Consumer) -> _Survey:
         data = DataLog(self._connection, group, self._site, consumer)
         signed = self._signs.reached.get(group, 0)
-        found = _survey(data, self._claimed, self._agreement, signed, self._last_row)
+        found = _survey(data, self._claimed, self._agreement, signed, self._ledger)
         if self._fitness is not None:
             self._fitness(found.state)
         ends, horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
@@ -312,11 +309,11 @@ class Takeover:
 
 
 def _survey(
-    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, last_row: AskLedger = lambda *_: None
+    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, ledger: Ledger | None = None
 ) -> _Survey:
     """Read what there is, and find what is wrong with it. Writes nothing.
 
-    `signed`: how far DATA went, as signs of life tell. `last_row`: as of `Takeover`.
+    `signed`: how far DATA went, as signs of life tell. `ledger`: as of `Takeover`.
     """
     group = data.topic.group
     if group in claimed:
@@ -329,7 +326,7 @@ def _survey(
     reach = [(claim.floor, "a claim says") for claim in data.claims()]
     reach += [(note.offset, "a note says") for note in data.notes()]
     check_reach(data, data.end(), [*reach, (signed, "its sequencer's last sign of life says")])
-    _check_ledger(data, last_row(group, state.seqno))
+    _check_ledger(data, ledger, state.seqno)
     newest = data.highest_epoch()
     if state.epoch > newest:
         raise ProtocolViolation(
@@ -350,17 +347,16 @@ def _format(data: DataLog, state: SequencerState) -> int:
     return NEWEST.number if begins else max(data.format(), state.format)
 
 
-def _check_ledger(data: DataLog, row: LastRow | None) -> None:
-    """See that DATA has what the ledger has of it: a row above all that DATA tells. Raises HistoryChanged."""
-    if row is None:
+def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
+    """See that the ledger has nothing of this log above `seqno`, the last that DATA tells. Raises HistoryChanged."""
+    group = data.topic.group
+    if ledger is None or ledger.last_seqno(group) <= seqno:
         return
-    found = fit(data, row)
+    found = fit(data, ledger)
     if found is Fit.LOST:
-        raise lost(data, f"no longer has seqno {row.seqno}, which stands in the ledger")
+        raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which stands in the ledger")
     if found is Fit.OTHER:
-        _logger.warning(
-            "group %s: what the ledger below --data has is of another group of that name.", data.topic.group
-        )
+        _logger.warning("group %s: what the ledger below --data has is of another group of that name.", group)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:

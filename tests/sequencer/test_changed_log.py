@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.diagnosis.report import check_group
 from connectors.diagnosis.status import read_status
+from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.same_log import Fit, fit
+from connectors.kafka.same_log import CLOCKS_APART_MS, Fit, Row, fit
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.sequencer.keeper import Keeper
@@ -25,8 +27,10 @@ from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.checker import DIVERGENT
-from ordering.errors import HistoryChanged, HistoryUnavailable
+from ordering.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.names import ROLES, Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import Data
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
 
 SITE = "nyc"
@@ -83,10 +87,10 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
     claims = len(kafka.topics.partitions[TopicPartition(EPOCH, 0)])
     groups = {"g": [FORWARD]}
     if end >= known:
-        take_over_groups(kafka, groups, SITE, last_row=ledger.last_row)
+        take_over_groups(kafka, groups, SITE, ledger=ledger)
         return
     with pytest.raises(HistoryChanged, match=r"has a broker lost its end\?.*Go on in a new group"):
-        take_over_groups(kafka, groups, SITE, last_row=ledger.last_row)
+        take_over_groups(kafka, groups, SITE, ledger=ledger)
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == claims, "it has claimed what it can't go on with"
 
 
@@ -108,6 +112,7 @@ def test_topics_that_were_made_anew_are_a_new_group(
     """The sequencer serves it. The ledger, which has another group's rows, leaves it out, and all say so."""
     order(kafka, 5)
     ledger = write_ledger(kafka, tmp_path / "ledger")
+    kafka.topics.ahead_ms = CLOCKS_APART_MS + 1
     monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", role, SITE) for role in ("forward", "data")])
     for count in (0, 8):  # before it has ordered anything, and when it is further than the old one was
         kafka.topics.make_anew(str(Topic("g", role, SITE)) for role in ROLES)
@@ -115,7 +120,7 @@ def test_topics_that_were_made_anew_are_a_new_group(
             assert f"{ledger.path} has another history of g, up to seqno 5: take another --data" in other_history(
                 log, ledger
             )
-        take_over_groups(kafka, {"g": [FORWARD]}, SITE, last_row=ledger.last_row)
+        take_over_groups(kafka, {"g": [FORWARD]}, SITE, ledger=ledger)
         order(kafka, count)
         with pytest.raises(HistoryChanged, match="another history of g"):
             start_after(5, JobOptions(kafka, SITE, tmp_path), "g", ledger)
@@ -127,21 +132,122 @@ def test_topics_that_were_made_anew_are_a_new_group(
         assert DIVERGENT in {anomaly.name for anomaly in report.anomalies}
 
 
+class Rows:
+    """A ledger in memory, with a row for each number of each record."""
+
+    def __init__(self, log: DataLog) -> None:
+        reader, self.rows = Reader(), dict[int, Row]()
+        for offset, at_ms, data in log.records(0, log.end()):
+            if reader.judge(data) is Verdict.TAKE:
+                row = Row(0, data.epoch, data.sender, data.incarnation, data.local_seqno, offset, at_ms)
+                self.rows |= {n: row._replace(seqno=n) for n in range(data.seqno, data.seqno + data.count)}
+
+    def last_seqno(self, _group: str) -> int:
+        return max(self.rows, default=0)
+
+    def row(self, _group: str, seqno: int) -> Row | None:
+        return max((row for row in self.rows.values() if row.seqno <= seqno), key=telling, default=None)
+
+    def copied(self) -> Rows:
+        """As another site has them, whose offsets and times are others."""
+        for number, row in self.rows.items():
+            self.rows[number] = row._replace(offset=(row.offset or 0) + 3, at_ms=row.at_ms + 900)
+        return self
+
+
+def telling(row: Row) -> tuple[bool, int]:
+    return bool(row.sender), row.seqno
+
+
+NOBODY = json.dumps({"members": [], "joined": [], "left": [], "suspected": [], "flush": 0}).encode()
+
+
+class History:
+    """A group whose sequencers are killed and started again, by its log alone; each broker has its own clock."""
+
+    def __init__(self, rng: random.Random, kafka: MemoryConnection) -> None:
+        self.rng, self.kafka, self.at_ms = rng, kafka, 10**12
+        self.skew_ms = {DATA: rng.randint(-30_000, 0), EPOCH: rng.randint(0, 29_000)}
+
+    def grow(self, most: int) -> None:
+        topics = self.kafka.topics
+        begun = {name: len(topics.partitions[TopicPartition(name, 0)]) for name in (DATA, EPOCH)}
+        with closing(self.kafka.producer()) as producer:
+            for _ in range(self.rng.randint(1, 2)):
+                state = take_over(self.kafka, "g", SITE)
+                seqno = state.seqno + 1
+                for _ in range(self.rng.randint(0, most)):
+                    kind, count = self.rng.choice((("message", 1), ("view", 1), ("of-later", 3)))
+                    sender = "" if kind == "view" else f"{SITE}/a"
+                    incarnation = self.rng.randint(1, 10**9) if sender else 0
+                    numbers = (seqno, 1, sender, incarnation, 1 if sender else 0)
+                    data = Data(kind, state.epoch, *numbers, b"" if sender else NOBODY, count=count)
+                    key, value, headers = encode_data(data)
+                    for _ in range(self.rng.choice((1, 1, 2))):  # a repeat does no harm
+                        producer.send(DATA, value=value, key=key, headers=headers, partition=0)
+                    seqno += count
+        for name, length in begun.items():
+            log = topics.partitions[TopicPartition(name, 0)]
+            for offset in range(length, len(log)):
+                self.at_ms += self.rng.randint(0, 3_000)
+                log[offset] = log[offset]._replace(timestamp=self.at_ms + self.skew_ms[name])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_ledger_and_data_by_what_both_have(seed: int) -> None:
+    """Grown, cut, cut and grown again, purged, made anew: by the log alone, whatever the brokers' clocks say."""
+    rng, kafka = random.Random(seed), MemoryConnection()
+    kafka.create("g", SITE)
+    history = History(rng, kafka)
+    history.grow(6)
+    with DataLog(kafka, "g", SITE) as log:
+        ledger = Rows(log)
+    if rng.random() < 0.3:
+        ledger.copied()
+    last, what = ledger.last_seqno("g"), rng.choice(("same", "cut", "regrown", "anew"))
+    if what == "anew":
+        kafka.topics.make_anew(str(Topic("g", role, SITE)) for role in ROLES)
+        history.at_ms += 5 * 60_000
+    elif what != "same":
+        kafka.topics.truncate(DATA, rng.randrange(length(kafka)))
+        if rng.random() < 0.2:
+            kafka.topics.truncate(EPOCH, rng.randrange(1, len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) + 1))
+    with DataLog(kafka, "g", SITE) as log:
+        state = None if what == "anew" else log.state()
+        kept = state.seqno if state else 0
+        if what != "cut":
+            with suppress(ProtocolViolation):  # a start finds by EPOCH that it can't go on
+                history.grow(4 if rng.random() < 0.7 else 0)
+        if what == "same" and rng.random() < 0.5:
+            snapshots = [s.offset for s in log.records(0, log.end()) if s.data.kind == "epoch" and s.data.payload]
+            kafka.topics.drop(DATA, snapshots[-1])
+        found = fit(log, ledger)
+        if not last or what == "same" or kept >= last:
+            assert found is Fit.SAME
+        elif what == "anew":
+            assert found is Fit.OTHER
+        else:
+            assert found is (Fit.LOST if log.state().seqno == kept else found)
+            assert found is not Fit.SAME or log.state().seqno > kept, "what it has stands no longer there"
+            if found is Fit.SAME:  # what was decided again had no sender that tells
+                assert not [row for row in ledger.rows.values() if row.sender and row.seqno > kept]
+
+
 def test_the_same_log_is_known_again(kafka: MemoryConnection, tmp_path: Path) -> None:
     """As long as DATA tells: by the offset, by the seqno where offsets are another topic's, or not at all."""
     order(kafka, 5)
     ledger = write_ledger(kafka, tmp_path / "ledger")
-    row = ledger.last_row("g")
-    assert row is not None
-    order(kafka, 3)
     with DataLog(kafka, "g", SITE) as log:
-        assert fit(log, row) is Fit.SAME
-        assert fit(log, row._replace(offset=None)) is fit(log, row._replace(offset=2)) is Fit.SAME
-        assert fit(log, row._replace(incarnation=7)) is Fit.OTHER
-        assert fit(log, row._replace(seqno=99)) is Fit.LOST
-        assert fit(log, row._replace(seqno=99, at_ms=1)) is Fit.OTHER, "older than the group"
+        rows = Rows(log)
+        offset = rows.rows[5].offset or 0
+        assert ledger.row("g", 5) == rows.row("g", 5)
+        order(kafka, 3)
+        assert fit(log, ledger) is fit(log, rows) is fit(log, rows.copied()) is Fit.SAME
         assert other_history(log, ledger) == ""
-        kafka.topics.drop(DATA, (row.offset or 0) + 1)
+        kafka.topics.drop(DATA, offset + 1)
         with pytest.raises(HistoryUnavailable):
-            log.after(row.seqno - 1)
-        assert fit(log, row) is Fit.SAME
+            log.after(4)
+        assert fit(log, ledger) is Fit.SAME
+        rows.rows[5] = rows.rows[5]._replace(incarnation=7)
+        kafka.topics.drop(DATA, 0)
+        assert fit(log, rows) is Fit.OTHER
