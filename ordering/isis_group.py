@@ -31,7 +31,17 @@ from ordering.isis_codec import decode, encode
 from ordering.isis_log import Contents, Entry, Ordered, Range, contents_of, judge, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import OUT_FOR_GOOD, Sequenced, Site
-from ordering.isis_site_state import NEW_PACE, Arrived, Dropped, Heard, Mark, Pace, SiteState
+from ordering.isis_site_state import (
+    NEW_PACE,
+    NOTHING_UNSAID,
+    Arrived,
+    Dropped,
+    Heard,
+    Mark,
+    Pace,
+    SiteState,
+    Unsaid,
+)
 from ordering.isis_state import Tick
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
@@ -70,7 +80,7 @@ class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one. `has_heard`, `pace`: as `Site` has them.
+    one; `excluded` were, in this one. `has_heard`, `pace`, `unsaid`: as `Site` has them.
     """
 
     site: SiteState
@@ -82,6 +92,7 @@ class GroupState:
     excluded: tuple[Exclusion, ...] = ()
     has_heard: bool = False
     pace: Pace = NEW_PACE
+    unsaid: Unsaid = NOTHING_UNSAID
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -110,6 +121,7 @@ def going_on(state: GroupState, sequencer: SequencerState) -> Group:
         sequenced=sequenced,
         has_heard=state.has_heard,
         pace=state.pace,
+        unsaid=state.unsaid,
     )
     return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
@@ -153,6 +165,7 @@ class Group:
             tuple(self._excluded),
             self.site.has_heard,
             self.site.pace,
+            self.site.unsaid(),
         )
 
     # What is read

@@ -17,6 +17,8 @@ Rules.
 
 1. *Nothing leaves but by the log.* Letters are part of entries, and DATA follows the entry that has its runs. A step
    that makes no entry may be forgotten: a job that starts again reads the same inputs from where the last entry stood.
+   So what nobody waits for (`_is_urgent`: all is runs of heartbeats, and signs of life) may wait in the job, letters
+   and runs alike, and goes out with one entry a quarter of the time after which anybody is suspected.
 2. *One chain.* An entry that counts was made from the state of the one that counts before it. A job claims an epoch,
    seals the log, reads it up to the seal, and goes on from the last entry that counts. What a job of a lower epoch
    writes behind the seal does not count. Readers of the log, at home and elsewhere, know it by `ordering.reader`:
@@ -118,7 +120,20 @@ from ordering.isis_log import (
 )
 from ordering.isis_messages import Deliver, Installed, Message, Output, To
 from ordering.isis_process import awake
-from ordering.isis_site_state import Arrived, Heard, Mark, Notice, OtherLog, Pace, Place, SiteEvent, SiteState, Waiting
+from ordering.isis_site_state import (
+    NOTHING_UNSAID,
+    Arrived,
+    Heard,
+    Mark,
+    Notice,
+    OtherLog,
+    Pace,
+    Place,
+    SiteEvent,
+    SiteState,
+    Unsaid,
+    Waiting,
+)
 from ordering.isis_state import Propose, Send
 from ordering.isis_views import Process
 from ordering.log_time import without_sites
@@ -148,6 +163,12 @@ MAX_MARKS = 16
 
 MAX_TRAIL = 64
 """Entries of its own of which a site knows the digests: those that other sites may name next, and the last ones."""
+
+_OF_NOW = frozenset({"known", "beat", "join"})
+"""The kinds of letters that tell how it is now."""
+
+PATIENT = frozenset({"send", "propose", "finals"}) | _OF_NOW
+"""The kinds of letters that wait for a turn, unless they are about what somebody waits for."""
 
 OUT_FOR_GOOD = (
     "Have the other sites go on without this one (`abcast site exclude`). To have a site in its place, begin a new "
@@ -183,8 +204,9 @@ class Site:
         sequenced: Sequenced | None = None,
         has_heard: bool = False,
         pace: Pace | None = None,
+        unsaid: Unsaid = NOTHING_UNSAID,
     ) -> None:
-        """`sequenced`, `has_heard`, `pace`: of a job that goes on. One that begins has been away until `now_ms`."""
+        """`sequenced` and what follows: of a job that goes on. One that begins has been away until `now_ms`."""
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         if sequenced is None:
@@ -205,7 +227,8 @@ class Site:
         self._told = {told.place: told for told in state.told}
         self.contents: Callable[[Range], Contents | None] | None = None
         """What the job has read of a range, None if not all of it yet. No function: the job does not tell."""
-        self._news: list[Ordered] = []
+        self._unsaid, self._news, self._just_told = list(unsaid.letters), list(unsaid.ordered), list(unsaid.told)
+        self._urgent = dict(unsaid.urgent)
         self._broken: list[OtherLog] = []
         self.has_heard = has_heard
         """Whether another site was heard since the last run was begun. (A job that begins need not know.)"""
@@ -235,6 +258,12 @@ class Site:
             told=tuple(self._told[place] for place in sorted(self._told)),
         )
 
+    def unsaid(self) -> Unsaid:
+        """What is to be said later, at the end of a step."""
+        return Unsaid(
+            tuple(self._unsaid), tuple(self._news), tuple(self._just_told), tuple(sorted(self._urgent.items()))
+        )
+
     @property
     def is_waiting(self) -> bool:
         """Whether nothing of this site's own can be ordered now: it is outside the view, or a view is being left."""
@@ -248,7 +277,7 @@ class Site:
     @property
     def is_behind(self) -> bool:
         """Whether so much is ordered that waits for its records that other sites' logs are to be left alone for now."""
-        return len(self._since) >= MAX_UNSNAPPED_RUNS
+        return len(self._since) + len(self._news) >= MAX_UNSNAPPED_RUNS
 
     def place(self, name: str) -> Place:
         """How far a partition of FORWARD is."""
@@ -272,13 +301,16 @@ class Site:
 
         All DATA and dead letters before must stand in Kafka. `is_last`: the job ends with this step.
         """
-        self._submit()
+        has_begun = self._submit()
         self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
-        letters = self._take_outputs(self.process.end_batch())
+        self._take_outputs(self.process.end_batch())
         self.notices, broken, self._broken = (*self.notices, *self._broken), self._broken, []
         is_snapshot_due = self._is_snapshot_due(is_last=is_last)
-        if not (letters or self._news or broken or self._refused > self.complete or is_snapshot_due):
+        is_due = has_begun or broken or self._refused > self.complete or is_last or self._is_turn() or self._is_urgent()
+        if not is_due or not (self._unsaid or self._news or broken or self._refused > self.complete or is_snapshot_due):
             return None
+        letters, self._unsaid, self._just_told = tuple(self._unsaid), [], []
+        self.pace = self.pace._replace(said_at_ms=self.process.now_ms)
         self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
         before = self._trail.get(self.number, b"")
@@ -324,6 +356,19 @@ class Site:
         self._refused = run.last if is_to_write else self._refused
         return self.sequenced.end_run(state), is_to_write
 
+    def _is_turn(self) -> bool:
+        """Whether it has said nothing for so long that it says what nobody waits for, too."""
+        said_at_ms = self.pace.said_at_ms
+        return said_at_ms is None or self.process.now_ms - said_at_ms >= self._idle_ms()
+
+    def _is_urgent(self) -> bool:
+        """Whether somebody waits for what is to be said: all but runs of heartbeats, and signs of life."""
+        held = () if self.process.agreement is None else self.process.agreement.held()
+        runs = (*(each.run for each in held), *(ordered.run for ordered in self._news))
+        return any(letter.kind not in PATIENT for letter in self._unsaid) or any(
+            part.first < self._urgent.get(part.place, 0) for run in runs for part in ranges_of(run)
+        )
+
     # FORWARD
 
     def _arrive(self, event: Arrived) -> None:
@@ -332,12 +377,14 @@ class Site:
             # Of what was not submitted, what is gone is in no run. Its sender sends it again.
             place = self._places[event.place] = place._replace(submitted=event.begin)
         if event.end <= place.end:
+            if not event.is_idle:  # it is read again
+                self._urgent[event.place] = max(event.end, self._urgent.get(event.place, 0))
             return
         marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
         if len(marks) > MAX_MARKS:
             marks = _without_nearest(marks)
-        if self._is_own(event.place) and not event.is_idle:
-            self.pace = self.pace._replace(is_idle=False)
+        if not event.is_idle:
+            self._urgent[event.place] = event.end
         self._places[event.place] = place._replace(end=event.end, marks=marks)
         waiting, self._waiting = self._waiting, []
         for run in waiting:
@@ -347,19 +394,22 @@ class Site:
         """Whether all records of a run stand at this site."""
         return all(part.end <= self.place(part.place).end for part in ranges_of(ordered.run))
 
-    def _submit(self) -> None:
-        """One run of all that has come, as long as not too many are under way.
+    def _submit(self) -> bool:
+        """Begin one run of all that has come, as long as not too many are under way.
 
         Steps are often much shorter than a way to another site. A run for each of them would fill what may be in flight
         with next to nothing, and all that comes then would wait until one of these is done. So runs are begun at the
         pace at which other sites are heard; those that are in flight can't be done before. Heartbeats alone wait for a
         quarter of the time after which anybody is suspected: they only tell the time.
+
+        Return whether one was begun.
         """
-        if self.pace.is_idle and self.process.now_ms - self.pace.begun_at_ms < self._idle_ms():
-            return
+        is_idle = all(self.place(name).submitted >= end for name, end in self._urgent.items() if self._is_own(name))
+        if is_idle and self.process.now_ms - self.pace.begun_at_ms < self._idle_ms():
+            return False
         most = MAX_RUNS_IN_FLIGHT if self.has_heard else UNPACED_RUNS
         if self.process.in_flight >= most:
-            return
+            return False
         ranges, room = [], MAX_RUN_RECORDS
         for name in sorted(self._places):
             place = self._places[name]
@@ -371,9 +421,9 @@ class Site:
                 self._places[name] = place._replace(submitted=end)
         if ranges:
             self.has_heard = False
-            is_all = all(row.submitted >= row.end for name, row in self._places.items() if self._is_own(name))
-            self.pace = self.pace._replace(begun_at_ms=self.process.now_ms, is_idle=is_all)
+            self.pace = self.pace._replace(begun_at_ms=self.process.now_ms)
             self.process.submit(run_of(tuple(ranges)))
+        return bool(ranges)
 
     def _idle_ms(self) -> int:
         of_members = self.sequenced.state.membership.settings.suspect_after_ms
@@ -385,8 +435,9 @@ class Site:
             return True
         read = self.contents(part)
         if read is not None:
-            holes = (read,) if read.digest else ()
-            self._note_told(Told(part.place, part.first, part.end, holes))
+            told = Told(part.place, part.first, part.end, (read,) if read.digest else ())
+            self._just_told.append(told)
+            self._note_told(told)
         return read is not None
 
     def _note_told(self, told: Told) -> None:
@@ -497,8 +548,8 @@ class Site:
 
     # What comes out
 
-    def _take_outputs(self, outputs: Iterable[Output]) -> tuple[Letter, ...]:
-        """Note what is ordered; return what is to be said, each message once."""
+    def _take_outputs(self, outputs: Iterable[Output]) -> None:
+        """Note what is ordered, and what is to be said, each message once. What a site knows, it says as it is then."""
         said: list[tuple[Message, list[str]]] = []
         notices: list[Notice] = []
         for output in outputs:
@@ -514,7 +565,10 @@ class Site:
                     self._absent = absent_from(output.view)
                 notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
         self.notices = tuple(notices)
-        return tuple(write_letter(tuple(receivers), message) for message, receivers in said)
+        for message, receivers in said:
+            letter = write_letter(tuple(receivers), message)
+            self._unsaid = [each for each in self._unsaid if not _is_outdone(each, letter)]
+            self._unsaid.append(letter)
 
     def _order(self, ordered: Ordered) -> None:
         """Some process has delivered it there. It comes out when all before it have."""
@@ -564,6 +618,12 @@ class Site:
             self._told[part.place] = told._replace(first=max(told.first, min(part.end, told.end)), holes=holes)
         passed = [mark for mark in place.marks if mark.end <= part.end]
         self._places[part.place] = place._replace(marks=place.marks[max(0, len(passed) - 1) :])
+
+
+def _is_outdone(letter: Letter, by: Letter) -> bool:
+    """Whether a letter says no more than a later one: it is the same, or what a site knew some time before."""
+    is_alike = (letter.receivers, letter.kind) == (by.receivers, by.kind)
+    return is_alike and (letter.kind in _OF_NOW or letter.body == by.body)
 
 
 def _without_nearest(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ordering.errors import ProtocolViolation
 from ordering.isis_codec import LATER, decode, encode
 from ordering.isis_formation import Life, first_view
-from ordering.isis_log import Entry, LogRow, Ordered, OwnEntry, Told, read_told
+from ordering.isis_log import Entry, Letter, LogRow, Ordered, OwnEntry, Told, read_told
 from ordering.isis_messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.isis_process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.isis_state import RESEND_AFTER_MS, Send, Tick
@@ -79,16 +79,27 @@ class Mark(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """When a job has taken its last snapshot, and begun its last run, or began itself. `is_idle`: what has come since
-    for the next run is heartbeats.
-    """
+    """When a job has taken its last snapshot, begun its last run, and written its last entry; None before the first."""
 
     snapped_at_ms: int = 0
     begun_at_ms: int = 0
-    is_idle: bool = False
+    said_at_ms: int | None = None
 
 
-NEW_PACE = Pace()
+class Unsaid(NamedTuple):
+    """What a site has to say, and may say later: since its last entry, nothing has come that anybody waits for.
+
+    `told` is what it has read of the runs it has begun. `urgent` has, of each partition, up to where there is more than
+    heartbeats in it.
+    """
+
+    letters: tuple[Letter, ...] = ()
+    ordered: tuple[Ordered, ...] = ()
+    told: tuple[Told, ...] = ()
+    urgent: tuple[tuple[str, int], ...] = ()
+
+
+NEW_PACE, NOTHING_UNSAID = Pace(), Unsaid()
 
 
 class Waiting(NamedTuple):

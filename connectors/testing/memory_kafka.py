@@ -54,6 +54,8 @@ class Topics:
         self.passes_first_batches = False
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
         self.restarts = 0
+        self.clock: Callable[[], float] = time.time
+        """The broker's, which goes as this machine's does."""
         self.ahead_ms = 0
         """The broker's clock is so far before this machine's."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
@@ -136,7 +138,7 @@ class Topics:
         """Write a record; as it stands there."""
         with self.changed:
             log = self.partitions[place]
-            now_ms = int(time.time() * 1000) + self.ahead_ms
+            now_ms = int(self.clock() * 1000) + self.ahead_ms
             log.append(PlainRecord(place.topic, place.partition, len(log), now_ms, key, value, list(headers)))
             self.changed.notify_all()
             return log[-1]

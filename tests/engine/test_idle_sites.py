@@ -1,0 +1,128 @@
+"""Sites that agree and have nothing to say, through a day: the group of each engine job, with the clock in hand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.engine.agreeing import AgreeingGroup
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.inputs import Input, Neighbours
+from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.sites import SUSPECT_AFTER_MS
+from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.takeover import take_over_groups
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.names import Topic
+from ordering.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
+
+SITES = ("lax", "nyc", "sfo")
+STEP_S = 0.5
+DAY_S = 86_400
+RECORD_BYTES = 61 + 10
+"""What Kafka takes for a batch of one record, besides its key, value and headers."""
+
+
+class Cost(NamedTuple):
+    """What stands in a site's DATA."""
+
+    entries: int
+    entry_bytes: int
+    others: int
+    other_bytes: int
+
+
+class Site:
+    """A job that has taken over, step by step."""
+
+    def __init__(self, kafka: MemoryConnection, name: str) -> None:
+        self.kafka, self.name = kafka, name
+        neighbours = Neighbours(name, SITES, frozenset(SITES) - {name})
+        state = take_over_groups(kafka, {"g": [f"abcast.g.forward.{name}"]}, name, agreement="isis")["g"]
+        self.group = AgreeingGroup(known_state(kafka, Agreement(neighbours), state), state)
+        self.inputs: dict[TopicPartition, Input] = {}
+        for place in kafka.topics.partitions:
+            topic = Topic.parse(place.topic)
+            if topic is not None and (source := neighbours.input(topic, place.partition)) is not None:
+                self.inputs[place] = source
+        self.read = {place: self.group.start_of(source, 0) for place, source in self.inputs.items()}
+
+    def step(self, elapsed_ms: int) -> None:
+        """Take what there is, write the entry, then DATA."""
+        for place, source in self.inputs.items():
+            log = self.kafka.topics.partitions[place]
+            if len(log) > self.read[place]:
+                records, self.read[place] = log[self.read[place] :], len(log)
+                self.group.take(source, records)
+        self.group.tick(elapsed_ms)
+        output = self.group.end_step()
+        for topic, record in [] if output is None else [output]:
+            self.kafka.topics.append(TopicPartition(topic, 0), *record)
+        while outputs := self.group.due():
+            for topic, record in outputs:
+                self.kafka.topics.append(TopicPartition(topic, 0), *record)
+            self.group._group.written = self.group._group.sent  # no producer is between
+
+
+class World:
+    """Three sites on one Kafka, a member at each that says nothing."""
+
+    def __init__(self) -> None:
+        self.kafka, self.now_ms = MemoryConnection(), 1_750_000_000_000
+        self.kafka.topics.clock = lambda: self.now_ms / 1000
+        for name in SITES:
+            self.kafka.create("g", name)
+        self.sites = [Site(self.kafka, name) for name in SITES]
+        for name in SITES:
+            self.send(name, JOIN, 1)
+
+    def send(self, site: str, kind: str, number: int, value: bytes = b"") -> None:
+        place = TopicPartition(f"abcast.g.forward.{site}", 0)
+        self.kafka.topics.append(place, f"{site}/m".encode(), value, forward_headers(1, number, kind=kind))
+
+    def idle(self, seconds: float) -> None:
+        """So much time goes by, with a heartbeat and a tick a second at each site."""
+        for number in range(int(seconds / STEP_S)):
+            self.now_ms += int(STEP_S * 1000)
+            if number % int(1 / STEP_S) == 0:
+                for name in SITES:
+                    self.send(name, HEARTBEAT, 1)
+                    tick = TopicPartition(f"abcast.g.forward.{name}", 0)
+                    headers = forward_headers(1, 1, kind=HEARTBEAT)
+                    self.kafka.topics.append(tick, f"{name}/abcast.tick".encode(), b"", headers)
+            for site in self.sites:
+                site.step(int(STEP_S * 1000))
+
+    def log(self, site: str) -> list[PlainRecord]:
+        return self.kafka.topics.partitions[TopicPartition(f"abcast.g.data.{site}", 0)]
+
+    def messages(self, site: str) -> list[bytes | None]:
+        return [each.value for each in self.log(site) if each.headers[0][1].split(b" ")[1] == MESSAGE.encode()]
+
+    def cost(self, site: str, first: int) -> Cost:
+        of_entries, of_others = list[int](), list[int]()
+        for record in self.log(site)[first:]:
+            size = len(record.key or b"") + len(record.value or b"") + RECORD_BYTES
+            size += sum(len(name) + len(value or b"") + 2 for name, value in record.headers)
+            is_entry = record.headers[0][1].split(b" ")[1] == ENTRY.encode()
+            (of_entries if is_entry else of_others).append(size)
+        return Cost(len(of_entries), sum(of_entries), len(of_others), sum(of_others))
+
+
+def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion() -> None:
+    """And what somebody waits for goes out at once, however late in the quarter."""
+    world = World()
+    world.idle(60)
+    first = {name: len(world.log(name)) for name in SITES}
+    world.idle(600)
+    quarter_s = SUSPECT_AFTER_MS / 4000
+    for name in SITES:
+        assert world.cost(name, first[name]).entries <= 600 / quarter_s + 1
+    for number in range(2, 12):
+        world.idle(1.5)
+        world.send("nyc", MESSAGE, number, b"%d" % number)
+        world.idle(6 * STEP_S)
+        for name in SITES:
+            assert world.messages(name)[-1] == b"%d" % number
+    assert {site.group.site.process.view.id for site in world.sites} == {1}
