@@ -2,7 +2,7 @@
 
 Invariant. Of each partition, `take` gives the records in the order of their offsets, from where it began; after
 `again`, it gives all of them again from there. Nothing is left out: a record that is no cast is passed over, with a
-warning, by all readers alike.
+warning, by all readers alike. Each partition is the log that it was (`connectors.kafka.same_log_consumer`).
 
 A relay makes the copy of another site's topic when it has something to put there. So the thread looks for topics that
 it does not read yet, and reads such a one from its beginning: nothing in it was there when it was last looked for.
@@ -26,9 +26,10 @@ from kafka.structs import TopicPartition
 from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
+from connectors.kafka.same_log_consumer import SameLogConsumer
 from connectors.kafka.seldom import warn_seldom
 from ordering.casts import Cast, size_of
-from ordering.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing
+from ordering.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable, TopicMissing
 from ordering.names import Topic
 
 POLL_S = 0.1
@@ -93,6 +94,7 @@ class CastReader:
     def __init__(self, topics: CastTopics, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
         """`wake` is called, in a thread of its own, when there is something to take. Raises BrokerUnreachable."""
         self._consumer = topics.connection.consumer()
+        self._log = SameLogConsumer(self._consumer, _changed)
         self._topics = topics
         self._wake = wake
         self._looked_at = time.monotonic()
@@ -173,18 +175,17 @@ class CastReader:
             self._assign()
 
     def _assign(self) -> None:
-        self._consumer.assign(list(self._read_up_to))
-        for place, offset in self._read_up_to.items():
-            self._consumer.seek(place, offset)
+        self._log.read(self._read_up_to)
 
     def _read(self) -> None:
         with self._lock:
-            for place, offset in self._again.items():
-                self._consumer.seek(place, offset)
+            goes_back = bool(self._again)
             self._read_up_to.update(self._again)
             self._again.clear()
+        if goes_back:
+            self._assign()
         try:
-            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
+            polled = self._log.poll(POLL_S)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             raise HistoryUnavailable(f"retention has dropped casts before they were read ({error}).") from error
         except AuthorizationError as error:
@@ -213,6 +214,13 @@ class CastReader:
             self._found.extend(fresh)
             self._bytes += _size(fresh)
         self._wake()
+
+
+def _changed(place: TopicPartition, what: str) -> HistoryChanged:
+    return HistoryChanged(
+        f"{place.topic}-{place.partition} {what}: it was made anew, or has lost its end. Which casts come next is not "
+        "known: begin with what the group has now, with a new Member."
+    )
 
 
 def _size(read: Iterable[Found]) -> int:

@@ -11,6 +11,10 @@ partition from its beginning, makes the received table again, and gives what sta
 it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
 offset Kafka has forgotten is told so (`connectors.client.member_memory`).
 
+The partition is the log that it was (`connectors.kafka.same_log_consumer`). With the offset stands a trace of a record
+below it, which a run compares as it comes by: else a log that was made anew, or has lost its end, and has grown again
+would give nothing up to that offset.
+
 A run that is overtaken by such a purge begins again with the newer note. A letter that was deleted although this name
 had not taken it is told (HistoryUnavailable). A run that is to begin at the beginning takes what is left; what is
 deleted before it has come there is told.
@@ -42,10 +46,11 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.letter_bases import partition_of, read_noted
 from connectors.kafka.letter_codec import decode_letter, is_state_letter
+from connectors.kafka.same_log_consumer import SameLogConsumer, Trace, trace_of
 from connectors.kafka.seldom import warn_seldom
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
-from ordering.errors import HistoryUnavailable, PositionLost, UsageError
+from ordering.errors import HistoryChanged, HistoryUnavailable, PositionLost, UsageError
 from ordering.inbox import InboxReader
 from ordering.letter_care import NO_BASE, Base, base_at
 from ordering.names import Address
@@ -90,6 +95,10 @@ class Inbox:
         self._stopping = threading.Event()
         self._reader = InboxReader()
         self._failing = False
+        self._known: Trace | None = None
+        """Of a record that an earlier run has read, and this one has yet to meet."""
+        self._read_last: Trace | None = None
+        """Of the last record up to which all is taken, or one before."""
         self._bookmark = Bookmark(f"{address}'s inbox")
 
     def stop(self) -> None:
@@ -101,7 +110,10 @@ class Inbox:
         self._bookmark.take()
 
     def run(self) -> Iterator[Letter]:
-        """The letters. Raises BrokerUnreachable (at the start), TopicMissing, HistoryUnavailable, PositionLost."""
+        """The letters.
+
+        Raises BrokerUnreachable (at the start), TopicMissing, HistoryChanged, HistoryUnavailable, PositionLost.
+        """
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
@@ -119,12 +131,15 @@ class Inbox:
 
     def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
+        self._log = SameLogConsumer(consumer, self._changed)
         try:
-            first = 0 if self.from_beginning else memory.letters_taken(partition)
+            if self.from_beginning:  # what is remembered may be of another log
+                memory.remember_letters_taken(partition, 0)
+            first, self._known = memory.letters_taken(partition)
         except PositionLost:
             self._begin(consumer, partition, 0)  # that letters are gone is told first
             raise
-        self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
+        self._bookmark.begin(Mark(first, first), first, functools.partial(self._remember, memory, partition))
         silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
         position: int | None = None
 
@@ -138,17 +153,19 @@ class Inbox:
         begin()
         while not self._stopping.is_set():
             try:
-                records = self._poll(consumer, partition)
+                records = self._poll(partition)
             except (OffsetOutOfRangeError, NoOffsetForPartitionError):
                 first = max(first, bookmark.taken.number)
                 begin()
                 continue
             for record in records:
+                self._compare(partition, record)
                 letter = self._judge(record, is_new=record.offset >= first)
                 if letter is not None and record.offset >= first:
                     bookmark.hand_out(record.offset + 1, record.offset + 1)
                     yield letter
                     bookmark.take()
+                    self._read_last = trace_of(record)
                     silence.broken(time.monotonic())
                     bookmark.commit_if_due()
                     if self._stopping.is_set():
@@ -156,6 +173,7 @@ class Inbox:
             if (reached := consumer.position(partition)) != position:
                 position = reached
                 bookmark.pass_over(position, position)
+                self._read_last = trace_of(records[-1]) if records else self._read_last
                 silence.read_up_to(position)
             bookmark.commit_if_due()
             if silence.is_over:
@@ -196,8 +214,9 @@ class Inbox:
                 "so long and no longer. inbox(from_beginning=True) gives those that are left."
             )
         self._reader = InboxReader(base.received)
-        consumer.assign([partition])
-        consumer.seek(partition, beginning)
+        self._log.read({partition: beginning})
+        if self._known is not None and self._known.offset < beginning:
+            self._known = None
         return beginning, end
 
     def _has_missed(self, base: Base, taken: int, read_to: int | None) -> bool:
@@ -215,9 +234,9 @@ class Inbox:
             beginning = int(consumer.beginning_offsets([partition])[partition])
             return beginning, int(consumer.end_offsets([partition])[partition])
 
-    def _poll(self, consumer: Consumer, partition: TopicPartition) -> Sequence[Any]:
+    def _poll(self, partition: TopicPartition) -> Sequence[Any]:
         try:
-            polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
+            polled = self._log.poll(POLL_S)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError):
             raise  # the log's beginning has moved
         except AuthorizationError as error:
@@ -232,6 +251,21 @@ class Inbox:
         records: Sequence[Any] = polled.get(partition, ())
         self._failing = self._failing and not records
         return records
+
+    def _compare(self, partition: TopicPartition, record: Any) -> None:
+        """See that what an earlier run has read stands there. Raises HistoryChanged."""
+        known = self._known
+        if known is not None and record.offset >= known.offset:
+            self._known = None
+            if trace_of(record) != known:
+                raise self._changed(partition, f"has another record at offset {known.offset}, or none")
+
+    def _changed(self, partition: TopicPartition, what: str) -> HistoryChanged:
+        return HistoryChanged(
+            f"{partition.topic}-{partition.partition} {what}: it was made anew, or has lost its end, and which letters "
+            f"{self.address} has taken of it is not known. inbox(from_beginning=True) gives all that are there; their "
+            "(sender, incarnation, local_seqno) tell which the application has seen."
+        )
 
     def _judge(self, record: Any, is_new: bool) -> Letter | None:
         """The letter, if the record is one for this member and the next one of its sender."""
@@ -248,6 +282,5 @@ class Inbox:
         is_next = self._reader.accept(written.sender, written.incarnation, written.local_seqno)
         return Letter(*written) if is_next and not is_state_letter(headers) else None
 
-
-def _remember(memory: MemberMemory, partition: TopicPartition, _: int, offset: int) -> None:
-    memory.remember_letters_taken(partition, offset)
+    def _remember(self, memory: MemberMemory, partition: TopicPartition, _: int, offset: int) -> None:
+        memory.remember_letters_taken(partition, offset, self._read_last)

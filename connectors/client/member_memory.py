@@ -3,7 +3,8 @@ far it has taken its letters.
 
 All are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`. Two have their number in the
 commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. The third, on the
-member's partition of the INBOX topic, is the offset itself.
+member's partition of the INBOX topic, is the offset itself; its metadata has the trace of a record before it
+(`after=OFFSET:DIGEST`), so that another log is told from the one that was read.
 
 Kafka forgets a committed offset when nothing was committed for `offsets.retention.minutes` (7 days unless the broker
 says otherwise), and anybody may reset or delete it with Kafka's tools. So:
@@ -44,6 +45,7 @@ from connectors.kafka.codec import forward_headers, highest_incarnation
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, topic_missing
 from connectors.kafka.ranges import read_range
+from connectors.kafka.same_log_consumer import Trace
 from ordering.errors import HistoryUnavailable, KafkaRefused, PositionLost, UsageError
 from ordering.names import Address, Topic
 from ordering.records import CLOCK_AHEAD_MS, HEARTBEAT, MAX_NUMBER
@@ -53,6 +55,7 @@ LIVES_PER_MS = 100_000
 
 _INCARNATION = "incarnation="
 _SEQNO = "seqno="
+_AFTER = "after="
 _DELIVERIES = "deliveries"
 _LETTERS = "letters"
 _TAKEN_TIMEOUT_S = 2.0  # deliveries wait for this commit, and the next one makes up for it
@@ -195,26 +198,32 @@ class MemberMemory:
 
     # --- how far it has taken its letters ---
 
-    def letters_taken(self, inbox: TopicPartition) -> int:
-        """The offset up to which the application took its letters; 0 for a name that is new.
+    def letters_taken(self, inbox: TopicPartition) -> tuple[int, Trace | None]:
+        """Return the offset up to which the application took its letters, and the trace of a record below it.
+
+        The offset is 0 for a name that is new. None: there was no record, or an earlier version has kept the offset.
 
         Raises PositionLost for one that is not, BrokerUnreachable.
         """
         committed = self._committed(inbox)
         if committed is not None:
-            return int(committed.offset)
+            known = Trace.parse((committed.metadata or "").removeprefix(_AFTER))
+            return int(committed.offset), known if known and known.offset < committed.offset else None
         if self._has_note(_LETTERS):
             raise PositionLost(
                 f"{self.address} has taken letters before, but Kafka no longer knows up to which (it forgets after "
                 "offsets.retention.minutes). inbox(from_beginning=True) gives all that are left again; their (sender, "
                 "incarnation, local_seqno) tell which the application has seen."
             )
-        return 0
+        return 0, None
 
-    def remember_letters_taken(self, inbox: TopicPartition, offset: int) -> None:
-        """`offset`: the first whose record the application has not taken. Raises BrokerUnreachable (after 2 s)."""
+    def remember_letters_taken(self, inbox: TopicPartition, offset: int, known: Trace | None = None) -> None:
+        """Remember `offset`, the first whose record the application has not taken, and what stands before it.
+
+        Raises BrokerUnreachable (after 2 s).
+        """
         self._note(_LETTERS, inbox, "")
-        self._commit({inbox: _offset(offset)}, _TAKEN_TIMEOUT_S)
+        self._commit({inbox: _offset(offset, f"{_AFTER}{known}" if known else "")}, _TAKEN_TIMEOUT_S)
 
     # --- notes ---
 

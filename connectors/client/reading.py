@@ -150,6 +150,7 @@ class ReadingHalf:
         Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
             TopicMissing: the site has no inbox topic.
+            HistoryChanged: the inbox topic was made anew, or has lost its end.
             HistoryUnavailable: the beginning of the inbox topic was dropped.
             PositionLost: Kafka has forgotten which letters this name has taken.
         """

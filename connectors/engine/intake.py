@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
 from connectors.kafka.connection import Connection
+from connectors.kafka.same_log_consumer import SameLogConsumer
 from ordering.errors import AbcastError
 
 POLL_S = 0.1
@@ -26,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class InputLost(AbcastError):
-    """Retention was faster, or a topic was made anew: a takeover finds where to read on."""
+    """Retention was faster, or a topic was made anew, or has lost its end: a takeover finds where to read on."""
 
     retriable = True
 
@@ -50,15 +51,14 @@ class Intake:
         self._assigned: list[TopicPartition] = []
         # What a producer takes back was not broadcast.
         self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
+        self._log = SameLogConsumer(self._consumer, _changed)
         self._is_idle = True
         self._is_away = False
 
     def read(self, partitions: Iterable[TopicPartition]) -> None:
         """From here on read these, from their positions, and no others."""
         assigned = self._assigned = list(partitions)
-        self._consumer.assign(assigned)
-        for partition in assigned:
-            self._consumer.seek(partition, self.positions[partition])
+        self._log.read({partition: self.positions[partition] for partition in assigned})
         self._is_idle = not assigned
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -71,7 +71,7 @@ class Intake:
             self._stop.wait(timeout_s)
             return {}
         try:
-            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+            polled = self._log.poll(timeout_s)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             raise PartitionsFailed(InputLost("what was to be read is gone: taking over anew."), self._lost()) from error
         except TopicAuthorizationFailedError as error:
@@ -107,3 +107,7 @@ class Intake:
     def close(self) -> None:
         """Disconnect."""
         self._consumer.close()
+
+
+def _changed(place: TopicPartition, what: str) -> PartitionsFailed:
+    return PartitionsFailed(InputLost(f"{place.topic}-{place.partition} {what}: taking over anew."), [place])

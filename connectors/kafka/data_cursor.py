@@ -2,10 +2,7 @@
 
 It is `DataLog` for those who stay: a bounded wait instead of an end. A broker that goes away for a while is no error
 here; the cursor goes on when it is back.
-
-Invariant: what it hands out is of one log. A log that was made anew, or has lost its end, may have grown past the
-cursor while nobody looked. So after each error and each pause it reads the last record once more, which must be the
-same; and where nothing comes, it sees now and then that the log does not end before the cursor.
+What it hands out is of one log (`connectors.kafka.same_log_consumer`).
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -33,6 +30,7 @@ from connectors.kafka.codec import (
 from connectors.kafka.data_log import Start
 from connectors.kafka.effective import Effective, MessageColumns, Messages, effective
 from connectors.kafka.message_columns import messages_numbers
+from connectors.kafka.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryChanged, HistoryUnavailable
 from ordering.formats import follow
@@ -45,26 +43,10 @@ _AT_ONCE = 1000
 
 _ASK_MS = 1_000
 
-LOOK_S = 5.0
-"""Who has read nothing for so long, or not even asked, sees whether it is still the same log."""
-
 _logger = logging.getLogger(__name__)
 
 _told: set[tuple[str, str]] = set()
 """The kinds of later versions that this process has told of, by topic. Only sequencers write there: they are few."""
-
-
-class _Trace(NamedTuple):
-    """What tells a record from any other at its offset."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
-
-
-def _trace(record: Any) -> _Trace:
-    return _Trace(record.offset, record.timestamp, record.key, tuple(record.headers[:1]))
 
 
 class DataCursor:
@@ -80,13 +62,10 @@ class DataCursor:
         self._reader = start.reader
         self._failing = False
         self._unjudged: Sequence[Any] = ()
-        self._last: _Trace | None = None
-        self._is_in_doubt = self._is_back = False
-        self._asked_at = self._looked_at = time.time()  # a clock that goes on while the machine sleeps
         self.position = start.offset
         self.strays = 0
-        consumer.assign([partition])
-        consumer.seek(partition, start.offset)
+        self._log = SameLogConsumer(consumer, self._changed)
+        self._log.read({partition: start.offset})
 
     @property
     def reader(self) -> Reader:
@@ -116,74 +95,28 @@ class DataCursor:
         return self._judge()
 
     def _read(self, timeout: float) -> Sequence[Any]:
-        now = time.time()
-        self._is_in_doubt = self._is_in_doubt or abs(now - self._asked_at) > LOOK_S
-        self._asked_at = now
         try:
-            if self._is_in_doubt and not self._is_back and self._last is not None:
-                self._consumer.seek(self._partition, self._last.offset)
-                self._is_back = True
-            polled = self._consumer.poll(timeout_ms=int(timeout * 1000))
+            read = self._log.poll(timeout).get(self._partition, ())
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            self._see_what_is_gone(error)
-            return ()
+            raise HistoryUnavailable(
+                f"{self._partition.topic} no longer holds seqno {self._reader.last_seqno + 1}: retention has dropped "
+                "it before it was read."
+            ) from error
         except AuthorizationError:
             raise
         except KafkaError as error:
-            self._is_in_doubt, self._is_back = True, False
             # The consumer connects again by itself; all we have to do is to ask again.
             if not self._failing:
                 _logger.warning("reading %s: %r; trying again", self._partition.topic, error)
             self._failing = True
             time.sleep(min(timeout, RETRY_PAUSE_S))
             return ()
-        if self._failing and polled:
-            self._failing = False
-        read: Sequence[Any] = polled.get(self._partition, ())
-        if read:
-            self._looked_at = now
-            if self._is_in_doubt:
-                read = self._compared(read)
-            self._last = _trace(read[-1]) if read else self._last
-        elif now - self._looked_at > LOOK_S:
-            self._looked_at = now
-            self._look_at_end()
+        self._failing = self._failing and not read
         if not read:  # a transaction's mark moves it, too
             self.position = max(self.position, self._consumer.position(self._partition))
         return read
 
-    def _compared(self, read: Sequence[Any]) -> Sequence[Any]:
-        """What follows the last record that was read, which comes once more. Raises HistoryChanged."""
-        if self._is_back:
-            if _trace(read[0]) != self._last:
-                raise self._changed("has another record where the last one was read")
-            read = read[1:]
-        self._is_in_doubt = self._is_back = False
-        return read
-
-    def _look_at_end(self) -> None:
-        with contextlib.suppress(KafkaError, KeyError):
-            end = self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition]
-            if end < self.position:
-                raise self._changed(f"ends at offset {end}, and was read up to {self.position}")
-
-    def _see_what_is_gone(self, error: KafkaError) -> None:
-        """Of the log's beginning, or of its end. Raises HistoryUnavailable, HistoryChanged."""
-        self._look_at_end()
-        try:
-            beginning = self._consumer.beginning_offsets([self._partition])[self._partition]
-        except (KafkaError, KeyError):
-            return  # it is asked again
-        if beginning > self.position:
-            raise HistoryUnavailable(
-                f"{self._partition.topic} no longer holds seqno {self._reader.last_seqno + 1}: retention has dropped "
-                "it before it was read."
-            ) from error
-        # What was read last is gone, as it may be; what is next is there.
-        self._consumer.seek(self._partition, self.position)
-        self._is_in_doubt = self._is_back = False
-
-    def _changed(self, what: str) -> HistoryChanged:
+    def _changed(self, _: TopicPartition, what: str) -> HistoryChanged:
         return HistoryChanged(
             f"{self._partition.topic} {what}: it was made anew, or has lost its end. What comes now may be other "
             f"messages under seqnos up to {self._reader.last_seqno}, which were read before: begin with what the group "

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.ranges import read_range
 from connectors.kafka.topic_finder import LOOK_S
 from connectors.kafka.topics import refusals
 from connectors.kafka.transport import Consumer
@@ -119,7 +120,7 @@ class CastLedgerJob(StreamingJob):
             self._writer.check()
 
     def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
-        """Where each partition goes on; at its beginning if it does not reach so far, or retention has been there.
+        """Where each partition goes on; at its beginning if it is another log, or retention has been there.
 
         Raises UnfitGroups, what is wrong with all.
         """
@@ -142,5 +143,21 @@ class CastLedgerJob(StreamingJob):
                     "retention has dropped offsets %d to %d of %s-%d: the table `casts` lacks what stood there",
                     *(position, beginnings[place] - 1, *place),
                 )
-            positions[place] = position if beginnings[place] <= position <= ends[place] else int(beginnings[place])
+            is_there = beginnings[place] <= position <= ends[place]
+            if is_there and position > beginnings[place]:
+                is_there = self._stands(consumer, place, position, state.written_ms.get((place.topic, place.partition)))
+            if position > beginnings[place] and not is_there:
+                _logger.warning(
+                    "%s-%d was made anew, or has lost its end: it is read from its beginning; the table keeps what "
+                    "it has",
+                    *place,
+                )
+            positions[place] = position if is_there else int(beginnings[place])
         return positions
+
+    def _stands(self, consumer: Consumer, place: TopicPartition, position: int, at_ms: int | None) -> bool:
+        """Return whether what the table has last stands before that position; it came at `at_ms`, None: not known."""
+        if at_ms is None:
+            return True
+        before = read_range(self.options.connection, consumer, place, position - 1, position)
+        return [record.timestamp for record in before] == [at_ms]

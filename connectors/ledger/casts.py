@@ -135,6 +135,8 @@ class CastTableState(TableState):
     numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """By topic and partition."""
+    written_ms: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """When the broker had the record before that offset, as the table tells; by topic and partition."""
 
 
 def read_cast_state(path: Location) -> CastTableState:
@@ -151,9 +153,10 @@ def read_cast_state(path: Location) -> CastTableState:
         for place, at in _last_rows(rows):
             last[place] = max(last.get(place, at), at)
     offsets = {place: offset for place, (_, offset) in last.items()}
+    written_ms = {place: round(at.timestamp() * 1000) for place, (at, _) in last.items()}
     version = table.version()
     newest = Commit(version, digest_of(path, version))
-    return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets)
+    return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets, written_ms)
 
 
 def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
@@ -293,15 +296,16 @@ def _places(batch: DataFrame) -> Iterable[_Place]:
 
 def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Place], CastTableState]:
     """Of these casts, those that the table lacks, each once; and what it holds with them."""
-    numbers, offsets = dict(state.numbers), dict(state.offsets)
+    numbers, offsets, written_ms = dict(state.numbers), dict(state.offsets), dict(state.written_ms)
     missing = []
     for place in found:
         held, number = numbers.get(place.numbering, NONE), place.local_seqno
         if not held.has(number):
             numbers[place.numbering] = held.with_run(number, number)
             offsets[place.topic, place.partition] = place.offset + 1
+            written_ms.pop((place.topic, place.partition), None)
             missing.append(place)
-    return missing, replace(state, numbers=numbers, offsets=offsets)
+    return missing, replace(state, numbers=numbers, offsets=offsets, written_ms=written_ms)
 
 
 def _spans(places: Iterable[_Place]) -> list[tuple[str, int, int, int]]:

@@ -95,15 +95,16 @@ def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, c
 
 
 def _is_made_from(copy: Record, original: Record) -> bool:
-    """Whether a relay may have made the one of the other: what stands before the mark is the same, and the value is.
+    """Whether a relay may have made the one of the other: all before the mark is the same, and key and value.
 
-    Of a value that is too large, only the beginning is carried.
+    Of those that are too large, only the beginning is carried.
     """
     at = _place_of_mark(copy.topic)
     said, read = (first_fields(record.headers, at) for record in (original, copy))
     said += [b""] * (at - len(said))
     is_said = [field or NOTHING.encode() for field in said] == [field or NOTHING.encode() for field in read]
-    return is_said and (original.value or b"").startswith(copy.value or b"")
+    pairs = ((original.key, copy.key), (original.value, copy.value))
+    return is_said and all((said or b"").startswith(read or b"") for said, read in pairs)
 
 
 def _place_of_mark(topic: str) -> int:

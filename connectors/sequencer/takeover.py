@@ -28,7 +28,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ from connectors.kafka.sign_of_life import Signs, read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.unfit import raise_unfit
+from connectors.sequencer.same_forward import changed_inputs, from_the_beginning
 from ordering.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -82,7 +83,7 @@ MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
 class _Survey(NamedTuple):
     """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody.
 
-    `format`: the group's from here on.
+    `format`: the group's from here on. `changed`: partitions of FORWARD that are not what DATA was made from.
     """
 
     data: DataLog
@@ -92,6 +93,7 @@ class _Survey(NamedTuple):
     horizon: Mapping[Partition, int] = {}
     server: str = ""
     format: int = FIRST.number
+    changed: Collection[Partition] = ()
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
@@ -276,7 +278,8 @@ class Takeover:
         if self._fitness is not None:
             self._fitness(found.state)
         ends, horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
-        return found._replace(ends=ends, horizon=horizon, server=self._who_serves(data))
+        changed = changed_inputs(data, consumer, self._groups[group], found.end)
+        return found._replace(ends=ends, horizon=horizon, changed=changed, server=self._who_serves(data))
 
     def _who_serves(self, data: DataLog) -> str:
         """Which other process seems to serve the group now; "" if none does."""
@@ -303,7 +306,7 @@ class Takeover:
         survey.data.read_with(consumer)
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was ended.")
-        state = _claim(survey, self._producer, self._claimed, self._agreement)
+        state = from_the_beginning(_claim(survey, self._producer, self._claimed, self._agreement), survey.changed)
         decided = _of_these(state.decided, survey.ends)
         return replace(state, decided=decided, membership=replace(state.membership, horizon=survey.horizon))
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors import Member
-from connectors.kafka import data_cursor
+from connectors import Delivery, Member
+from connectors.client.letter import Letter
+from connectors.kafka import same_log_consumer
 from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics, delete_topics, find_topics
@@ -20,10 +21,12 @@ from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError, HistoryChanged
-from ordering.names import ROLES, Topic
+from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable
+from ordering.names import ROLES, Role, Topic
 from ordering.records import Data
 from ordering.sequencer import seal
+from tests.changed_logs import CHANGES, Change, change
+from tests.client.members import with_casts
 from tests.waiting import eventually
 
 SITE = "nyc"
@@ -32,17 +35,17 @@ SITE = "nyc"
 class Reader:
     """Delivers in a thread; `got` is what, `problem` what has ended it."""
 
-    def __init__(self, member: Member) -> None:
-        self.got: list[tuple[int, bytes]] = []
+    def __init__(self, member: Member, stream: Iterable[Delivery | Letter] | None = None) -> None:
+        self.got: list[tuple[int, object]] = []
         self.problem: AbcastError | None = None
-        self._member = member
+        self._run_through = stream or member.deliveries()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            for delivery in self._member.deliveries():
-                self.got.append((delivery.seqno, delivery.payload))
+            for taken in self._run_through:
+                self.got.append((taken.seqno if isinstance(taken, Delivery) else taken.local_seqno, taken.payload))
         except AbcastError as error:
             self.problem = error
 
@@ -58,6 +61,63 @@ def ending_so(member: Member) -> Iterator[Member]:
         yield member
         with pytest.raises(HistoryChanged):
             member.broadcast(b"more")
+
+
+def write(role: Role, sender: Member, count: int) -> None:
+    """What that topic has: messages, casts, letters."""
+    for number in range(count):
+        if role == "inbox":
+            sender.send(f"{SITE}/r", b"%d" % number).result(20)
+        else:
+            sender.broadcast(b"%d" % number, order="fifo" if role == "cast" else "total").result(20)
+
+
+ROLES_READ: tuple[Role, ...] = ("data", "cast", "inbox")
+
+
+@pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
+@pytest.mark.parametrize("role", ROLES_READ)
+def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic that members read, by a reader that lives: it gives nothing of the other log."""
+    monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
+    kafka = MemoryConnection(timeout=5.0)
+    kafka.create("g", SITE)
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(TinySequencer(kafka, "g", SITE))
+        closing.enter_context(contextlib.suppress(AbcastError))
+        member, sender = (closing.enter_context(with_casts(kafka, "g", name)) for name in "rs")
+        reader = Reader(member, member.inbox() if role == "inbox" else None)
+        write(role, sender, 5)
+        eventually(lambda: len(reader.got) == 5, what="all is read")
+        change(kafka, str(Topic("g", role, SITE)), how)
+        reader.join()
+    assert isinstance(reader.problem, HistoryChanged)
+    assert len(reader.got) == 5
+
+
+@pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
+def test_an_inbox_that_has_changed_between_two_runs(how: Change) -> None:
+    """The next run says so; one from the beginning gives what is there, and the one after it goes on."""
+    kafka = MemoryConnection(timeout=5.0)
+    kafka.create("g", SITE)
+
+    def run(**settings: bool) -> list[bytes]:
+        with Member("g", f"{SITE}/r", connection=kafka) as member:
+            return [letter.payload for letter in member.inbox(timeout=0.2, **settings)]
+
+    with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/s", connection=kafka) as sender:
+        write("inbox", sender, 5)
+        assert len(run()) == 5
+        change(kafka, str(Topic("g", "inbox", SITE)), how)
+        if how is list:
+            assert run() == []
+            kafka.topics.drop(str(Topic("g", "inbox", SITE)), 0)
+        else:
+            with pytest.raises((HistoryChanged, HistoryUnavailable)):
+                run()
+            run(from_beginning=True)
+        write("inbox", sender, 2)
+        assert run()[-2:] in ([b"0", b"1"], [b"1"], [])
 
 
 def broadcast(connection: Connection, group: str, name: str, texts: list[bytes]) -> None:
@@ -78,7 +138,7 @@ def regrow(kafka: MemoryConnection, topic: str, epoch: int, count: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is cut anywhere, or made anew, and grows again before a reader looks, or later, or never."""
-    monkeypatch.setattr(data_cursor, "LOOK_S", 0.2)
+    monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     rng = random.Random(seed)
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
@@ -113,7 +173,7 @@ def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest
 
 def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the same log, of which the last record is read once more."""
-    monkeypatch.setattr(data_cursor, "LOOK_S", 0.2)
+    monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
     with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/r", connection=kafka) as member:

@@ -406,7 +406,7 @@ class TestReceiving:
         memory = MemberMemory(connection, group, Address("b", "bob"))
         with contextlib.closing(connection.consumer()) as consumer:
             place = inbox_partition(connection, consumer, group, memory.address)
-        assert memory.letters_taken(place) == 1
+        assert memory.letters_taken(place)[0] == 1
         memory.close()
         bob.close()
 

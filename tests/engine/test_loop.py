@@ -27,6 +27,7 @@ from ordering.names import Role, Topic
 from ordering.pipeline import Pipeline
 from ordering.reader import Reader, Verdict
 from ordering.records import Data
+from tests.changed_logs import CHANGES, Change, change
 from tests.waiting import eventually
 
 FORWARD = TopicPartition(str(Topic("g", "forward", "nyc")), 0)
@@ -136,6 +137,18 @@ def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
     kafka.topics.append(FORWARD, b"nyc/alice", b"x", [])
     kafka.topics.drop(FORWARD.topic, 1)
     with running(kafka, start=0) as loop:
+        eventually(lambda: loop.failure, 10)
+        assert isinstance(loop.failure, InputLost)
+
+
+@pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
+def test_forward_that_is_another_one(kafka: MemoryConnection, how: Change) -> None:
+    """It ends the attempt, too."""
+    for number in range(1, 6):
+        kafka.topics.append(FORWARD, b"nyc/alice", b"x", forward_headers(1, number))
+    with running(kafka) as loop:
+        eventually(lambda: len(effective(kafka)) == 5, 10)
+        change(kafka, FORWARD.topic, how)
         eventually(lambda: loop.failure, 10)
         assert isinstance(loop.failure, InputLost)
 

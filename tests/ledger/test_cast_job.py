@@ -15,6 +15,7 @@ from connectors.ledger.casts import CastTableState
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
 from ordering.names import Topic
+from tests.changed_logs import CHANGES, Change, change
 
 OWN, COPY = Topic("g", "cast", "nyc"), Topic("g", "cast", "sfo")
 TOPICS = [Topic("g", "data", "nyc"), OWN, COPY, Topic("elsewhere", "cast", "nyc")]
@@ -61,9 +62,28 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
         return int(found[TopicPartition(*own)])
 
     assert [position(offset) for offset in (0, 3, 5)] == [0, 3, 5]
-    assert not caplog.records
+    assert {record.getMessage().partition(":")[0] for record in caplog.records} == {
+        f"{COPY}-1 was made anew, or has lost its end"
+    }
+    caplog.clear()
     connection.topics.drop(str(OWN), below=2, partition=1)
     assert [position(offset) for offset in (2, 1)] == [2, 2]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if "retention" in record.getMessage()] == [
         f"retention has dropped offsets 1 to 1 of {OWN}-1: the table `casts` lacks what stood there"
     ]
+
+
+@pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
+def test_a_topic_that_is_another_log_is_read_from_its_beginning(
+    connection: MemoryConnection, tmp_path: Path, how: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The table has when its last row was written, so what has grown past that is seen, too."""
+    job: Any = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
+    place = TopicPartition(str(OWN), 0)
+    for _ in range(5):
+        write(connection, OWN, 0)
+    at_ms = connection.topics.partitions[place][-1].timestamp
+    change(connection, str(OWN), how)
+    state = CastTableState(offsets={(str(OWN), 0): 5}, written_ms={(str(OWN), 0): at_ms})
+    assert job._positions({OWN.group: [str(OWN)]}, state)[place] == (5 if how is list else 0)
+    assert ("is read from its beginning" in caplog.text) is (how is not list)

@@ -16,7 +16,7 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.diagnosis.report import check_group
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec import encode_data
+from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.same_log import CLOCKS_APART_MS, Fit, Row, fit
 from connectors.ledger.job import start_after
@@ -30,8 +30,10 @@ from ordering.checker import DIVERGENT
 from ordering.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.names import ROLES, Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import Data
+from ordering.records import Data, Partition
+from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
+from tests.waiting import eventually
 
 SITE = "nyc"
 DATA, EPOCH, FORWARD = (str(Topic("g", "data", SITE)), str(Topic("g", "epoch", SITE)), str(Topic("g", "forward", SITE)))
@@ -92,6 +94,34 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
     with pytest.raises(HistoryChanged, match=r"has a broker lost its end\?.*Go on in a new group"):
         take_over_groups(kafka, groups, SITE, ledger=ledger)
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == claims, "it has claimed what it can't go on with"
+
+
+@pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
+def test_forward_that_is_another_one_is_read_from_its_beginning(
+    kafka: MemoryConnection, how: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that stands there now is passed over, and nothing is ordered twice."""
+    place = TopicPartition(FORWARD, 0)
+
+    def send(name: str) -> None:
+        kafka.topics.append(place, f"{SITE}/{name}".encode(), b"x", forward_headers(1, 1))
+
+    for name in "abcde":
+        send(name)
+    with TinySequencer(kafka, "g", SITE) as sequencer:
+        eventually(lambda: sequencer.state.seqno == 5, what="all is ordered")
+    change(kafka, FORWARD, how)
+    log = kafka.topics.partitions[place]
+    if has_new := how is not list and bool(log):
+        log[0] = log[0]._replace(key=f"{SITE}/new".encode())
+    state = take_over_groups(kafka, {"g": [FORWARD]}, SITE)["g"]
+    assert (Partition(FORWARD, 0) in state.decided) is (how is list)
+    assert ("is read from its beginning" in caplog.text) is (how is not list)
+    with TinySequencer(kafka, "g", SITE) as sequencer:
+        send("last")
+        eventually(lambda: "nyc/last" in sequencer.state.received, what="it is ordered")
+        assert ("nyc/new" in sequencer.state.received) is has_new
+        assert sequencer.state.seqno == len(sequencer.state.received), "nothing is ordered twice"
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
