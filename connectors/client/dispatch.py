@@ -9,7 +9,8 @@ order, except where a produce request failed (`connectors.client.go_back_n`). A 
 the participant lets it go, and if the caster does: with casts, the last records of the table wait for those that were
 cast before them (`ordering.outgoing`), and what they depend on stands behind their own headers.
 
-The lock. All is called under `Lives.changed`, but `look_after`, which takes it if something is due, and `close`.
+The lock. All is called under `Lives.changed`, but `look_after`, which takes it if something is due, `heartbeat`, and
+`close`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from connectors.client.cast_hub import CastHub
 from connectors.client.cast_keeper import Entry, LeftBehind
 from connectors.client.caster import Caster
 from connectors.client.go_back_n import GoBackN
+from connectors.client.heartbeats import Heartbeat
 from connectors.client.lives import Lives
 from connectors.client.producers import Producers
 from connectors.kafka.codec import forward_headers
@@ -112,11 +114,6 @@ class Dispatch:
             if pending.local_seqno <= released and self._may_send(pending):
                 self._send(pending)
 
-    def send_heartbeat(self) -> None:
-        """Say that this incarnation is alive."""
-        headers = forward_headers(self._books.incarnation, 1, kind=HEARTBEAT)
-        self.sending.send_beside(self._topic, self._sender, b"", headers)
-
     def release_all(self) -> None:
         """What the hub has told may let something go, and somebody may wait for that."""
         self._release()
@@ -175,6 +172,10 @@ class Dispatch:
             self._changed.notify_all()
 
     # --- without it ---
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what says that this incarnation is alive."""
+        return Heartbeat(self._topic, self._sender, forward_headers(self._books.incarnation, 1, kind=HEARTBEAT))
 
     def look_after(self) -> None:
         """Send again what is due."""

@@ -36,6 +36,7 @@ from connectors.client.dispatch import Dispatch, Path
 from connectors.client.driver import Driver
 from connectors.client.echo import Echo
 from connectors.client.gate import Gate
+from connectors.client.heartbeats import Heartbeat
 from connectors.client.lives import Left, Lives
 from connectors.client.member_memory import MemberMemory
 from connectors.client.opening import Opened, open_life
@@ -317,21 +318,9 @@ class Forwarder:
         if not self.has_ended:
             self._driver.step(Answered(flush_id))
 
-    def heartbeat(self) -> None:
-        """Say that this incarnation is alive, if that costs no waiting."""
-        if not self.changed.acquire(blocking=False):
-            return
-        try:
-            self._dispatch.send_heartbeat()
-        finally:
-            self.changed.release()
-
-    def beat(self) -> bool:
-        """Send a heartbeat; False if this life needs no more of them."""
-        if self.has_ended or not self.participant.is_heard:
-            return False
-        self.heartbeat()
-        return True
+    def heartbeat(self) -> Heartbeat | None:
+        """Return what says that this life goes on; None if the group waits for no heartbeat of it. Takes no lock."""
+        return self._dispatch.heartbeat() if self.participant.is_heard and not self.has_ended else None
 
     # --- how it ends ---
 

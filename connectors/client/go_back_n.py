@@ -86,14 +86,6 @@ class GoBackN:
         self._newest = sent
         return sent
 
-    def send_beside(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
-        """A record that is not the table's, and need not arrive."""
-        if not self.has_failed:
-            try:
-                self._producer.send(topic, value=value, key=key, headers=headers)
-            except KafkaError as error:
-                _logger.debug("%s: a record could not be sent: %r", self._who, error)
-
     def note_failure(self, why: object) -> None:
         """Something of the table is not where it should be."""
         if not self.has_failed and not self._is_closed:

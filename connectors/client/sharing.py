@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from types import TracebackType
 
 from connectors.client.cast_hub import CastHub
@@ -26,6 +27,9 @@ CAST_LINGER_MS = 0
 """Casts are not collected: nothing else delays them. One request is on its way at a time, and what comes meanwhile goes
 with the next one: so requests grow with the load.
 """
+
+BEATS = ".heartbeats"
+"""Ends the `client.id` of heartbeats. So a quota that holds a member's messages back holds none of them."""
 
 _lock = threading.Lock()
 _open: dict[tuple[int, Connection], Shared] = {}
@@ -48,6 +52,9 @@ class Shared:
         self.desk = connection.desk()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
         self.cast_producers = Producers(lambda: connection.producer(linger_ms=CAST_LINGER_MS, batch_size=BATCH_BYTES))
+        self._heartbeat_producers = Producers(
+            lambda: replace(connection, client_id=f"{connection.client_id}{BEATS}").producer(linger_ms=LINGER_MS)
+        )
         self._connection = connection
         self._process = os.getpid()  # a fork may release what its parent has opened
         self._feeds: dict[tuple[str, str], Feed] = {}
@@ -82,7 +89,7 @@ class Shared:
     def heartbeats(self, group: str, site: str) -> Heartbeats:
         """Those of a group's members at a site."""
         with _lock:
-            return self._heartbeats.setdefault((group, site), Heartbeats())
+            return self._heartbeats.setdefault((group, site), Heartbeats(self._heartbeat_producers))
 
     def release(self) -> None:
         """One less uses it; the last one closes it."""
@@ -93,6 +100,6 @@ class Shared:
             _open.pop((self._process, self._connection), None)
         for heartbeats in self._heartbeats.values():
             heartbeats.close()
-        self.producers.close()
-        self.cast_producers.close()
+        for producers in (self._heartbeat_producers, self.producers, self.cast_producers):
+            producers.close()
         self.desk.close()

@@ -370,7 +370,7 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
 
         echo.hear = unheard.extend  # type: ignore[method-assign, assignment]
         echo.look_after = look_after  # type: ignore[method-assign]
-        forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        silence(suspended)
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         with Member(group, "nyc/b", connection=connection) as b:
             b.connect()
