@@ -2,7 +2,8 @@
 
 A process that joins a view takes part from its first seqno on, and is told what it lacks (`isis_views.Missing`). It
 holds its own deliveries back, asks the members for the missing ones (`Ask`), and goes on when it has them. Members
-keep a bounded number of deliveries for that, and a process holds back as many at most (it asks for those beyond, too).
+keep deliveries for that, bounded in number and bytes, and a process holds back as many at most (it asks for those
+beyond, too).
 What no member has any more is `Gone`: the process says so, and goes on with the rest.
 
 Invariant. The deliveries that come out have increasing seqnos, without a gap but those that `Gone` names. A crash takes
@@ -65,6 +66,7 @@ class History:
         self._kept_bytes = 0
         self._gap_end = 0
         self._held: list[Deliver] = []
+        self._held_bytes = 0
         self._refusals: dict[Life, int] = {}
         self._asked_at_ms = 0
         self._turn = 0
@@ -84,8 +86,9 @@ class History:
         """A delivery of the process's own; returns what comes out."""
         if self.is_filling:
             self._held.append(delivery)
-            if len(self._held) > self._max_runs:
-                self._gap_end, self._held = delivery.seqno + delivery.run.length - 1, []
+            self._held_bytes += len(delivery.run.reference)
+            if len(self._held) > self._max_runs or self._held_bytes > self._max_bytes:
+                self._gap_end, self._held, self._held_bytes = delivery.seqno + delivery.run.length - 1, [], 0
             return ()
         return self._out(delivery)
 
@@ -126,7 +129,7 @@ class History:
             if set(members) <= set(self._refusals):
                 out.append(self._give_up())
         if not self.is_filling:
-            held, self._held = self._held, []
+            held, self._held, self._held_bytes = self._held, [], 0
             for delivery in held:
                 if delivery.seqno > self.last:
                     out += self._out(delivery)

@@ -42,6 +42,10 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_PARTS = MAX_BODY_BYTES // MAX_DATAGRAM_BYTES + 1
 """Of one message."""
 
+MAX_UNFINISHED = 4
+"""Messages of one sender of which parts are kept. It repeats three at most: its promise, its proposal of the next view,
+and the present view for who does not know it."""
+
 Packet = Message | Ask | Answer
 
 
@@ -67,8 +71,6 @@ _KINDS: tuple[type[Any], ...] = (
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
 _IN_PARTS = len(_KINDS) + 1
-_ROOM_BYTES = MAX_DATAGRAM_BYTES - _HEADER.size - _ORIGIN.size
-"""What a datagram has for messages."""
 
 
 class Malformed(Exception):
@@ -105,13 +107,18 @@ def encode_message(message: Packet) -> Iterator[bytes]:
 
 
 def pack(
-    group: bytes, sender: int, incarnation: int, messages: Iterable[bytes], suspect_after_ms: int = 0
+    group: bytes,
+    sender: int,
+    incarnation: int,
+    messages: Iterable[bytes],
+    suspect_after_ms: int = 0,
+    largest: int = MAX_DATAGRAM_BYTES,
 ) -> Iterator[bytes]:
-    """Encoded messages as datagrams."""
+    """Encoded messages as datagrams, none of them above the `largest`."""
     origin = _ORIGIN.pack(group, sender, incarnation, suspect_after_ms)
     parts, size = [origin], len(origin)
-    for message in (each for whole in messages for each in _in_parts(whole)):
-        if size + len(message) > PACKED_BYTES and len(parts) > 1:
+    for message in (each for whole in messages for each in _in_parts(whole, largest - _HEADER.size - _ORIGIN.size)):
+        if size + len(message) > min(PACKED_BYTES, largest - _HEADER.size) and len(parts) > 1:
             yield _checked(parts)
             parts, size = [origin], len(origin)
         parts.append(message)
@@ -120,11 +127,11 @@ def pack(
         yield _checked(parts)
 
 
-def _in_parts(message: bytes) -> Iterator[bytes]:
-    if len(message) <= _ROOM_BYTES:
+def _in_parts(message: bytes, room: int) -> Iterator[bytes]:
+    if len(message) <= room:
         yield message
         return
-    room = _ROOM_BYTES - _MESSAGE.size - _PART.size
+    room -= _MESSAGE.size + _PART.size
     name, count = _name_of(message), -(-len(message) // room)
     for index in range(count):
         piece = message[index * room : (index + 1) * room]
@@ -136,22 +143,23 @@ def _name_of(message: bytes) -> bytes:
 
 
 class Assembly:
-    """What has come in parts: of each sender its last message, as long as it is not whole."""
+    """What has come in parts: of each sender the last `MAX_UNFINISHED` messages, as long as they are not whole."""
 
     def __init__(self) -> None:
-        self._pieces: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+        self._pieces: dict[int, dict[bytes, dict[int, bytes]]] = {}
 
     def take(self, sender: int, part: Part) -> tuple[Packet, ...]:
         """The message, if it is whole now. Raises Malformed."""
         if not part.place < part.parts <= MAX_PARTS:
             raise Malformed("too large")
-        known, pieces = self._pieces.get(sender, (part.digest, {}))
-        pieces = pieces if known == part.digest else {}
+        unfinished = self._pieces.setdefault(sender, {})
+        pieces = unfinished.pop(part.digest, {})
         pieces[part.place] = part.piece
-        self._pieces[sender] = part.digest, pieces
         if len(pieces) < part.parts:
+            unfinished[part.digest] = pieces
+            if len(unfinished) > MAX_UNFINISHED:
+                del unfinished[next(iter(unfinished))]  # of this one nothing has come for the longest time
             return ()
-        del self._pieces[sender]
         whole = b"".join(pieces[index] for index in sorted(pieces))
         if _name_of(whole) != part.digest:
             raise Malformed("damaged")

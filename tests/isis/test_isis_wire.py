@@ -17,6 +17,7 @@ from connectors.isis.process import BegunAgain, IsisProcess
 from connectors.isis.wire import (
     MAX_DATAGRAM_BYTES,
     MAX_PAYLOAD_BYTES,
+    MAX_UNFINISHED,
     Assembly,
     Malformed,
     Packet,
@@ -99,7 +100,7 @@ def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
 
 
 def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
-    """In any order, with repeats, and again if one is lost; of another message of the sender nothing is kept."""
+    """In any order, with repeats, and again if one is lost."""
     dice = random.Random(1)
     runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 20_000))
     long = Promise(1, Ballot(2, 0), None, REPORT._replace(recent=runs))
@@ -113,11 +114,37 @@ def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
     assert assembly.take(1, parts[0]) == (long,)
     assert [message for part in parts[::-1] for message in assembly.take(1, part)] == [long]
     assert assembly.take(1, parts[0]) == assembly.take(1, parts[0]._replace(digest=b"another.")) == ()
-    assert [message for part in parts[1:] for message in assembly.take(1, part)] == []
+    assert [message for part in parts[1:] for message in assembly.take(1, part)] == [long]
     with pytest.raises(Malformed, match="damaged"):
         [assembly.take(3, part._replace(piece=b"x")) for part in parts]
     with pytest.raises(Malformed, match="too large"):
         assembly.take(3, parts[0]._replace(parts=10_000))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_messages_that_are_sent_again_in_turn_all_come(seed: int) -> None:
+    """Over a link that loses every other datagram: what has come of one is kept while the others are sent."""
+    dice = random.Random(seed)
+    sent = []
+    for view in range(1, MAX_UNFINISHED + 1):
+        runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 100))
+        message = encode_message(Promise(view, Ballot(2, 0), None, REPORT._replace(recent=runs)))
+        sent.append(list(pack(GROUP, 3, 1, message, largest=300)))
+    assembly, come = Assembly(), set()
+    for _ in range(15):
+        for raw in (raw for message in sent for raw in message if dice.random() < 0.5):
+            for part in unpack(GROUP, raw).messages:
+                assert isinstance(part, Part)
+                come |= {message.view for message in assembly.take(1, part) if isinstance(message, Promise)}
+    assert come == set(range(1, MAX_UNFINISHED + 1))
+
+
+def test_what_is_kept_of_a_sender_is_bounded() -> None:
+    """Parts of ever more messages: the last ones are kept."""
+    assembly = Assembly()
+    pieces = [Part(b"%08d" % number, 0, 2, b"x") for number in range(1_000)]
+    assert [message for part in pieces for message in assembly.take(1, part)] == []
+    assert sum(map(len, assembly._pieces.values())) == MAX_UNFINISHED
 
 
 def test_the_largest_payload_fits() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ordering.hold_back import Run
 from ordering.isis_formation import Life
 from ordering.isis_history import ASK_AFTER_MS, Answer, Ask, Gone, History
@@ -14,8 +16,8 @@ def delivery(seqno: int) -> Deliver:
     return Deliver(seqno, A, seqno, Run(b"%d" % seqno), seqno, B)
 
 
-def history(*seqnos: int, max_runs: int = 100) -> History:
-    found = History(max_runs)
+def history(*seqnos: int, max_runs: int = 100, max_bytes: int = 1_000) -> History:
+    found = History(max_runs, max_bytes)
     for seqno in seqnos:
         found.add(delivery(seqno))
     return found
@@ -62,12 +64,15 @@ def test_a_member_that_is_slow_is_waited_for() -> None:
     assert away.is_filling
 
 
-def test_what_is_held_back_is_bounded() -> None:
-    """Beyond the bound it is asked for, too."""
-    other, away = history(*range(1, 20)), history(max_runs=5)
+@pytest.mark.parametrize(("max_runs", "max_bytes"), [(5, 1_000), (100, 5)], ids=["runs", "bytes"])
+def test_what_is_held_back_is_bounded(max_runs: int, max_bytes: int) -> None:
+    """In number and in bytes. Beyond the bound it is asked for, too."""
+    other, away = history(*range(1, 20)), history(max_runs=max_runs, max_bytes=max_bytes)
     away.miss(2)
     for seqno in range(3, 20):
         away.add(delivery(seqno))
+        assert len(away._held) <= max_runs
+        assert sum(len(held.run.reference) for held in away._held) <= max_bytes
     out = away.fill(B, other.answer(Ask(1)), [B])
     assert out == tuple(delivery(seqno) for seqno in range(1, 20))
 

@@ -3,6 +3,9 @@
 A seed is a history. In half of them a crash takes a process's memory with it (plain processes: who comes back is a new
 life), in the other half it takes what was not stored yet (sites: every step is stored before its outputs leave).
 
+All that is sent goes as datagrams, by the code that ships: packed, in parts if it is longer than one may be, and read
+again. In some seeds a datagram is so small that most messages go in parts.
+
     python -m tests.simulator --isis --seeds 2000
 """
 
@@ -12,12 +15,13 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from connectors.isis.wire import MAX_DATAGRAM_BYTES, Assembly, Packet, Part, encode_message, pack, unpack
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
 from ordering.isis_formation import Formation, Life, View, first_view
 from ordering.isis_history import Answer, Ask, Gone, History
-from ordering.isis_messages import Deliver, Exclude, From, Installed, Message, Missing, Output, Stuck, To
+from ordering.isis_messages import Deliver, Exclude, From, Installed, Missing, Output, Stuck, To
 from ordering.isis_process import ProcessState, fresh, member
 from ordering.isis_state import Finals, Submit, Tick
 from ordering.isis_views import Process
@@ -29,14 +33,18 @@ ACTIONS = 80
 SETTLING_ROUNDS = 260
 TICK_MS = 25
 WRONG_STATE = "wrong-state"
+TOO_LARGE = "too-large"
+GROUP = b"the seed"
+"""The digest of the hostfile, which all have."""
 
 
 class Letter(NamedTuple):
-    """A message on its way."""
+    """A datagram on its way, and what it has."""
 
     sender: Life
     receiver: str
-    message: Message | Ask | Answer
+    datagram: bytes
+    kind: type[object]
 
 
 @dataclass
@@ -60,6 +68,7 @@ class Node:
     incarnation: int = 0
     stored: ProcessState | None = None
     history: History = field(default_factory=History)
+    assembly: Assembly = field(default_factory=Assembly)
     delivered: list[Deliver] = field(default_factory=list)
     sent: int = 0
     submitted: list[int] = field(default_factory=list)
@@ -82,9 +91,12 @@ class World:
         self.nodes = {name: Node(name) for name in "abcdefg"[:size]}
         self.loss = self.dice.choice((0, 0, 5, 20))
         self.repeats = self.dice.choice((0, 10, 30))
+        self.largest = self.dice.choice((MAX_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES, 1_000, 300))
+        """Of a datagram."""
         self.sudden_death = 0.002
         self.now_ms = 1_000
         self.letters: list[Letter] = []
+        self._encoded: tuple[Packet | None, list[bytes]] = None, []
         self.cut: set[frozenset[str]] = set()
         self.logs: list[Log] = []
         self.views: dict[tuple[int, int], View] = {}
@@ -106,6 +118,17 @@ class World:
         self._settle()
         return self._check()
 
+    def run_flood(self) -> list[Anomaly]:
+        """One link is cut while others send, and is whole again. Nobody dies, and nobody helps."""
+        self.loss, self.sudden_death = 5, 0.0
+        for _ in range(12):
+            self._round()
+        self._flood()
+        lives = [node.life for node in self.nodes.values()]
+        self._settle()
+        assert lives == [node.life for node in self.nodes.values()]
+        return self._check()
+
     def _start_all(self) -> None:
         view = first_view(Life(name) for name in self.nodes)
         for node in self.nodes.values():
@@ -119,12 +142,14 @@ class World:
     def _start(self, node: Node) -> None:
         """A process starts, or comes back."""
         if self.remembers:
+            node.assembly = Assembly()
             if node.stored is not None:
                 node.process = Process(ProcessState.from_bytes(node.stored.to_bytes()))
                 node.stored = None
             return
         node.incarnation = self._next_life(node)
         node.history, node.delivered, node.sent, node.submitted, node.unstored = History(), [], 0, [], []
+        node.assembly = Assembly()
         state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
         node.process = Process(state, Formation(node.life, self.nodes))
         self.logs.append(Log(node.life, node.delivered))
@@ -136,8 +161,8 @@ class World:
 
     def _act(self) -> None:
         kind = self.dice.choices(
-            ("submit", "round", "letters", "crash", "restart", "cut", "heal", "suspect", "exclude", "storm"),
-            (18, 35, 40, 3, 6, 3, 3, 2, 1, 3),
+            ("submit", "round", "letters", "crash", "restart", "cut", "heal", "suspect", "exclude", "storm", "flood"),
+            (18, 35, 40, 3, 6, 3, 3, 2, 1, 3, 1),
         )[0]
         node = self.dice.choice(list(self.nodes.values()))
         if kind == "submit":
@@ -160,6 +185,8 @@ class World:
             self._exclude(node)
         elif kind == "storm":
             self._storm()
+        elif kind == "flood":
+            self._flood()
 
     def _storm(self) -> None:
         """Much is on its way when some are cut off; they are suspected; and it happens again while the rest decides."""
@@ -178,10 +205,24 @@ class World:
         else:
             self._crash(self.dice.choice(list(self.nodes.values())))
 
+    def _flood(self) -> None:
+        """One link is cut, and a third process sends as much as it may until both ends of the link suspect each other.
+
+        Each end has then the most that it can have to report.
+        """
+        if len(self.nodes) < 3:
+            return
+        sender, *ends = self.dice.sample(sorted(self.nodes), 3)
+        self.cut = {frozenset(ends)}
+        for _ in range(self.dice.randrange(10, 30)):
+            for _ in range(self.dice.randrange(1, 8)):
+                self._submit(self.nodes[sender])
+            self._round()
+
     def _cut_off_a_number(self) -> None:
         """As soon as a sender has computed a final number, it is cut off, or with one other."""
         for _ in range(60):
-            sent = [letter.sender.name for letter in self.letters if isinstance(letter.message, Finals)]
+            sent = [letter.sender.name for letter in self.letters if letter.kind is Finals]
             if sent:
                 side = {sent[-1], *self.dice.sample(sorted(self.nodes), self.dice.randrange(2))}
                 self._carry(self.dice.randrange(2))
@@ -209,7 +250,7 @@ class World:
             if node.process is not None:
                 question = node.history.question(self.now_ms, self._others(node))
                 if question is not None:
-                    self.letters.append(Letter(node.life, question[0].name, question[1]))
+                    self._send(node, question[0].name, question[1])
         self._carry(len(self.letters))
 
     def _carry(self, count: int) -> None:
@@ -223,17 +264,34 @@ class World:
                 self._arrive(self.nodes[letter.receiver], letter)
         del self.letters[: max(0, len(self.letters) - 3_000)]
 
+    def _send(self, node: Node, receiver: str, message: Packet) -> None:
+        place = sorted(self.nodes).index(node.name)
+        if self._encoded[0] is not message:  # what is cast is encoded once
+            self._encoded = message, list(encode_message(message))
+        for datagram in pack(GROUP, place, node.incarnation, self._encoded[1], SUSPECT_AFTER_MS, self.largest):
+            if len(datagram) > self.largest:
+                self.anomalies.append(Anomaly(TOO_LARGE, f"{len(datagram)} bytes of {message!r:.80}", ()))
+            self.letters.append(Letter(node.life, receiver, datagram, type(message)))
+
     def _arrive(self, node: Node, letter: Letter) -> None:
         if node.process is None:
             return
-        if isinstance(letter.message, Ask):
-            if letter.message.seqno <= node.history.last or node.history.is_filling:
-                answer = node.history.answer(letter.message)
-                self.letters.append(Letter(node.life, letter.sender.name, answer))
-        elif isinstance(letter.message, Answer):
-            self._come_out(node, node.history.fill(letter.sender, letter.message, self._others(node)))
+        datagram = unpack(GROUP, letter.datagram)
+        for packet in datagram.messages:
+            whole = node.assembly.take(datagram.sender, packet) if isinstance(packet, Part) else (packet,)
+            for message in whole:
+                self._read(node, letter.sender, message)
+
+    def _read(self, node: Node, sender: Life, message: Packet) -> None:
+        if node.process is None:
+            return
+        if isinstance(message, Ask):
+            if message.seqno <= node.history.last or node.history.is_filling:
+                self._send(node, sender.name, node.history.answer(message))
+        elif isinstance(message, Answer):
+            self._come_out(node, node.history.fill(sender, message, self._others(node)))
         else:
-            self._take(node, From(letter.sender, letter.message))
+            self._take(node, From(sender, message))
 
     def _crash(self, node: Node) -> None:
         """Kill a process; without memory only as long as enough lives of the views in force are left."""
@@ -297,7 +355,7 @@ class World:
         """What leaves a process; with `lost`, it crashes after it has stored the step and before it sends."""
         if isinstance(output, To):
             if not lost:
-                self.letters.append(Letter(node.life, output.receiver.name, output.message))
+                self._send(node, output.receiver.name, output.message)
         elif isinstance(output, Deliver):
             self._come_out(node, node.history.add(output))
         elif isinstance(output, Missing):
@@ -394,3 +452,9 @@ def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; what it breaks."""
     with mutation.broken():
         return World(seed).run()
+
+
+def flood(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Run a history of a cut link alone."""
+    with mutation.broken():
+        return World(seed).run_flood()

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from ordering.checker import DIVERGENT, DUPLICATE, GAP, VIEW_VIOLATION
+from ordering.checker import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
 from ordering.hold_back import NOBODY, Held, HoldBackQueue, Insertion, Key, Places, Run, RunId
 from ordering.isis import NO_KEY, Agreement
 from ordering.isis_flush import next_view
@@ -127,6 +127,12 @@ def same_life(world: Any, node: Any) -> int:
     return int(node.incarnation or world.lives)
 
 
+def what_fits(message: bytes, room: int) -> Iterator[bytes]:
+    """What is longer than a datagram is lost, as by a socket that does not take it."""
+    if len(message) <= room:
+        yield message
+
+
 def miss_nothing(_history: History, _last: int) -> None:
     """Who was away does not ask for what it has missed."""
 
@@ -194,6 +200,12 @@ MUTATIONS = (
         "who was away goes on without what it missed",
         GAP,
         (("ordering.isis_history.History.miss", miss_nothing),),
+    ),
+    Mutation(
+        "no-parts",
+        "what is longer than a datagram is not sent",
+        LOST,
+        (("connectors.isis.wire._in_parts", what_fits),),
     ),
 )
 

@@ -69,6 +69,14 @@ def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) 
     pytest.fail(f"{simulation.seeds_for_a_mutation} seeds without {mutation.expected!r}")
 
 
+def test_a_link_that_is_cut_under_load_heals_by_itself() -> None:
+    """What both its ends have to report then is longer than a datagram."""
+    seeds = range(12)
+    assert [(seed, found) for seed in seeds if (found := isis.flood(seed))] == []
+    broken = isis_mutations.by_name("no-parts")
+    assert any(isis.flood(seed, broken) for seed in seeds)
+
+
 @pytest.mark.parametrize(("simulation", "seed", "name"), [(PROCESSES, 3, "minimum"), (SITES, 5, "forget")], ids=name_of)
 def test_a_seed_is_a_history(simulation: Simulation, seed: int, name: str) -> None:
     """The same seed gives the same run, down to the last anomaly; so a failure can be looked at again."""
