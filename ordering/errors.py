@@ -107,7 +107,7 @@ class Superseded(AbcastError):
 
 
 class Fenced(AbcastError):
-    """A sequencer with a newer epoch has taken over the group; this one must stop."""
+    """A sequencer with a newer epoch has taken over the group; this one must leave it, and stop if it has no other."""
 
 
 class HistoryUnavailable(AbcastError):

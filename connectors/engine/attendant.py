@@ -32,7 +32,7 @@ from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import STALL_S, Takeover
 from connectors.sequencer.watchdog import NotCounting, Watchdog
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, BrokerUnreachable, TopicMissing
+from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, TopicMissing
 from ordering.pipeline import Pipeline
 from ordering.sequencer import SequencerState
 
@@ -175,7 +175,7 @@ class Attendant:
         self._of_fit(self._keeper.check_not_fenced)
         now = time.monotonic()
         # What is decided and not yet written counts as considered: that is so for some milliseconds.
-        self._troubles.put(SEQUENCER, self._left_out.reasons)
+        self._troubles.put(SEQUENCER, self._left_out.troubles)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._finder.find())
         self._of_fit(lambda: self._keeper.sign(considered, now, topics))
@@ -329,8 +329,13 @@ class Attendant:
         partitions, lost = self._starts(topics, positions_of(states.values()))
         for group in lost:
             del states[group], topics[group]
-        self._keeper.take(topics)
-        ends = self._keeper.ends_of_data(topics)
+        try:
+            self._keeper.take(topics)
+            ends = self._keeper.ends_of_data(topics)
+        except (BrokerUnreachable, KafkaRefused) as error:  # nobody else would serve them
+            for group in topics:
+                self._keeper.release(group)
+            return Taken(), unfit | lost | dict.fromkeys(topics, error)
         for group, state in states.items():
             watchdog = self._watchdogs[group] = Watchdog(self._keeper.log, self._keeper.trouble_of)
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))

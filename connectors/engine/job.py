@@ -11,8 +11,9 @@ Invariant: what is in DATA is all that was ever decided, and it is the same when
   So it is thrown away: `WriteFailed` ends the work on that group, which is taken over anew with an epoch of its own.
   Retries inside the producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
 * *Several batches in flight* are one sequence in one partition (`ordering.pipeline`).
-* *Another sequencer takes over.* Readers ignore what stands behind its seal with our epoch. The attendant sees its
-  claim within a second, and this process ends with `Fenced`. Until then the two differ in nothing that counts.
+* *Another sequencer takes a group over.* Readers ignore what stands behind its seal with our epoch. The attendant sees
+  its claim within a second, and the group is left to it. Until then the two differ in nothing that counts. If it took
+  the last group, this process ends with `Fenced`.
 * *The order* is what a batch has in the log: topic, partition, offset. What falls into one batch is decided by what was
   there to be read, as in a micro-batch of Spark, and from then on DATA tells it.
 

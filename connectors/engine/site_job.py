@@ -201,12 +201,16 @@ class SiteLoop:
             return None
         except OF_ONE_GROUP as error:
             assert group is not None
-            self._check_not_fenced(name, group)
+            if len(self._groups) == 1:
+                self._check_not_fenced(name, group)
             self._leave(name, error)
             return None
 
     def _check_not_fenced(self, name: str, group: AgreeingGroup) -> None:
-        """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced."""
+        """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced.
+
+        A group that is left is asked of this when it is taken over again.
+        """
         with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
             check_not_fenced(data, group.site.epoch)
 

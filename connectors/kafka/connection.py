@@ -24,6 +24,9 @@ from connectors.kafka.transport.kafka_python import AdminClient, client_settings
 from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Role, Topic
 
+NO_LEADER = -1
+"""In the place of a broker's number."""
+
 _known: set[Connection] = set()
 """To which of them this process has got in before."""
 
@@ -87,17 +90,21 @@ class Connection:
             found = map(Topic.parse, admin.list_topics())
             return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
-    def leaderless(self, topics: Iterable[str]) -> set[str]:
-        """Those of the topics that have a partition without a leader, as far as Kafka tells now."""
+    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
+        """The brokers that lead partitions of each topic, as far as Kafka tells now; NO_LEADER: nobody does."""
         asked = sorted(topics)
         with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
             described = admin.describe_topics(asked) if asked else []
             return {
-                each["name"]
+                each["name"]: {max(partition["leader_id"], NO_LEADER) for partition in each["partitions"]}
                 for each in described
-                if any(partition["leader_id"] < 0 for partition in each["partitions"])
+                if each["partitions"]
             }
-        return set()
+        return {}
+
+    def leaderless(self, topics: Iterable[str]) -> set[str]:
+        """Those of the topics that have a partition without a leader, as far as Kafka tells now."""
+        return {name for name, leaders in self.leaders(topics).items() if NO_LEADER in leaders}
 
     def cluster_id(self) -> str:
         """Which Kafka this is. Raises BrokerUnreachable."""

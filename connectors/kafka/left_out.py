@@ -2,6 +2,9 @@
 
 A group's trouble is told once, and again when it changes. The waits grow, up to half a minute, so that a group that
 can't be served costs the others nothing, and one that can again is served soon.
+
+A group that another sequencer has taken over (`Fenced`) is left out, too, but it is no trouble: it is served. What is
+told of such a group is told by that one.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from connectors.kafka.retrying import HEALTHY_S, News
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, Fenced
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -21,10 +24,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Trouble:
-    """Of one group. `why`: what is wrong now; "" if it is served, since `since`."""
+    """Of one group. `why`: what is wrong now; "" if it is served, since `since`. `is_served`: by another."""
 
     why: str = ""
     may_pass: bool = False
+    is_served: bool = False
     since: float = 0.0
     failures: int = 0
     news: News = field(default_factory=News)
@@ -48,10 +52,12 @@ class LeftOut:
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
         trouble.failures = 1 if is_new else trouble.failures + 1
         trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
+        trouble.is_served = isinstance(error, Fenced)
         if is_new:
             trouble.news.forget()
         if trouble.news.has(str(error)):
-            _logger.error("%s: %s The other groups go on; %s is tried again.", self._job, error, group)
+            then = "is taken back if that one falls silent" if trouble.is_served else "is tried again"
+            _logger.error("%s: %s The other groups go on; %s %s.", self._job, error, group, then)
 
     def is_due(self, group: str) -> bool:
         """Whether it is to be tried: it was not left out, or its time has come."""
@@ -84,3 +90,8 @@ class LeftOut:
     def reasons(self) -> dict[str, str]:
         """What is wrong with each group that is left out now."""
         return {group: trouble.why for group, trouble in list(self._troubles.items()) if trouble.why}
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """The same without those that another sequencer serves."""
+        return {group: why for group, why in self.reasons.items() if not self._troubles[group].is_served}

@@ -20,9 +20,9 @@ from ordering.names import Topic
 
 Answer = TypeVar("Answer")
 
-OF_THE_JOB = (Fenced, EnvironmentProblem)
+OF_THE_JOB = (EnvironmentProblem,)
 """What is wrong with the job: no group can be served."""
-OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
+OF_ONE_GROUP = (Fenced, UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
 """What may be wrong with a group, and with that one alone."""
 BEFORE_ITS_START = (*OF_ONE_GROUP, TopicMissing)
 """The same of a group that is not served yet."""

@@ -1,7 +1,8 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
-A group that can't be taken over keeps no other from it: its lane leaves it out, and it gets another, as a new group
-does. A lane of which nothing is left fails; it is tried again now and then. If no lane is left, the job fails with it.
+A group that can't be taken over, or that another sequencer has taken over, keeps no other from it: its lane leaves it
+out, and it gets another, as a new group does. A lane of which nothing is left fails; it is tried again now and then. If
+no lane is left, the job fails with it.
 
 All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
 any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection
 from pyspark.sql import SparkSession
 
 from connectors.kafka.retrying import News
+from connectors.kafka.unfit import OF_THE_JOB
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.groups import groups_at, needed_to_order
@@ -27,7 +29,7 @@ from connectors.sequencer.lanes import open_lane
 from connectors.sequencer.takeover import yield_to_rival
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
+from ordering.errors import AbcastError, BrokerUnreachable, Fenced
 
 RETRY_S = 30.0
 """After so long, a lane of groups that came later, which has given up, is tried again."""
@@ -141,12 +143,13 @@ class SequencerJob:
             error = lane.failure
             if error is None:
                 continue
-            is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
+            is_own = isinstance(error, AbcastError) and not isinstance(error, OF_THE_JOB)
             if not (is_own and has_others):
                 raise error
             if lane.failed_for() == 0 and lane.news.has(str(error)):
                 _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
-            self.options.troubles.put(lane.job.name, dict.fromkeys(lane.groups, str(error)))
+            if not isinstance(error, Fenced):  # of what another one serves, that one tells
+                self.options.troubles.put(lane.job.name, dict.fromkeys(lane.groups, str(error)))
             if lane.failed_for() >= RETRY_S:
                 lane.start()
         if any(lane.job.ready.is_set() for lane in self._lanes):

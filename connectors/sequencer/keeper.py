@@ -4,8 +4,10 @@ None of it decides anything: a keeper that sleeps delays a snapshot or a suspici
 which readers ignore. So it keeps nothing that a crash could cost.
 
 It asks for all groups with one question. Where that is not answered, it goes on without the groups that have a
-partition without a leader, and asks group by group of the others. Those of which nothing is answered are asked again
-later and later (`connectors.kafka.left_out`): they get no sign of life meanwhile, and hold up no other.
+partition without a leader, and asks one leader after the other of the others; of one that does not answer, group by
+group, until it is taken to be away with all that it leads. Groups of which nothing is answered are asked again later
+and later (`connectors.kafka.left_out`), apart from the others: they get no sign of life meanwhile, and hold up no
+other.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Literal
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection import NO_LEADER, Connection
 from connectors.kafka.data_log import DataLog, consumer_of_logs
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.sign_of_life import SignsOfLife
@@ -35,8 +37,11 @@ from ordering.names import Topic
 _ASK_MS = 3000
 """How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
 _ASK_ONE_MS = 500
-_ASK_EACH_S = 3.0
-"""How long it asks group by group: the rest is asked the next time."""
+_ASK_APART_S = 3.0
+"""How long it asks leader by leader: the rest is asked the next time, and first."""
+_SILENT_GROUPS = 3
+"""A leader that answers of none of so many groups is away."""
+_UNKNOWN = NO_LEADER - 1
 
 LOOK_AT_SETTINGS_S = 3600.0
 """How often it looks whether somebody has set a retention where there must be none."""
@@ -75,6 +80,7 @@ class Keeper:
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
         self._reached: dict[str, int] = {}  # where DATA ended
+        self._asked_last = _UNKNOWN  # of the leaders
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
         self.away = LeftOut(f"{engine} sequencer")
         """Groups of which Kafka tells nothing now."""
@@ -113,7 +119,7 @@ class Keeper:
     def check_not_fenced(self) -> None:
         """See that no newer epoch has begun, with one question for all groups.
 
-        Raises Fenced, BrokerUnreachable; UnfitGroups, or the error itself where there is no other group.
+        Raises BrokerUnreachable; UnfitGroups, of which some may be Fenced, or the error itself where there is no other.
         """
         asked = [group for group in self.forward if self.away.is_due(group)]
         unfit: dict[str, AbcastError] = {}
@@ -212,44 +218,77 @@ class Keeper:
             self._ticker.close(timeout=1)
 
     def _ends(self, role: _Role, groups: Collection[str]) -> dict[str, int]:
-        """Where the groups' topics of that role end. Raises BrokerUnreachable if none is told."""
+        """Where the groups' topics of that role end. Raises BrokerUnreachable if all are away."""
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
+        doubtful = {group: partition for group, partition in partitions.items() if group in self.away}
+        ends: dict[str, int] = {}
+        failed: AbcastError | None = None
         try:
-            return self._ask(partitions, _ASK_MS)
+            if steady := {group: each for group, each in partitions.items() if group not in doubtful}:
+                ends |= self._ask(steady, _ASK_MS)
         except (BrokerUnreachable, KafkaRefused) as error:
             if len(self.forward.keys() | partitions.keys()) == 1:
                 raise
-            leaderless = self._connection.leaderless(partition.topic for partition in partitions.values())
-            for group in [group for group, partition in partitions.items() if partition.topic in leaderless]:
-                self.away.put(group, BrokerUnreachable(f"{partitions.pop(group).topic} has no leader."))
-            return self._ask_each(partitions, error)
+            doubtful, failed = partitions, error
+        if doubtful:
+            ends |= self._ask_apart(doubtful)
+        if failed is not None and not ends and all(group in self.away for group in self.forward.keys() | partitions):
+            raise failed
+        return ends
 
-    def _ask_each(self, partitions: Mapping[str, TopicPartition], error: AbcastError) -> dict[str, int]:
+    def _ask_apart(self, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
+        """Ask each leader, as long as there is time. It begins where it ended the last time."""
+        leaders = self._connection.leaders(partition.topic for partition in partitions.values())
+        led_by: dict[int, dict[str, TopicPartition]] = {}
+        for group, partition in partitions.items():
+            led_by.setdefault(min(leaders.get(partition.topic, (_UNKNOWN,))), {})[group] = partition
+        for group, partition in led_by.pop(NO_LEADER, {}).items():
+            self.away.put(group, BrokerUnreachable(f"{partition.topic} has no leader."))
         ends: dict[str, int] = {}
-        deadline = time.monotonic() + _ASK_EACH_S
+        deadline = time.monotonic() + _ASK_APART_S
+        for leader in sorted(led_by, key=lambda leader: (leader <= self._asked_last, leader)):
+            if time.monotonic() > deadline:
+                break
+            self._asked_last = leader
+            try:
+                ends |= self._ask(led_by[leader], _ASK_ONE_MS)
+            except (BrokerUnreachable, KafkaRefused):
+                ends |= self._ask_each(led_by[leader], deadline, of_one_leader=leader != _UNKNOWN)
+        return ends
+
+    def _ask_each(
+        self, partitions: Mapping[str, TopicPartition], deadline: float, *, of_one_leader: bool
+    ) -> dict[str, int]:
+        """Ask group by group, until it is time."""
+        ends: dict[str, int] = {}
+        silent = 0
         for group, partition in partitions.items():
             if time.monotonic() > deadline:
                 break
             try:
+                if of_one_leader and silent >= _SILENT_GROUPS and not ends:
+                    raise _unanswered(partition.topic)
                 ends |= self._ask({group: partition}, _ASK_ONE_MS)
-            except (BrokerUnreachable, KafkaRefused) as own:
-                self.away.put(group, own)
-        if not ends:
-            raise error
+            except (BrokerUnreachable, KafkaRefused) as error:
+                silent += isinstance(error, BrokerUnreachable)
+                self.away.put(group, error)
         return ends
 
     def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
         """Raises BrokerUnreachable, KafkaRefused."""
-        if not partitions:
-            return {}
-        topics = [partition.topic for partition in partitions.values()]
-        with self._connection.reachable("READ", topics[0] if len(topics) == 1 else ""):
-            try:
-                ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
-            except KeyError as error:  # how kafka-python says that a topic is gone
-                raise self._connection.unreachable() from error
-            except KafkaError as error:
-                if error.retriable:
-                    raise
-                raise self._connection.refused(error) from error
+        topics = sorted(partition.topic for partition in partitions.values())
+        try:
+            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
+        except KeyError as error:  # how kafka-python says that a topic is gone
+            raise BrokerUnreachable(f"nothing is told of {topics[0]}.") from error
+        except KafkaError as error:
+            if not error.retriable:
+                raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error
+            raise _unanswered(*topics) from error
         return {group: ends[partition] for group, partition in partitions.items()}
+
+
+def _unanswered(*topics: str) -> BrokerUnreachable:
+    """Why is not looked for: that takes seconds for each."""
+    more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
+    return BrokerUnreachable(f"no broker that leads {topics[0]}{more} answers.")

@@ -16,9 +16,11 @@ of a lower epoch can follow. So numbers are never reassigned, even if another se
 step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
 stands. The next start does the same again.
 
-A sequencer sees a newer one by its claim, and another home by its move, and stops. That is a courtesy, not what keeps
-the order: if it sleeps through the claim, what it writes is stale for every reader. No sequencer seals a claim that
-stands behind a move to another site, so the seal of who has fenced it (`connectors.relay.promotion`) is the last one.
+A sequencer sees a newer one by its claim, and another home by its move, and leaves the group. That is a courtesy, not
+what keeps the order: if it sleeps through the claim, what it writes is stale for every reader. It takes the group back
+only when the newer one gives no sign of life any more, so two that have groups in common do not fight over them. No
+sequencer seals a claim that stands behind a move to another site, so the seal of who has fenced it
+(`connectors.relay.promotion`) is the last one.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
-from connectors.kafka.liveness import ALIVE, judge
+from connectors.kafka.liveness import ALIVE, SILENT, judge, look_again
 from connectors.kafka.same_log import Fit, Ledger, check_reach, fit, lost
 from connectors.kafka.sending import Record, append
 from connectors.kafka.side_by_side import SideBySide
@@ -117,7 +119,7 @@ def take_over_groups(
     All groups are looked at before the first is claimed, and none is claimed where one is unfit. The arguments are
     those of `Takeover`.
 
-    Raises BrokerUnreachable, Fenced; TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
+    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
     UnfitGroups where some are.
     """
     states: dict[str, SequencerState] = {}
@@ -200,7 +202,7 @@ class Takeover:
     def results(self, timeout_s: float) -> dict[str, SequencerState | AbcastError]:
         """The next states to go on from, by group, or what is wrong with it; none if none come in time.
 
-        Raises Fenced, EnvironmentProblem.
+        Raises EnvironmentProblem.
         """
         deadline = time.monotonic() + timeout_s
         while not self._told and self.is_running:
@@ -273,6 +275,7 @@ class Takeover:
 
     def _look_at(self, group: str, consumer: Consumer) -> _Survey:
         data = DataLog(self._connection, group, self._site, consumer)
+        self._inherit(data)
         signed = self._signs.reached.get(group, 0)
         found = _survey(data, self._claimed, self._agreement, signed, self._ledger)
         if self._fitness is not None:
@@ -280,6 +283,19 @@ class Takeover:
         ends, horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
         changed = changed_inputs(data, consumer, self._groups[group], found.end)
         return found._replace(ends=ends, horizon=horizon, changed=changed, server=self._who_serves(data))
+
+    def _inherit(self, data: DataLog) -> None:
+        """Take the group of which this process was fenced for its own again, if the newer sequencer has fallen silent.
+
+        One that never gave a sign may lack the right to: it is not taken for dead.
+        """
+        group, claim = data.topic.group, data.newest_claim()
+        sign = self._signs.of_groups.get(group)
+        if claim is None or sign is None or not self._claimed.get(group, claim.epoch) < claim.epoch == sign.epoch:
+            return
+        again = functools.partial(look_again, self._connection, group, self._site)
+        if judge(data, sign, again).state == SILENT:
+            self._claimed[group] = claim.epoch
 
     def _who_serves(self, data: DataLog) -> str:
         """Which other process seems to serve the group now; "" if none does."""
@@ -476,6 +492,8 @@ def yield_to_rival(
 ) -> bool:
     """Before the first takeover of a process: leave the groups for a while to a sequencer that is in a feud with us.
 
+    A feud over fewer than half of the groups holds up no start: nobody ends by it who serves others.
+
     `wait` waits for so many seconds, and returns something true if it was woken to stop; so does this.
     """
     try:
@@ -483,11 +501,11 @@ def yield_to_rival(
     except AbcastError:
         return False  # the takeover meets the same error, and tells it
     now_ms = time.time_ns() // 1_000_000
-    found = {group: seconds_to_yield(of_group, this_host(), now_ms) for group, of_group in claims.items()}
-    group, longest = max(found.items(), key=lambda item: item[1][0] if item[1] else 0.0, default=("", None))
-    if longest is None:
+    asked = ((group, seconds_to_yield(of_group, this_host(), now_ms)) for group, of_group in claims.items())
+    feuds = {group: found for group, found in asked if found is not None}
+    if not feuds or 2 * len(feuds) < len(claims):
         return False
-    seconds, rival = longest
+    group, (seconds, rival) = max(feuds.items(), key=lambda item: item[1][0])
     _logger.warning(
         "group %s: this sequencer and %s take it over from each other again and again. Run one for a site. This one "
         "waits for %.0f s.",

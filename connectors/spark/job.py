@@ -224,7 +224,7 @@ class StreamingJob(ABC):
         except UnfitGroups as unfit:  # the others begin anew, at once
             for group, error in unfit.errors.items():
                 self.left_out.put(group, error)
-            self.options.troubles.put(self.name, self.left_out.reasons)
+            self.options.troubles.put(self.name, self.left_out.troubles)
         except OF_ONE_GROUP as error:  # it was the last one
             if not self.left_out.may_pass:
                 raise
@@ -250,7 +250,7 @@ class StreamingJob(ABC):
             else:
                 back.append(group)
         self.left_out.take_back(back)
-        self.options.troubles.put(self.name, self.left_out.reasons)
+        self.options.troubles.put(self.name, self.left_out.troubles)
         return bool(back)
 
     def needs(self, topic: Topic) -> bool:  # noqa: ARG002 - as others have it
@@ -390,7 +390,7 @@ class StreamingJob(ABC):
         for group, error in self.leaderless(found).items():
             if group not in self.left_out:
                 self.left_out.put(group, error)
-                self.options.troubles.put(self.name, self.left_out.reasons)
+                self.options.troubles.put(self.name, self.left_out.troubles)
         return {group: names for group, names in found.items() if names and group not in self.left_out}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:

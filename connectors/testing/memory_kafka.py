@@ -25,7 +25,7 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection import NO_LEADER, Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
@@ -60,6 +60,8 @@ class Topics:
         """The broker's clock is so far before this machine's."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
         """Partitions of which a part is away, and which."""
+        self.leaders = Counter[str]()
+        """By topic: the number of the broker that leads it."""
         self.silence_s = 0.1
         """A client waits at most so long for an answer about a partition that is away, then it is an error."""
         self._on_their_way: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
@@ -175,10 +177,10 @@ class MemoryConnection(Connection):
         """Only a partition may be away."""
         return BrokerUnreachable(f"no broker that leads {resource or 'what was asked for'} answers.")
 
-    def leaderless(self, topics: Iterable[str]) -> set[str]:
-        """Topics with a partition of which all is away."""
+    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
+        """Nobody leads a partition of which all is away."""
         gone = {place.topic for place, what in self.topics.away.items() if len(what) == 3}
-        return gone & set(topics)
+        return {name: {NO_LEADER if name in gone else self.topics.leaders[name]} for name in topics}
 
     def producer(self, **settings: Any) -> MemoryProducer:
         """In the place of a `Producer`."""

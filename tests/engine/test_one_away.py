@@ -18,9 +18,14 @@ from connectors.engine.group import HELD_RECORDS
 from connectors.engine.job import EngineJob, EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.epochs import this_host
 from connectors.kafka.inputs import Neighbours
+from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.sequencer.agreement import Agreement
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.takeover import take_over_groups
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection, MemoryConsumer
+from ordering.errors import Fenced
 from ordering.names import ROLES, Role, Topic
 from tests.waiting import eventually
 
@@ -91,7 +96,7 @@ def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
         except BaseException as error:  # noqa: BLE001 - looked at below
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, name="job", daemon=True)
     thread.start()
     try:
         yield job
@@ -193,3 +198,73 @@ def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) ->
         is_refused.clear()
         kafka.send("away")
         eventually(lambda: kafka.is_ordered("away"), 30)
+
+
+def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:
+    epochs: dict[str, int] = {}
+    forward = {group: [name("forward", group)] for group in groups}
+    take_over_groups(kafka, forward, "nyc", epochs, agreement="isis" if engine == "agreeing" else "")
+    return epochs
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is left to that one, which alone tells of it, until that one falls silent."""
+    with serving(kafka, engine) as job:
+        assert job.ready.wait(20)
+        kafka.topics.ahead_ms = -60_000  # else the claim alone is a sign of life
+        epochs = taken_by_another(kafka, engine, "away")
+        kafka.topics.ahead_ms = 0
+        other = SignsOfLife(kafka, "nyc", "another")
+        other.give(epochs, {}, 0.0)
+        eventually(lambda: "took over with epoch" in caplog.text, 20)
+        the_other_is_ordered(kafka)
+        claims = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
+        deadline = time.monotonic() + 5.0  # the group is tried again meanwhile, and signs of life are given
+        while time.monotonic() < deadline:
+            the_other_is_ordered(kafka)
+            assert read_signs(kafka, ["away"], "nyc").of_groups["away"].engine == "another"
+        assert len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)]) == claims
+        late = Sign(epochs["away"], this_host(), "another", int(time.time() * 1000) - 60_000)
+        kafka.topics.committed["abcast.sequencer.nyc", TopicPartition(name("epoch"), 0)] = late.encode()
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 40)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
+    """One after the other: then the job ends."""
+
+    def take_all_over() -> None:
+        with serving(kafka, engine) as job:
+            assert job.ready.wait(20)
+            for group in GROUPS:
+                taken_by_another(kafka, engine, group)
+                time.sleep(1.2)
+            eventually(lambda: all(thread.name != "job" for thread in threading.enumerate()), 20)
+
+    with pytest.raises(Fenced):
+        take_all_over()
+
+
+@pytest.mark.parametrize("what", [(OFFSETS,), ()])
+def test_away_when_it_was_just_taken_over(kafka: Kafka, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not said to be served while nobody orders it."""
+    ends_of_data, is_first = Keeper.ends_of_data, [True]
+
+    def away(self: Keeper, groups: Any) -> dict[str, int]:
+        if "away" in groups and is_first and is_first.pop():
+            kafka.topics.take_away(name("data"), *what)
+        return ends_of_data(self, groups)
+
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        kafka.topics.refuse(name("data"), 1)
+        monkeypatch.setattr(Keeper, "ends_of_data", away)
+        kafka.send("away")
+        eventually(lambda: not is_first, 20)
+        deadline = time.monotonic() + 5.0  # it was asked once more
+        while time.monotonic() < deadline:
+            the_other_is_ordered(kafka)
+        kafka.topics.bring_back(name("data"))
+        eventually(lambda: kafka.is_ordered("away"), 40)

@@ -170,6 +170,39 @@ class TestAKeeper:
         with pytest.raises(BrokerUnreachable):
             keeper.check_not_fenced()
 
+    @pytest.mark.parametrize("led", [True, False], ids=["led", "not-known"])
+    def test_many_groups_of_a_leader_that_hangs(
+        self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, led: bool
+    ) -> None:
+        """The others are looked at soon, and the hanging ones cost them nothing after that."""
+        hanging = [f"a{number:02}" for number in range(20)]
+        for group in hanging:
+            kafka.create(group, "nyc")
+        if not led:
+            monkeypatch.setattr(MemoryConnection, "leaders", lambda *_: {})
+        forward, epochs = {group: [name("forward", group)] for group in (*hanging, *GROUPS)}, dict[str, int]()
+        take_over_groups(kafka, forward, "nyc", claimed=epochs)
+        keeper = Keeper(kafka, "nyc", epochs, "process")
+        keeper.take(forward)
+        keeper.check_not_fenced()
+        signed: list[set[str]] = []
+        monkeypatch.setattr(keeper._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
+        for group in hanging:
+            kafka.topics.leaders[name("epoch", group)] = 1
+            kafka.topics.take_away(name("epoch", group), OFFSETS)
+        started = time.monotonic()
+        while not signed or not set(GROUPS) <= signed[-1]:
+            keeper.check_not_fenced()
+            keeper.sign({}, time.monotonic())
+            assert time.monotonic() - started < (10.0 if led else 30.0)
+        if led:
+            assert signed[-1] == set(GROUPS)
+            take_over(kafka, "fine", "nyc")
+            started = time.monotonic()
+            with pytest.raises(UnfitGroups, match="newer sequencer"):
+                keeper.check_not_fenced()
+            assert time.monotonic() - started < 5.0
+
     def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, keeper: Keeper) -> None:
         def refused(*_: object) -> None:
             raise KafkaRefused("no right to group away")

@@ -90,12 +90,15 @@ class TestNothingIsClaimedInVain:
         assert log_of(kafka, EPOCH) == log_of(kafka, DATA) == []
         assert list(take_over_groups(kafka, {"g": [str(FORWARD)]}, "nyc")) == ["g"]
 
-    def test_a_sequencer_with_a_newer_epoch_is_not_one_groups_affair(self, kafka: MemoryConnection) -> None:
+    def test_a_group_of_a_newer_sequencer_is_left_to_it(self, kafka: MemoryConnection) -> None:
         kafka.create("h", "nyc")
         take_over(kafka, "h", "nyc")
         take_over(kafka, "h", "nyc")
-        with pytest.raises(Fenced):
+        with pytest.raises(UnfitGroups) as unfit:
             take_over_groups(kafka, {"g": [str(FORWARD)], "h": []}, "nyc", claimed={"h": 1})
+        assert {group: type(error) for group, error in unfit.value.errors.items()} == {"h": Fenced}
+        with pytest.raises(Fenced):
+            take_over_groups(kafka, {"h": []}, "nyc", claimed={"h": 1})
         assert log_of(kafka, EPOCH) == []
 
     def test_two_partitions_of_data(self, kafka: MemoryConnection) -> None:
@@ -205,6 +208,10 @@ class TestTwoUnderSupervisors:
         [wait] = waits
         assert 10 < wait <= 40  # the claims are a little older now
         assert yield_to_rival(kafka, "nyc", lambda _: True)
+        for group in "hi":
+            kafka.create(group, "nyc")
+        monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: ["g", "h", "i"])
+        assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("a start waits for the one of three groups"))
 
     def test_many_groups_are_asked_by_few_connections(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
