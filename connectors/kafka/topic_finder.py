@@ -23,6 +23,8 @@ LEADERLESS_S = 3.0
 """A partition that has no leader for so long is away: it takes less to elect another one."""
 _LOOK_SOON_S = 1.0
 """How old the list may be while a partition has no leader."""
+_DOUBTED_S = 2.0
+"""How old it may be while something waits for Kafka."""
 LOOK_S = 10.0
 """How old the list may be that `find` returns, unless another time is given."""
 
@@ -65,6 +67,12 @@ class TopicFinder:
         with self._lock:
             now = time.monotonic()
             return sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
+
+    def doubt(self) -> None:
+        """Something waits for Kafka: the next `find` has a list of just now, or nearly so."""
+        with self._lock:
+            if time.monotonic() - self._found_at >= min(self._look_every_s, _DOUBTED_S):
+                self._found_at = float("-inf")
 
     def has_news(self) -> bool:
         """Look now, as something has failed: whether there are other topics than those that were found last.

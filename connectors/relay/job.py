@@ -37,7 +37,7 @@ from connectors.kafka.transport import Consumer
 from connectors.kafka.unfit import ask_each
 from connectors.relay.marks import is_anew, last_copy
 from connectors.spark.job import JobOptions, StreamingJob
-from connectors.spark.sink import COPY_SINK_OPTIONS
+from connectors.spark.sink import COPY_SINK_OPTIONS, own_producer
 from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
 from ordering.names import Role, Topic
 from ordering.records import Partition, Source
@@ -149,7 +149,7 @@ class Relay(StreamingJob):
             self.carry(rows)
             .writeStream.format("kafka")
             .queryName(self.name)
-            .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
+            .options(**self.target.spark_options(), **COPY_SINK_OPTIONS, **own_producer())
             .option("checkpointLocation", str(checkpoint))
         )
         if self.in_real_time:

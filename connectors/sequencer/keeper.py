@@ -81,6 +81,8 @@ class Keeper:
         self._logs: dict[str, DataLog] = {}
         self._reached: dict[str, int] = {}  # where DATA ended
         self._asked_last = _UNKNOWN  # of the leaders
+        self._without_claims: set[str] = set()  # groups of whose EPOCH nothing was told the last time
+        self._without_data: set[str] = set()  # the same of DATA
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
         self.away = LeftOut(f"{engine} sequencer")
         """Groups of which Kafka tells nothing now."""
@@ -100,6 +102,8 @@ class Keeper:
         self._claims_seen.pop(group, None)
         self._reached.pop(group, None)
         self._logs.pop(group, None)
+        self._without_claims.discard(group)
+        self._without_data.discard(group)
         self.away.forget(group)
 
     def log(self, group: str) -> DataLog:
@@ -123,16 +127,22 @@ class Keeper:
         """
         asked = [group for group in self.forward if self.away.is_due(group)]
         unfit: dict[str, AbcastError] = {}
+        self._without_claims |= set(asked)
         for group, end in self._ends("epoch", asked).items() if asked else ():
             try:
                 with self.trouble_of(group):
                     if end != self._claims_seen.get(group):
                         check_not_fenced(self.log(group), self._epochs[group])
                         self._claims_seen[group] = end
-                    self.away.take_back([group])
+                    self._without_claims.discard(group)
+                    self._take_back([group])
             except OF_ONE_GROUP as error:
                 unfit[group] = error
         raise_unfit(unfit, self.forward)
+
+    def _take_back(self, groups: Iterable[str]) -> None:
+        silent = self._without_claims | self._without_data
+        self.away.take_back(group for group in groups if group not in silent)
 
     @contextlib.contextmanager
     def trouble_of(self, group: str) -> Iterator[None]:
@@ -163,8 +173,11 @@ class Keeper:
         """
         if not self._signs.is_due(now):
             return
-        here = {group: self._epochs[group] for group in self.forward if group not in self.away}
-        ends = self._ends("data", list(here)) if here else {}
+        asked = [group for group in self.forward if self.away.is_due(group)]
+        ends = self._ends("data", asked) if asked else {}
+        self._without_data = (self._without_data | set(asked)) - ends.keys()
+        here = {group: self._epochs[group] for group in ends if group not in self._without_claims}
+        self._take_back(here)
         raise_unfit(self._shorter(ends), self.forward)
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
         left_out = {**silent, **self._troubles.left_out(topics, self._site)}
@@ -221,15 +234,16 @@ class Keeper:
         """Where the groups' topics of that role end. Raises BrokerUnreachable if all are away."""
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         doubtful = {group: partition for group, partition in partitions.items() if group in self.away}
+        steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
         ends: dict[str, int] = {}
         failed: AbcastError | None = None
         try:
-            if steady := {group: each for group, each in partitions.items() if group not in doubtful}:
+            if steady:
                 ends |= self._ask(steady, _ASK_MS)
         except (BrokerUnreachable, KafkaRefused) as error:
             if len(self.forward.keys() | partitions.keys()) == 1:
                 raise
-            doubtful, failed = partitions, error
+            doubtful, failed = {**steady, **doubtful}, error
         if doubtful:
             ends |= self._ask_apart(doubtful)
         if failed is not None and not ends and all(group in self.away for group in self.forward.keys() | partitions):

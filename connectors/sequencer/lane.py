@@ -29,11 +29,14 @@ from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
 from connectors.spark.progress import newer_than, newest
 from connectors.spark.session import PythonWorker, cores_of
-from connectors.spark.sink import SINK_OPTIONS
+from connectors.spark.sink import SINK_OPTIONS, own_producer
+from ordering.errors import AbcastError, BrokerUnreachable
 from ordering.names import Topic
 from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 
+HANGS_S = 5.0
+"""A batch that has been in hand for so long, and a group of which nothing is told: the others go on without it."""
 _POLL_S = 0.2
 _OBSERVED = "batch"
 _GROUPS = "groups"
@@ -98,6 +101,15 @@ class SequencerLane(StreamingJob):
         """What it writes, and where it claims."""
         return needed_to_order(topic, self.options.site)
 
+    def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        """And those of which Kafka tells nothing while the batch in hand waits, unless it tells of none."""
+        silent: Mapping[str, str] = {}
+        if self._keeper is not None and self.stuck_s >= HANGS_S:
+            silent = self._keeper.away.reasons
+            silent = {} if len(silent) == len(self._keeper.forward) else silent
+        hanging = {group: BrokerUnreachable(why) for group, why in silent.items() if group in found}
+        return {**hanging, **super().leaderless(found)}
+
     def serves(self, group: str) -> bool:
         """Whether it is one of the lane's groups."""
         return self.groups is None or group in self.groups
@@ -127,7 +139,7 @@ class SequencerLane(StreamingJob):
             self.decide(topics, states)
             .writeStream.format("kafka")
             .queryName(f"{self.name}-{site}")
-            .options(**connection.spark_options(), **self.sink)
+            .options(**connection.spark_options(), **self.sink, **own_producer())
             .option("checkpointLocation", str(checkpoint))
             .start()
         )

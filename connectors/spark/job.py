@@ -41,7 +41,7 @@ from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirec
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
 from connectors.spark.progress import newest
-from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
+from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain, unwritten_topic
 from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
@@ -55,6 +55,8 @@ WATCH_S = 1
 """How often a running job looks whether all is well, and a sequencer for a newer epoch."""
 LAST_S = 30.0
 """After so long, a group of which something is wrong is tried again where there is no other, but some that may come."""
+STUCK_S = 2.0
+"""A batch that has been in hand for so long may wait for a partition that is away."""
 REPORT_S = 10.0
 """A line of the log about the newest batch, at most this often."""
 STOP_S = 10.0
@@ -148,6 +150,8 @@ class StreamingJob(ABC):
         self._ends = threading.Event()
         self._query_ends = threading.Event()
         self._told_hidden: set[str] = set()
+        self.stuck_s = 0.0
+        """For how long the batch in hand has not got on."""
         self.left_out = LeftOut(self.name, self.waits_s)
         """Groups that can't be served, and that the others go on without."""
         self._max_batch_records = options.max_batch_records
@@ -281,6 +285,7 @@ class StreamingJob(ABC):
                 directory = cleanup.enter_context(held(self.checkpoints))
                 cleanup.callback(self.close_query)
                 self._query_ends.clear()
+                self.stuck_s = 0.0
                 try:
                     query = self.start_query(topics, directory.path)
                     cleanup.callback(self._stop_query, query)
@@ -291,11 +296,20 @@ class StreamingJob(ABC):
                         raise
                     if isinstance(error, StreamingQueryException):
                         self.check()
+                        self._leave_unwritten(error, topics)
                     raise explain(error, self.options.work) from error
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error
             raise self.options.connection.refused(error) from error
+
+    def _leave_unwritten(self, error: StreamingQueryException, topics: Mapping[str, list[str]]) -> None:
+        """Raise UnfitGroups if Kafka did not take a record of one group in time, and others may be served."""
+        unwritten = unwritten_topic(error)
+        if unwritten is None or unwritten.group not in topics or len(topics) == 1:
+            return
+        if self.options.connection.leaders([str(unwritten)]):  # else no broker answers
+            raise UnfitGroups({unwritten.group: BrokerUnreachable(f"Kafka takes no record of {unwritten} now.")})
 
     def _tell_hidden(self) -> None:
         """What is hidden seems not to be there: its group would be left out without a word. Each is told once."""
@@ -333,6 +347,7 @@ class StreamingJob(ABC):
                     "Does Kafka answer?" if asks_kafka else what_tasks_need(self.spark.sparkContext),
                 )
             directory.check()
+            self._see_stuck(0.0 if self.in_real_time else now - patience.since)
             try:
                 # First of all: what is asked of a topic that is gone is asked for seconds.
                 if self._find_topics() != topics:
@@ -356,6 +371,11 @@ class StreamingJob(ABC):
                     batch.ms,
                 )
 
+    def _see_stuck(self, for_s: float) -> None:
+        self.stuck_s = for_s
+        if for_s >= STUCK_S:
+            self.finder.doubt()
+
     def _works(self, query: StreamingQuery, running_s: float) -> bool:
         """Whether the first batch is through; in real time, whether it runs."""
         if newest(query) is not None:
@@ -374,9 +394,10 @@ class StreamingJob(ABC):
         """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it.
 
         In real time a batch is done with each record as it comes, and ends when its time is over: it is not waited for.
+        Nor is one that waits for a partition that is away.
         """
         self._query_ends.set()
-        if not self.in_real_time:
+        if not self.in_real_time and self.stuck_s < STUCK_S:
             _await_batch_in_hand(query)
         with _stopping:
             # Spark reports the cut as an error, with stack traces, although nothing is wrong.

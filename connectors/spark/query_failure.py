@@ -10,6 +10,7 @@ from connectors.spark.codec import LATER_FORMAT
 from connectors.spark.data_directory import disk_full
 from ordering.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable, LaterVersion
 from ordering.formats import Format, later_format
+from ordering.names import Topic
 
 REASON_CHARACTERS = 600
 """A reason is cut off after so many characters."""
@@ -37,6 +38,7 @@ _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
 _OF_OURS = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
 _LATER_FORMAT = re.compile(rf"{re.escape(LATER_FORMAT)} (\S+) (\d+) ?([0-9a-z.+-]*)")
+_EXPIRED = re.compile(r"Expiring \d+ record\(s\) for (\S+)-\d+:")
 _OWN = {each.__name__: each for each in (EnvironmentProblem, HistoryUnavailable, Disagreement, LaterVersion)}
 """What code of ours raises inside a query to end the job. Anything else is worth another query."""
 
@@ -55,6 +57,12 @@ def explain(error: Exception, data: Path) -> AbcastError:
     if own is not None and own[1] in _OWN:
         return _OWN[own[1]](own[2])
     return QueryFailed(f"the query failed ({reason}).")
+
+
+def unwritten_topic(error: Exception) -> Topic | None:
+    """The topic of which Kafka took no record in the time that the producer has, if that is what ended the query."""
+    met = _EXPIRED.search(full_text(error))
+    return Topic.parse(met[1]) if met is not None else None
 
 
 def full_text(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from ordering.records import MAX_RECORD_BYTES
 
 SINK_OPTIONS = {
@@ -14,6 +16,10 @@ SINK_OPTIONS = {
     # 100 KB; in 128 KiB there is room for one. Of half a MiB and more, Java's G1 would take a MiB for each.
     "kafka.batch.size": "520000",
     "kafka.compression.type": "none",
+    # What Kafka does not take for so long ends the query, and takes its group out of the next one. A broker that is
+    # down has a successor before that. By default it is two minutes with twice the memory, at the same least rate.
+    "kafka.delivery.timeout.ms": "60000",
+    "kafka.buffer.memory": str(2 * MAX_RECORD_BYTES),
     # A new producer's first batch may be refused and its second taken (KAFKA-15591): nothing may rest on their order.
     "kafka.max.in.flight.requests.per.connection": "1",
 }
@@ -25,3 +31,12 @@ COPY_SINK_OPTIONS = {
     "kafka.retries": str(2**31 - 1),
     "kafka.max.block.ms": "60000",
 }
+
+
+def own_producer() -> dict[str, str]:
+    """An option by which a query shares no producer with the one before.
+
+    Spark keeps producers by their settings, and each task of a query waits until its producer has written all that it
+    was given: also what a query has left there that was stopped as Kafka did not take it.
+    """
+    return {"kafka.abcast.query": uuid.uuid4().hex}

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.soak]
 
 WITHIN_S = {"process": 40.0, "spark": 90.0}
 """Kafka takes up to ten seconds to see that a broker is dead, and a loaded machine some more."""
+LATER_S = 10.0
 
 
 @pytest.mark.parametrize("engine", ["process", "spark"])
@@ -37,10 +38,12 @@ def test_the_broker_with_the_only_copy(tmp_path: Path, make_scenario: MakeScenar
         node = data["partitions"][0]["leader_id"]
         cluster.kill(node)
         receipt = bob.broadcast(b"y")
-        for _ in range(3):
+        for number in range(4):
             started = time.monotonic()
             alice.broadcast(b"x").result(WITHIN_S[engine])
-            print(f"{engine}: ordered after {time.monotonic() - started:.2f} s, without the broker")
+            took = time.monotonic() - started
+            print(f"{engine}: ordered after {took:.2f} s, without the broker")
+            assert number < 2 or took < LATER_S, "it was to wait once"
         assert process.running()
         process.stop()
         again = scenario.sequencer()

@@ -19,11 +19,12 @@ from connectors.kafka.inputs import Neighbours
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement, known_state
 from connectors.sequencer.job import SequencerJob
-from connectors.sequencer.lane import SequencerLane
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.lane import HANGS_S, SequencerLane
 from connectors.spark.job import JobOptions, QueryFailed
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.streaming import working
-from ordering.errors import TopicMissing, UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
 from ordering.isis_group import Group
 from ordering.isis_site_state import SiteState
 from ordering.names import Topic
@@ -174,6 +175,20 @@ def test_a_lane_leaves_out_what_cannot_be_taken_over(
         lane_of(kafka, tmp_path, ["h"]).run()
 
 
+def test_a_lane_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """When the batch in hand waits, and Kafka tells nothing of the group; but not when it tells of no group."""
+    lane = lane_of(kafka, tmp_path, GROUPS)
+    found = {group: [f"abcast.{group}.forward.nyc"] for group in GROUPS}
+    keeper = lane._keeper = Keeper(kafka, "nyc", {}, "spark")
+    keeper.forward = found
+    keeper.away.put("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
+    assert not lane.leaderless(found)
+    lane.stuck_s = HANGS_S
+    assert list(lane.leaderless(found)) == ["h"]
+    keeper.away.put("g", BrokerUnreachable("nor of g."))
+    assert not lane.leaderless(found)
+
+
 def test_so_does_a_lane_that_agrees(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,10 +252,17 @@ def test_what_a_lane_has_left_out_is_tried_again(
         eventually(lambda: taken == [["g"], ["h"]])
 
 
+@pytest.mark.parametrize("error", [UsageError("DATA of g has 2 partitions."), Fenced("another serves g.")])
 def test_the_eldest_lane_may_fail_beside_others(
-    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kafka: MemoryConnection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: AbcastError,
 ) -> None:
-    """Its groups are tried again; before, the groups of all other lanes went down with it."""
+    """Its groups are tried again; before, the groups of all other lanes went down with it. Of a group that another
+    sequencer has taken over, that one tells.
+    """
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     fails = threading.Event()
@@ -250,7 +272,7 @@ def test_the_eldest_lane_may_fail_beside_others(
             self.ready.set()
             while not self._ends.wait(0.05):
                 if fails.is_set() and self.groups == frozenset({"g"}):
-                    raise UsageError("DATA of g has 2 partitions.")
+                    raise error
 
     def make(*_: object, groups: frozenset[str], number: int, **__: object) -> SequencerLane:
         spark: Any = None
@@ -267,6 +289,9 @@ def test_the_eldest_lane_may_fail_beside_others(
         topics.append(Topic("h", "data", "nyc"))
         eventually(lambda: len(job._lanes) == 2)
         fails.set()
-        eventually(lambda: "DATA of g has 2 partitions. It is tried again" in caplog.text)
+        eventually(lambda: f"{error} It is tried again" in caplog.text)
         assert not thread.done.is_set()
-        eventually(lambda: job.options.troubles.left_out([Topic("g", "epoch", "nyc")], "nyc"))
+        place = [Topic("g", "epoch", "nyc")]
+        if not isinstance(error, Fenced):
+            eventually(lambda: job.options.troubles.left_out(place, "nyc"))
+        assert bool(job.options.troubles.left_out(place, "nyc")) is not isinstance(error, Fenced)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
+from pyspark.errors import StreamingQueryException
 
 from connectors.engine.job import EngineJob
 from connectors.kafka.connection import Connection
@@ -24,7 +26,7 @@ from connectors.ledger.maintenance_job import MaintenanceJob
 from connectors.relay.job import Relay
 from connectors.sequencer.agreeing_lane import RoomAgain
 from connectors.sequencer.job import SequencerJob
-from connectors.spark.job import JobOptions, StreamingJob
+from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
     AbcastError,
@@ -310,6 +312,26 @@ def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.
     assert not finder.leaderless()
 
 
+def test_a_list_that_is_doubted_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is away is found in seconds, though looks are seldom; not more often than that."""
+    now = [0.0]
+    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    cluster = _Cluster()
+    finder = TopicFinder(cluster, GroupChoice(("g*",)))  # type: ignore[arg-type]
+    finder.find()
+    cluster.leader = -1
+    now[0] += 1.0
+    finder.doubt()
+    finder.find()
+    assert not finder._leaderless
+    now[0] += 1.0
+    finder.doubt()
+    finder.find()
+    now[0] += LEADERLESS_S
+    finder.find()
+    assert [topic.group for topic in finder.leaderless()] == ["g", "h"]
+
+
 def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Path) -> None:
     """If it is one that the query needs; the group is back when it is."""
     job = _Serving(tmp_path)
@@ -327,6 +349,41 @@ def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Pat
     assert job._takes_back()
     assert list(job._find_topics()) == ["g", "h"]
     assert not job.options.troubles.of("h")
+
+
+class _Unwritten(_Failing):
+    """Its query ends, as Kafka does not take a record of h in time; then it is asked which groups are left."""
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> Any:
+        del checkpoint
+        if not self.reasons:
+            self.stop()
+            raise QueryFailed(f"started with {','.join(topics)}")
+        return query_with([], awaitTermination=self._fail)
+
+    def _fail(self, _: float) -> bool:
+        raise self.reasons.pop(0)
+
+    def select_topics(self, _: list[Topic]) -> dict[str, list[str]]:
+        return {g: [f"abcast.{g}.forward.nyc"] for g in "gh"}
+
+    def _stop_query(self, _: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_group_of_which_kafka_takes_nothing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    """If Kafka is there at all."""
+    monkeypatch.setattr(Connection, "leaders", lambda _, topics: {name: {1} for name in topics} if answers else {})
+    expired = StreamingQueryException(
+        "[STREAM_FAILED] Query terminated with exception: org.apache.kafka.common.errors.TimeoutException: "
+        "Expiring 1 record(s) for abcast.h.data.nyc-0:60000 ms has passed since batch creation"
+    )
+    job = _Unwritten(tmp_path, expired)
+    job.run()
+    assert list(job.left_out.reasons) == (["h"] if answers else [])
 
 
 class _Serving(StreamingJob):
@@ -361,7 +418,8 @@ def test_a_group_that_is_left_out_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on; for what is tried again, the query begins anew, but seldom."""
-    monkeypatch.setattr("connectors.spark.job.Patience", lambda _: SimpleNamespace(ends=lambda *_: False))
+    patience = SimpleNamespace(ends=lambda *_: False, since=math.inf)
+    monkeypatch.setattr("connectors.spark.job.Patience", lambda _: patience)
     job = _Serving(tmp_path)
     thread = threading.Thread(target=job.run, daemon=True)
     thread.start()
