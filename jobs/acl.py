@@ -28,6 +28,7 @@ class Role(str, Enum):
     sequencer = "sequencer"
     ledger = "ledger"
     maintainer = "maintainer"
+    archivist = "archivist"
     relay = "relay"
 
 
@@ -36,7 +37,8 @@ RoleOption = Annotated[
     typer.Option(
         help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order (with --sites, "
         "where sites in one Kafka agree). ledger: writes the tables. maintainer: purges topics (with --sites, "
-        "letters to other sites, too). relay: carries from a site to another (with --from, --to and --sites)."
+        "letters to other sites, too). archivist: deletes DATA that the ledger has. "
+        "relay: carries from a site to another (with --from, --to and --sites)."
     ),
 ]
 Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]

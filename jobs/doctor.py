@@ -27,7 +27,7 @@ _MARKS = {True: "✓", False: "✗", None: "-"}
 def doctor(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
     role: Annotated[
-        Role, typer.Option(help="Whose rights to look for: member, observer, sequencer, ledger, maintainer.")
+        Role, typer.Option(help="Whose rights to look for: member, observer, sequencer, ledger, maintainer, archivist.")
     ] = (Role.member),
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
-from kafka.errors import AuthorizationError, KafkaError, SaslAuthenticationFailedError
+from kafka.errors import AuthorizationError, ClusterAuthorizationFailedError, KafkaError, SaslAuthenticationFailedError
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
@@ -82,6 +82,8 @@ class Connection:
                 raise self.unreachable(time.monotonic() - began, resource) from None
             if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
                 raise self.refused(error, operation, resource) from None
+            if ClusterAuthorizationFailedError.__name__ in str(error):  # of a producer that may write nowhere
+                raise self.refused(ClusterAuthorizationFailedError(), operation, resource) from None
             raise
 
     def topics_of(self, group: str, role: Role) -> list[Topic]:

@@ -23,7 +23,7 @@ from connectors.kafka.data_log import DataLog, Snapshot
 from connectors.kafka.epochs import Note, encode_note
 from connectors.kafka.purge import Purged, delete_below
 from connectors.kafka.sending import append
-from connectors.kafka.topics import find_topics
+from connectors.kafka.topics import check_relayed_is_seen, find_topics
 from ordering.names import BY_RELAYS
 from ordering.sequencer import SequencerState
 
@@ -47,6 +47,8 @@ def purge_data(
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable; KafkaRefused for a right that is missing.
     """
+    with closing(connection.desk()) as desk:  # what is hidden would pass for a group without other sites
+        check_relayed_is_seen(desk, group, site)
     with DataLog(connection, group, site) as data:
         why = _left_alone(data)
         snapshot = None if why else deletable(data, data.offset_before_the_end(kept_s), in_ledger)

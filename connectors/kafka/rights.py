@@ -17,7 +17,7 @@ from connectors.kafka.sites import Direction, Sites
 from ordering.errors import KafkaRefused, UsageError
 from ordering.names import Role, Topic, check_group, check_site
 
-Who = Literal["member", "observer", "sequencer", "ledger", "maintainer", "relay"]
+Who = Literal["member", "observer", "sequencer", "ledger", "maintainer", "archivist", "relay"]
 WHO: tuple[Who, ...] = get_args(Who)
 
 _READ, _WRITE, _CONFIGS = "READ", "WRITE", "DESCRIBE_CONFIGS"
@@ -50,6 +50,10 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "dead-letter": ("DELETE",),
         "data": (_READ,),  # which has what is not needed any more
         "epoch": (_READ,),
+    },
+    "archivist": {
+        "data": (_READ, "DELETE"),
+        "epoch": (_READ, _WRITE),  # notes from which snapshot on DATA stays
     },
 }
 _OF_RELAYED = (_READ, _WRITE, _CONFIGS)
@@ -97,6 +101,8 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
         rights += [Right(each, "topic", f"abcast.{group}.relayed-", is_prefix=True) for each in _OF_RELAYED]
         rights.append(Right(_READ, "topic", f"abcast.{group}.entries-", is_prefix=True))
         rights.append(Right(_READ, "group", _signs(site)))  # its signs of life
+    elif who == "archivist":
+        rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
     elif who == "maintainer":
         rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
         rights.append(Right("DESCRIBE", "group", f"abcast.member.{group}.{site}.", is_prefix=True))  # what was taken

@@ -41,8 +41,10 @@ _COMPRESSION = {"compression.type": "producer"}
 kilobytes end it. With this one it looks at what is compressed piece by piece, and so do our readers."""
 _WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast", "memory")
 
-PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
-PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
+_SEGMENT_BYTES: Mapping[Role, int] = {
+    **dict.fromkeys(("forward", "dead-letter", "inbox"), 64 * 1024 * 1024),
+    "data": 256 * 1024 * 1024,  # of a long history there are many, and each takes open files
+}
 """What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
 
 _MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
@@ -183,7 +185,7 @@ def _settings(topic: Topic) -> dict[str, str]:
     policy = "compact" if topic.role == "memory" else "delete"
     settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
     settings |= _COMPRESSION
-    settings |= {"segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else {}
+    settings |= {"segment.bytes": str(_SEGMENT_BYTES[topic.role])} if topic.role in _SEGMENT_BYTES else {}
     return settings
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from connectors import Member
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import lacking_unknown_sites, purge_data
 from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.purge import purge_group
 from connectors.kafka.rights import Right, Who, give, rights_of
@@ -112,6 +114,34 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
         assert right.name in says, right
     everything = trial.user(trial.rights, "all")
     eventually(lambda: what_fails(lambda: purged(everything)) == "", what="the rights are known")
+
+
+def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not see what relays bring takes no group for one without other sites."""
+    monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
+    monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
+    trial = Trial(secure_broker, "each-archive", "archivist")
+    everything = trial.user(trial.rights, "all")
+    last = 0
+
+    def purged(connection: Connection) -> int:
+        lacking = lacking_unknown_sites(connection)
+        found = purge_data(connection, trial.group, SITE, kept_s=0.0, in_ledger=last, lacking=lacking)
+        return sum(each.records for each in found)
+
+    with (
+        TinySequencer(trial.admin, trial.group, SITE),
+        Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
+    ):
+        for right, connection in trial.lacking():
+            for _ in range(3):  # there is something to delete, of which EPOCH has no note yet
+                last = alice.broadcast(b"x").result(60)
+            says = what_fails(lambda: purged(connection))  # noqa: B023
+            assert right.operation in says, right
+            assert right.name in says, right
+    eventually(lambda: what_fails(lambda: purged(everything)) == "", what="the rights are known")
+    with DataLog(trial.admin, trial.group, SITE) as data:
+        assert data.beginning() > 0
 
 
 @pytest.mark.soak
