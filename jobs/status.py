@@ -176,6 +176,7 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
             f"{row.strays} of the newest records in DATA are no DATA and are passed over: who else writes there? "
             "`abcast check` counts all"
         )
+    yield from map(str, row.open_transactions)
     if row.wrong_settings:
         yield row.wrong_settings
     if row.other_history:

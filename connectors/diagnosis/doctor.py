@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.liveness import judge, look_again
+from connectors.kafka.open_transactions import open_transactions
 from connectors.kafka.probe import Finding, Step, probe
 from connectors.kafka.refusals import may_not
 from connectors.kafka.rights import Who, rights_of
@@ -21,6 +24,7 @@ from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table_state import read_table_state
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, counted
+from ordering.names import Topic
 
 
 class Check(NamedTuple):
@@ -90,6 +94,7 @@ def _inside(connection: Connection, site: str, group: str | None, who: Who) -> I
         yield from _topics(connection, name, site, who, found)
         if not found.missing:
             yield _sequencer(connection, name, site)
+            yield _transactions(connection, name, site)
 
 
 def _topics(connection: Connection, group: str, site: str, who: Who, found: TopicsFound) -> Iterator[Check]:
@@ -123,6 +128,18 @@ def _sequencer(connection: Connection, group: str, site: str) -> Check:
     except AbcastError as error:
         return Check(f"sequencer of {group}", False, str(error))
     return Check(f"sequencer of {group}", found.works, str(found))
+
+
+def _transactions(connection: Connection, group: str, site: str) -> Check:
+    name = f"transactions in {group}"
+    try:
+        with closing(connection.consumer()) as consumer:
+            topic = str(Topic(group, "forward", site))
+            places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+            found = next(open_transactions(connection, consumer, places), None)
+    except (AbcastError, KafkaError) as error:
+        return Check(name, None, str(error))
+    return Check(name, found is None, "none is left open" if found is None else str(found))
 
 
 def _histories(connection: Connection, site: str, group: str | None, ledger: Location) -> Iterator[Check]:

@@ -17,6 +17,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
+from connectors.kafka.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.sign_of_life import Sign, read_signs
 from connectors.kafka.topics import find_topics, wrong_in_logs
@@ -83,7 +84,7 @@ class GroupStatus(NamedTuple):
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
     `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name. `trouble`:
     what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order it.
-    `acts`: what operators have done last.
+    `acts`: what operators have done last. `open_transactions`: of FORWARD, those that hold up who sends there.
     """
 
     group: str
@@ -108,17 +109,23 @@ class GroupStatus(NamedTuple):
     acts: Sequence[Act] = ()
     trouble: str = ""
     is_left_out: bool = False
+    open_transactions: Sequence[OpenTransaction] = ()
 
     @property
     def is_stuck(self) -> bool:
         """Whether messages wait and nobody orders them."""
-        waits = self.agreement is not None and self.agreement.waits
-        return self.lag > 0 and (waits or not self.sequencer.works)
+        return self.lag > 0 and (not self._is_served or bool(self.open_transactions))
 
     @property
     def is_failure(self) -> bool:
-        """Whether the job that serves the group is stuck: one that leaves the group out, and says so, works."""
-        return self.is_stuck and not self.is_left_out
+        """Whether the job that serves the group is stuck: one that leaves the group out, and says so, works. So does
+        one that waits for a client's transaction.
+        """
+        return self.lag > 0 and not self._is_served and not self.is_left_out
+
+    @property
+    def _is_served(self) -> bool:
+        return self.sequencer.works and not (self.agreement is not None and self.agreement.waits)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -127,6 +134,7 @@ class GroupStatus(NamedTuple):
             "relays": dict(self.relays),
             "gaps": [gap._asdict() for gap in self.gaps],
             "acts": [act._asdict() for act in self.acts],
+            "open_transactions": [each._asdict() for each in self.open_transactions],
             "agreement": self.agreement._asdict() if self.agreement is not None else None,
         }
         return {**self._asdict(), **plain}
@@ -146,7 +154,7 @@ def read_status(
     topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
     consumer = connection.consumer()
     try:
-        forward = _partitions(consumer, [topic for topic in topics if topic.role in ("forward", "relayed")])
+        forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
         signs = read_signs(connection, [group], site, forward)
         with DataLog(connection, group, site) as data:
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
@@ -190,6 +198,7 @@ def read_status(
                 format=max(state.format, of_format),
                 trouble=sign.trouble if sign is not None and sign.is_new else "",
                 is_left_out=is_left_out(sign),
+                open_transactions=tuple(open_transactions(connection, consumer, forward)),
             )
     finally:
         consumer.close()

@@ -99,7 +99,7 @@ class CastLedgerJob(StreamingJob):
         source = self.kafka_source(names, self._positions(topics, self._writer.state))
         return (
             self.spark.readStream.format("kafka")
-            .options(**{**source, "kafka.isolation.level": "read_uncommitted"})  # as members read casts
+            .options(**source)
             .load()
             .writeStream.queryName(f"{self.name}-{self.options.site}")
             .foreachBatch(self._writer.write)

@@ -101,10 +101,6 @@ class Casts(Relay):
                 found.setdefault(topic.group, set(in_file)).add(topic.site)
         return found
 
-    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
-        """As members read casts, who see what a transaction has taken back."""
-        return {**super().kafka_source(topics, positions), "kafka.isolation.level": "read_uncommitted"}
-
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Where the source begins, if the copy has nothing. Raises HistoryUnavailable if it has a part of it."""
         if 0 < position < beginning:

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,7 @@ from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.left_out import LeftOut
+from connectors.kafka.open_transactions import READ_COMMITTED
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.troubles import Troubles
@@ -450,9 +451,14 @@ class StreamingJob(ABC):
             "kafka.fetch.max.wait.ms": "1",
             # Retention may drop records that were read long ago; a real gap is found by the reading rule.
             "failOnDataLoss": "false",
-            # What a producer takes back was not broadcast.
-            "kafka.isolation.level": "read_committed",
+            # Elsewhere it is read as all other readers do, and no open transaction holds it up.
+            "kafka.isolation.level": "read_committed" if _are_to_be_committed(topics) else "read_uncommitted",
         }
+
+
+def _are_to_be_committed(topics: Iterable[str]) -> bool:
+    """Whether one of them is of those of which nothing counts that a producer takes back."""
+    return any(topic is not None and topic.role in READ_COMMITTED for topic in map(Topic.parse, topics))
 
 
 def _await_batch_in_hand(query: StreamingQuery) -> None:

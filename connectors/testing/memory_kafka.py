@@ -49,6 +49,8 @@ class Topics:
         self.changed = threading.Condition()
         self.marks: set[tuple[TopicPartition, int]] = set()
         """Offsets that are taken, and of which no consumer gets anything."""
+        self.open: dict[TopicPartition, int] = {}
+        """Where the first record of a transaction stands that is not ended: who reads what is committed stops there."""
         self.refusals = Counter[str]()
         """By topic: so many of the next produce requests fail."""
         self.passes_first_batches = False
@@ -186,9 +188,9 @@ class MemoryConnection(Connection):
         """In the place of a `Producer`."""
         return MemoryProducer(self.topics, {**PRODUCER_SETTINGS, **settings})
 
-    def consumer(self, **_: Any) -> MemoryConsumer:
+    def consumer(self, **settings: Any) -> MemoryConsumer:
         """In the place of a `Consumer`."""
-        return MemoryConsumer(self.topics)
+        return MemoryConsumer(self.topics, of_committed=settings.get("isolation_level") == "read_committed")
 
     @contextmanager
     def admin(self) -> Iterator[Any]:
@@ -370,8 +372,9 @@ class MemoryAdmin:
 class MemoryConsumer:
     """Reads assigned partitions from where it was told to."""
 
-    def __init__(self, kafka: Topics) -> None:
+    def __init__(self, kafka: Topics, *, of_committed: bool = False) -> None:
         self.kafka = kafka
+        self._of_committed = of_committed
         self._restarts = kafka.restarts
         self.next: dict[TopicPartition, int] = {}
 
@@ -403,7 +406,11 @@ class MemoryConsumer:
     ) -> dict[TopicPartition, int]:
         """The offsets of the next records."""
         asked = self._asked(places, timeout_ms)
-        return {place: len(self.kafka.partitions[place]) for place in asked}
+        return {place: self._end(place) for place in asked}
+
+    def _end(self, place: TopicPartition) -> int:
+        end = len(self.kafka.partitions[place])
+        return min(end, self.kafka.open.get(place, end)) if self._of_committed else end
 
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
         """The libraries give no answer about any of the partitions if there is none about one of them."""
@@ -436,7 +443,7 @@ class MemoryConsumer:
                     raise OffsetOutOfRangeError({place: offset})
                 if self.kafka.lacks(place, READS):
                     continue
-                if records := self.kafka.partitions[place][offset : offset + 500]:
+                if records := self.kafka.partitions[place][offset : min(offset + 500, self._end(place))]:
                     found[place] = records
             return bool(found)
 

@@ -1,0 +1,102 @@
+"""A transaction that somebody leaves open holds up who sends to that partition: `status` and `doctor` say so."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import confluent_kafka
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.diagnosis.doctor import _transactions
+from connectors.diagnosis.status import read_status
+from connectors.kafka import open_transactions as module
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.open_transactions import OpenTransaction, open_transactions
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from connectors.spark.job import StreamingJob
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.names import ROLES, Role, Topic
+from tests.waiting import eventually
+
+FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
+WAIT_S = 30.0
+
+
+def opened(connection: Connection, *places: TopicPartition) -> list[OpenTransaction]:
+    with closing(connection.consumer()) as consumer:
+        return list(open_transactions(connection, consumer, places))
+
+
+def test_one_that_is_used_as_it_should_be_is_not_told() -> None:
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    for number in range(3):
+        kafka.topics.append(FORWARD, b"nyc/a", b"", forward_headers(5, number + 1))
+    assert opened(kafka, FORWARD) == []
+    kafka.topics.open[FORWARD] = 1
+    assert opened(kafka, FORWARD) == []
+    records = kafka.topics.partitions[FORWARD]
+    records[1] = records[1]._replace(timestamp=records[1].timestamp - 60_000)
+    (found,) = opened(kafka, FORWARD)
+    assert (found.topic, found.partition, found.offset) == ("abcast.g.forward.nyc", 0, 1)
+    assert 60 <= found.open_s < 90
+    kafka.topics.open.clear()
+    assert opened(kafka, FORWARD) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_only_what_counts_once_it_is_committed_is_read_so_on_spark(role: Role) -> None:
+    """An open transaction in DATA would hold up a ledger, and none of the members."""
+    kafka = MemoryConnection()
+    topic = str(Topic("g", role, "nyc", "sfo" if role in ("relayed", "entries") else ""))
+    kafka.topics.partitions[TopicPartition(topic, 0)] = []
+    job = SimpleNamespace(options=SimpleNamespace(connection=kafka), _max_batch_records=10)
+    source = StreamingJob.kafka_source(cast("Any", job), [topic], {})
+    assert json.loads(source["startingOffsets"]) == {topic: {"0": 0}}
+    committed = role in ("forward", "relayed")
+    assert source["kafka.isolation.level"] == ("read_committed" if committed else "read_uncommitted")
+
+
+@pytest.mark.broker
+class TestOnABroker:
+    @pytest.fixture
+    def hung(self, broker: EmbeddedBroker) -> confluent_kafka.Producer:
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "hung", "linger.ms": 0}
+        )
+        producer.init_transactions(WAIT_S)
+        return producer
+
+    @pytest.mark.parametrize("transport", ["confluent", "kafka-python"])
+    def test_who_it_is_that_holds_up_the_others(
+        self,
+        broker: EmbeddedBroker,
+        hung: confluent_kafka.Producer,
+        transport: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It is told while it is open, with the offset that Kafka's command asks for, and no longer."""
+        monkeypatch.setattr(module, "LONG_S", 0.0)
+        connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hung-{transport}"
+        create_topics(connection, group, ["nyc"], partitions=2)
+        with TinySequencer(connection, group):
+            assert _transactions(connection, group, "nyc").is_ok
+            hung.begin_transaction()
+            topic = str(Topic(group, "forward", "nyc"))
+            hung.produce(topic, b"x", b"nyc/hung", 1, headers=dict(forward_headers(5, 1)))
+            assert hung.flush(WAIT_S) == 0
+            eventually(lambda: read_status(connection, group, "nyc").open_transactions)
+            (found,) = read_status(connection, group, "nyc").open_transactions
+            assert (found.topic, found.partition, found.offset) == (topic, 1, found.offset)
+            check = _transactions(connection, group, "nyc")
+            assert check.is_ok is False
+            assert f"abort --topic {topic} --partition 1 --start-offset {found.offset}" in check.detail
+            hung.abort_transaction(WAIT_S)
+            eventually(lambda: not read_status(connection, group, "nyc").open_transactions)
