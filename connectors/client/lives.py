@@ -255,18 +255,21 @@ class Lives:
         rows = {row.local_seqno: row for row in outbox.pending() if row.local_seqno <= ordered}
         if not rows or outbox.seqno is None:  # of an earlier version
             return
+        last = max(rows)
         try:
             for data in history(outbox.seqno):
-                row = rows.get(data.local_seqno)
-                if data.incarnation != outbox.incarnation or row is None:
+                if data.incarnation != outbox.incarnation:
                     continue
-                if not is_same(row, data.kind, data.payload, data.headers):
+                row = rows.get(data.local_seqno)
+                if row is not None and not is_same(row, data.kind, data.payload, data.headers):
                     raise Superseded(
                         f"the outbox {outbox.path} and the group disagree: another message than its local seqno "
                         f"{row.local_seqno} was ordered under that id, so up to {outbox.last() + 1 - row.local_seqno} "
                         "messages in it never were. Was it copied, restored, or did the machine lose its power? Delete "
                         "the file to give them up, and run one process per member."
                     )
+                if data.local_seqno >= last:
+                    return  # what others have sent since is not to be read for it
         except HistoryUnavailable as gone:
             _logger.warning("%s: whether the outbox is as the group has it can't be told: %s", self.address, gone)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 from collections.abc import Generator
@@ -152,7 +153,7 @@ class _Settling:
 
     def start(self) -> None:
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a process that was forked has no threads
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="abcast-receipts", daemon=True)
                 self._thread.start()
 
@@ -166,3 +167,13 @@ class _Settling:
 
 
 _settling = _Settling()
+
+
+def begin_anew() -> None:
+    """In a fork: what its parent was about to settle is settled there, and by nobody a second time."""
+    global _settling
+    _settling = _Settling()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_anew)

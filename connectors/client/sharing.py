@@ -35,6 +35,17 @@ _lock = threading.Lock()
 _open: dict[tuple[int, Connection], Shared] = {}
 
 
+def begin_anew() -> None:
+    """Forget what the parent of a fork has opened, and its lock, which one of its threads may have held."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_anew)
+
+
 def share(connection: Connection) -> Shared:
     """What is shared on that connection, by one more. `release` it."""
     with _lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -110,6 +111,19 @@ def say_why(connection: Connection, group: str, site: str, patience_s: float = 3
 _lock = threading.Lock()
 _looks: dict[tuple[Connection, str, str], Future[str]] = {}
 """Those in hand: who asks meanwhile waits for the same. In an outage each takes long, and many wait for receipts."""
+
+
+def begin_anew() -> None:
+    """In a fork: no thread of it makes the looks that its parent had in hand, and a thread that is not may have held
+    the lock.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _looks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_anew)
 
 
 def _look(look: Future[str], connection: Connection, group: str, site: str) -> None:

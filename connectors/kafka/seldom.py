@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 
@@ -11,6 +12,16 @@ EVERY_S = 60.0
 _lock = threading.Lock()
 _told: dict[tuple[str, str], tuple[float | None, int]] = {}
 """By logger and text, of which the program has a few: when it was told last, and how many were left out since."""
+
+
+def begin_anew() -> None:
+    """In a fork: a thread that is not there may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_anew)
 
 
 def warn_seldom(logger: logging.Logger, text: str, *values: object) -> None:

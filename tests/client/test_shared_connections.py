@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
+import shutil
 import signal
 import threading
 import time
+import traceback
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +24,16 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client import sharing
+from connectors.client import promise, sharing
 from connectors.client.feed import _size
+from connectors.kafka import liveness, seldom
+from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.effective import Effective
+from connectors.kafka.seldom import warn_seldom
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import KafkaRefused, Superseded, UsageError
+from ordering.errors import BrokerUnreachable, KafkaRefused, Superseded, UsageError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
@@ -223,29 +232,103 @@ def test_a_fork_ends_although_its_parent_holds_a_lock(kafka: MemoryConnection) -
     with Member("g", "nyc/a", connection=kafka) as a:
         a.broadcast(b"x").result(WAIT)
         with a._sending.lock:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a process with threads forks
-                child = os.fork()
-            if not child:
-                try:
-                    a.close()
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-        ended: list[int] = []
+            assert in_a_fork(a.close) == 0
 
-        def has_ended() -> bool:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            ended.append(status)
-            return pid == child
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_may_begin_anew_whatever_its_parent_does_just_then(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the parent holds each lock of the process, and has a callback and a look in hand."""
+    called: list[int] = []
+    looked: list[str] = []
+
+    def nobody_answers(_connection: Connection, group: str, _site: str) -> DataLog:
+        looked.append(group)
+        raise BrokerUnreachable("nobody answers.")
+
+    look = Future[str]()
+    monkeypatch.setattr(promise, "_settling", promise._Settling())
+    monkeypatch.setattr(promise._settling, "_run", lambda: None)  # what is settled stays in its queue
+    monkeypatch.setattr(liveness, "DataLog", nobody_answers)
+    receipt = promise.Promise(threading.Condition())
+    receipt.add_done_callback(lambda _: called.append(1))
+    receipt._succeed(1)
+    monkeypatch.setitem(liveness._looks, (kafka, "g", "nyc"), look)
+
+    def begin_anew() -> None:
+        assert liveness.say_why(kafka, "g", "nyc", WAIT) == ""
+        assert looked == ["g"]
+        warn_seldom(logging.getLogger("test"), "of a fork")
+        with sharing.share(kafka) as shared:
+            assert shared.users == 1
+        of_the_fork, is_called = promise.Promise(threading.Condition()), threading.Event()
+        of_the_fork.add_done_callback(lambda _: is_called.set())
+        of_the_fork._succeed(1)
+        assert is_called.wait(WAIT)
+        assert called == []
+
+    with ExitStack() as held:
+        for lock in (sharing._lock, liveness._lock, seldom._lock, promise._settling._lock):
+            held.enter_context(lock)
+        assert in_a_fork(begin_anew) == 0
+
+
+def test_a_start_on_an_outbox_reads_no_further_than_its_own_rows(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However much others have sent since: the rows are compared, and that is all."""
+    read: list[int] = []
+    records = DataLog.records
+
+    def counted(self: DataLog, start: int, end: int) -> Iterator[Any]:
+        read.append(0)
+        for stored in records(self, start, end):
+            read[-1] += 1
+            yield stored
+
+    with Member("g", "nyc/a", connection=kafka, outbox=tmp_path / "o") as a:
+        a.broadcast(b"one").result(WAIT)
+        for each in tmp_path.glob("o*"):  # as kill -9 leaves it
+            shutil.copy(each, tmp_path / each.name.replace("o", "killed", 1))
+    with Member("g", "nyc/z", connection=kafka) as z:
+        for _ in range(200):
+            last = z.broadcast(b"x")
+        last.result(WAIT)
+        monkeypatch.setattr(DataLog, "records", counted)
+        with Member("g", "nyc/a", connection=kafka, outbox=tmp_path / "killed") as again:
+            again.connect()
+            assert read[-1] < 5, f"{read}: the rows of the outbox are compared last"
+            assert again.broadcast(b"two").result(WAIT) > 202
+
+
+def in_a_fork(act: Callable[[], object]) -> int:
+    """What a process that does this ends with. Fails if it does not end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a process with threads forks
+        child = os.fork()
+    if not child:
         try:
-            eventually(has_ended)
-        except BaseException:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise
-        assert ended[-1] == 0
+            act()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the child has nobody else to tell
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        ended.append(status)
+        return pid == child
+
+    try:
+        eventually(has_ended)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return ended[-1]
 
 
 def test_headers_count_in_the_window() -> None:
