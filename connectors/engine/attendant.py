@@ -29,7 +29,7 @@ from connectors.kafka.troubles import SEQUENCER, Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups, raise_unfit
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import STALL_S, Takeover
+from connectors.sequencer.takeover import STALL_S, Claimer, Takeover
 from connectors.sequencer.watchdog import NotCounting, Watchdog
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, TopicMissing
@@ -276,16 +276,10 @@ class Attendant:
             return dict.fromkeys(topics, error)
         fit = {group: names for group, names in topics.items() if group not in unfit}
         if fit:
-            takeover = Takeover(
-                self._connection,
-                fit,
-                self._site,
-                self._epochs,
-                agreement=self.agreement,
-                fitness=self._check_group,
-                ledger=self._find_ledger(),
+            by = Claimer(
+                self._connection, self._site, self._epochs, self.agreement, self._check_group, self._find_ledger()
             )
-            self._takeovers.append((takeover, fit))
+            self._takeovers.append((Takeover(by, fit), fit))
         return unfit
 
     def _find_ledger(self) -> Ledger | None:

@@ -48,7 +48,7 @@ from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.kafka.troubles import Troubles
-from connectors.sequencer.takeover import yield_to_rival
+from connectors.sequencer.feud import yield_to_rival
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, ProtocolViolation
 

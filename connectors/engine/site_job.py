@@ -40,8 +40,8 @@ from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP
 from connectors.sequencer.agreement import ISIS, Agreement, known_state
+from connectors.sequencer.fencing import check_not_fenced
 from connectors.sequencer.notices import told
-from connectors.sequencer.takeover import check_not_fenced
 from ordering.errors import AbcastError, BrokerUnreachable
 from ordering.isis_site_state import Notice
 from ordering.names import Topic

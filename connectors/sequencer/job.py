@@ -23,10 +23,10 @@ from connectors.kafka.retrying import News
 from connectors.kafka.unfit import OF_THE_JOB
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement
+from connectors.sequencer.feud import yield_to_rival
 from connectors.sequencer.groups import groups_at, needed_to_order
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.lanes import open_lane
-from connectors.sequencer.takeover import yield_to_rival
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from ordering.errors import AbcastError, BrokerUnreachable, Fenced

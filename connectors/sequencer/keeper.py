@@ -29,7 +29,7 @@ from connectors.kafka.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
-from connectors.sequencer.takeover import check_not_fenced
+from connectors.sequencer.fencing import check_not_fenced
 from connectors.sequencer.ticks import tick
 from ordering.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
 from ordering.names import Topic

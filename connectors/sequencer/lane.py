@@ -24,7 +24,7 @@ from connectors.ledger.last_row import LedgerEnd
 from connectors.sequencer.groups import forward_topics, needed_to_order, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.query import encode_decided, read_by_few, sequence
-from connectors.sequencer.takeover import take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
 from connectors.spark.progress import newer_than, newest
@@ -120,13 +120,11 @@ class SequencerLane(StreamingJob):
         check_topics(connection, forward, site)
         self._await_spark()
         states = take_over_groups(
-            connection,
+            Claimer(
+                *(connection, site, self._epochs, self.agreement, self.check_group),
+                ledger=LedgerEnd(self.options.data / "ledger"),
+            ),
             forward,
-            site,
-            self._epochs,
-            agreement=self.agreement,
-            fitness=self.check_group,
-            ledger=LedgerEnd(self.options.data / "ledger"),
         )
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark", self.options.troubles), -1
         self._keeper.take(forward)

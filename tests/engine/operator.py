@@ -36,9 +36,9 @@ from connectors.sequencer.agreeing_query import (
     begun,
 )
 from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.fencing import check_not_fenced
 from connectors.sequencer.query import DATA_ROLE
 from connectors.sequencer.shelf import Shelf
-from connectors.sequencer.takeover import check_not_fenced
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import ProtocolViolation

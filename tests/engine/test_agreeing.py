@@ -40,7 +40,7 @@ from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreeing_query import Step, begun
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.shelf import Shelf
-from connectors.sequencer.takeover import take_over, take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering import isis_site, sequencer
 from ordering.errors import (
@@ -113,7 +113,7 @@ class Running:
         self.why: list[str] = []
         self.attendant.leave = self._leave
         topics = {group: [forward(site, group).topic] for group in groups}
-        states = take_over_groups(kafka, topics, site, agreement="isis")
+        states = take_over_groups(Claimer(kafka, site, agreement="isis"), topics)
         agreement = Agreement(neighbours, SUSPECT_AFTER_MS)
         self.loop: Any
         if engine == SPARK:
@@ -504,7 +504,7 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
     kafka.create("h", "nyc")
     take_over(kafka, "h", "nyc")
     with pytest.raises(UsageError, match="is that of a sequencer"):
-        take_over_groups(kafka, {"h": [str(Topic("h", "forward", "nyc"))]}, "nyc", agreement="isis")
+        take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"h": [str(Topic("h", "forward", "nyc"))]})
 
 
 @each_engine
@@ -532,7 +532,7 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
         raise ProtocolViolation("site sfo has read entry 4 of the log of nyc, which ends at 2 now")
 
     with running(kafka, "nyc") as (first,):
-        take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
+        take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [forward("nyc").topic]})
         monkeypatch.setattr(AgreeingGroup, "tick", read)
         eventually(lambda: first.failure, 10)
         assert isinstance(first.failure, Fenced)
@@ -544,7 +544,7 @@ def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection)
         send(kafka, "nyc", range(1, 6))
         send(kafka, "sfo", range(1, 6))
         all_have(kafka, 10)
-        states = take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
+        states = take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [forward("nyc").topic]})
         changes = [Taken(gone=frozenset("g")), Taken(states)]
         loops[0].attendant.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
         eventually(lambda: not changes, 10)
@@ -569,7 +569,7 @@ def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
             all_have(kafka, 2)
         lose_log(kafka, "nyc", "data")
         with pytest.raises(HistoryChanged, match="was it deleted"):
-            take_over_groups(kafka, {"g": [str(Topic("g", "forward", "nyc"))]}, "nyc", agreement="isis")
+            take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [str(Topic("g", "forward", "nyc"))]})
         lose_log(kafka, "nyc", "epoch")
         with running(kafka, "nyc", engine=engine) as (nyc,):
             eventually(lambda: nyc.failure, 20)
@@ -627,7 +627,7 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection, 
 def test_the_last_group_that_goes_is_read_no_more(kafka: MemoryConnection) -> None:
     place, names = forward("nyc"), Neighbours("nyc", ("nyc",), frozenset())
     loop = SiteLoop(kafka, Agreement(names), threading.Event())
-    loop.take(Taken(take_over_groups(kafka, {"g": [place.topic]}, "nyc", agreement="isis")))
+    loop.take(Taken(take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [place.topic]})))
     loop.find_inputs({"g": {place: Input("nyc", str(Partition(*place)))}})
     loop.step()
     assert loop._intake.positions
@@ -921,7 +921,7 @@ def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) ->
     kafka.drop(Topic("g", "data", "sfo"))
     loop = SiteLoop(kafka, Agreement(Neighbours("lax", SITES, frozenset({"nyc", "sfo"}))), threading.Event())
     with closing(loop):
-        loop.take(Taken(take_over_groups(kafka, {"g": [forward("lax").topic]}, "lax", agreement="isis")))
+        loop.take(Taken(take_over_groups(Claimer(kafka, "lax", agreement="isis"), {"g": [forward("lax").topic]})))
         with pytest.raises(HistoryUnavailable, match="lax has read the log of sfo up to offset"):
             loop.find_inputs({"g": {TopicPartition(str(Topic("g", "data", "sfo")), 0): Input("sfo", "")}})
 

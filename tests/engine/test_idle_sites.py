@@ -12,7 +12,7 @@ from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.plain_record import PlainRecord
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.sequencer.agreement import Agreement, known_state
-from connectors.sequencer.takeover import take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.names import Topic
 from ordering.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
@@ -39,7 +39,7 @@ class Site:
     def __init__(self, kafka: MemoryConnection, name: str) -> None:
         self.kafka, self.name = kafka, name
         neighbours = Neighbours(name, SITES, frozenset(SITES) - {name})
-        state = take_over_groups(kafka, {"g": [f"abcast.g.forward.{name}"]}, name, agreement="isis")["g"]
+        state = take_over_groups(Claimer(kafka, name, agreement="isis"), {"g": [f"abcast.g.forward.{name}"]})["g"]
         self.group = AgreeingGroup(known_state(kafka, Agreement(neighbours), state), state)
         self.inputs: dict[TopicPartition, Input] = {}
         for place in kafka.topics.partitions:

@@ -23,7 +23,7 @@ from connectors.kafka.inputs import Neighbours
 from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection, MemoryConsumer
 from ordering.errors import Fenced
 from ordering.names import ROLES, Role, Topic
@@ -203,7 +203,7 @@ def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) ->
 def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:
     epochs: dict[str, int] = {}
     forward = {group: [name("forward", group)] for group in groups}
-    take_over_groups(kafka, forward, "nyc", epochs, agreement="isis" if engine == "agreeing" else "")
+    take_over_groups(Claimer(kafka, "nyc", epochs, agreement="isis" if engine == "agreeing" else ""), forward)
     return epochs
 
 

@@ -25,7 +25,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import decode, encode_claim
 from connectors.kafka.unfit import UnfitGroups
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import take_over, take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.checker import Checker
@@ -311,7 +311,9 @@ class TestFormats:
             place: count for place, count in before.items() if place != EPOCHS
         }
         with pytest.raises(UnfitGroups) as unfit:
-            take_over_groups(kafka, {group: [f"abcast.{group}.forward.{SITE}"] for group in ("g", "other")}, SITE)
+            take_over_groups(
+                Claimer(kafka, SITE), {group: [f"abcast.{group}.forward.{SITE}"] for group in ("g", "other")}
+            )
         assert list(unfit.value.errors) == ["g"]
 
     def test_a_sequencer_that_runs_stops_at_a_switch(self, kafka: MemoryConnection) -> None:

@@ -17,7 +17,8 @@ from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
-from connectors.sequencer.takeover import check_not_fenced, take_over
+from connectors.sequencer.fencing import check_not_fenced
+from connectors.sequencer.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import BrokerUnreachable, NotOrderedInTime, UsageError

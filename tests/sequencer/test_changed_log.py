@@ -22,7 +22,7 @@ from connectors.kafka.same_log import CLOCKS_APART_MS, Fit, Row, fit
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import take_over, take_over_groups
+from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -89,10 +89,10 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
     claims = len(kafka.topics.partitions[TopicPartition(EPOCH, 0)])
     groups = {"g": [FORWARD]}
     if end >= known:
-        take_over_groups(kafka, groups, SITE, ledger=ledger)
+        take_over_groups(Claimer(kafka, SITE, ledger=ledger), groups)
         return
     with pytest.raises(HistoryChanged, match=r"has a broker lost its end\?.*Go on in a new group"):
-        take_over_groups(kafka, groups, SITE, ledger=ledger)
+        take_over_groups(Claimer(kafka, SITE, ledger=ledger), groups)
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == claims, "it has claimed what it can't go on with"
 
 
@@ -114,7 +114,7 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
     log = kafka.topics.partitions[place]
     if has_new := how is not list and bool(log):
         log[0] = log[0]._replace(key=f"{SITE}/new".encode())
-    state = take_over_groups(kafka, {"g": [FORWARD]}, SITE)["g"]
+    state = take_over_groups(Claimer(kafka, SITE), {"g": [FORWARD]})["g"]
     assert (Partition(FORWARD, 0) in state.decided) is (how is list)
     assert ("is read from its beginning" in caplog.text) is (how is not list)
     with TinySequencer(kafka, "g", SITE) as sequencer:
@@ -150,7 +150,7 @@ def test_topics_that_were_made_anew_are_a_new_group(
             assert f"{ledger.path} has another history of g, up to seqno 5: take another --data" in other_history(
                 log, ledger
             )
-        take_over_groups(kafka, {"g": [FORWARD]}, SITE, ledger=ledger)
+        take_over_groups(Claimer(kafka, SITE, ledger=ledger), {"g": [FORWARD]})
         order(kafka, count)
         with pytest.raises(HistoryChanged, match="another history of g"):
             start_after(5, JobOptions(kafka, SITE, tmp_path), "g", ledger)

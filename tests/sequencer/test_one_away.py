@@ -9,8 +9,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.unfit import UnfitGroups
+from connectors.sequencer.feud import yield_to_rival
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Takeover, take_over, take_over_groups, yield_to_rival
+from connectors.sequencer.takeover import Claimer, Takeover, take_over, take_over_groups
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.names import Role, Topic
@@ -36,7 +37,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     connection = MemoryConnection(timeout=SLOW_S)
     for group in GROUPS:
         connection.create(group, "nyc")
-    take_over_groups(connection, FORWARD, "nyc")  # there is something to read
+    take_over_groups(Claimer(connection, "nyc"), FORWARD)  # there is something to read
     connection.topics.silence_s = SLOW_S
     monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", SLOW_S)
     return connection
@@ -48,7 +49,7 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
     """The others are there within a second; the one fails when its time is over, unless nothing of it is needed."""
     kafka.topics.take_away(name(role), *what)
     started, found, took = time.monotonic(), dict[str, SequencerState | AbcastError](), dict[str, float]()
-    with closing(Takeover(kafka, FORWARD, "nyc")) as takeover:
+    with closing(Takeover(Claimer(kafka, "nyc"), FORWARD)) as takeover:
         while takeover.is_running:
             for group, result in takeover.results(0.1).items():
                 found[group], took[group] = result, time.monotonic() - started
@@ -63,7 +64,7 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
 @pytest.mark.parametrize("what", PARTS)
 def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of which nothing is answered delays no start."""
-    monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: list(GROUPS))
+    monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: list(GROUPS))
     kafka.topics.take_away(name("epoch"), *what)
     started = time.monotonic()
     assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
@@ -76,11 +77,11 @@ def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
     kafka.topics.take_away(name(role))
     before = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
     with pytest.raises(UnfitGroups) as unfit:
-        take_over_groups(kafka, FORWARD, "nyc")
+        take_over_groups(Claimer(kafka, "nyc"), FORWARD)
     assert {group: type(error) for group, error in unfit.value.errors.items()} == {"away": BrokerUnreachable}
     assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == before
     kafka.topics.bring_back(name(role))
-    assert list(take_over_groups(kafka, FORWARD, "nyc")) == list(GROUPS)
+    assert list(take_over_groups(Claimer(kafka, "nyc"), FORWARD)) == list(GROUPS)
 
 
 def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
@@ -105,14 +106,14 @@ def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) ->
     stored = kafka.topics.partitions[data][newest]
     kafka.topics.partitions[data][newest] = stored._replace(value=raw)
     with pytest.raises(UnfitGroups) as unfit:
-        take_over_groups(kafka, FORWARD, "nyc")
+        take_over_groups(Claimer(kafka, "nyc"), FORWARD)
     assert list(unfit.value.errors) == ["away"]
     assert "away" in str(unfit.value)
 
 
 def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is found before the claim."""
-    monkeypatch.setattr("connectors.sequencer.takeover.MAX_SNAPSHOT_BYTES", 10)
+    monkeypatch.setattr("connectors.sequencer.survey.MAX_SNAPSHOT_BYTES", 10)
     before = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
     with pytest.raises(UsageError, match="which are too many"):
         take_over(kafka, "away", "nyc")
@@ -123,7 +124,7 @@ class TestAKeeper:
     @pytest.fixture
     def keeper(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Keeper:
         epochs: dict[str, int] = {}
-        take_over_groups(kafka, FORWARD, "nyc", claimed=epochs)
+        take_over_groups(Claimer(kafka, "nyc", claimed=epochs), FORWARD)
         keeper = Keeper(kafka, "nyc", epochs, "process")
         keeper.take(FORWARD)
         return keeper
@@ -181,7 +182,7 @@ class TestAKeeper:
         if not led:
             monkeypatch.setattr(MemoryConnection, "leaders", lambda *_: {})
         forward, epochs = {group: [name("forward", group)] for group in (*hanging, *GROUPS)}, dict[str, int]()
-        take_over_groups(kafka, forward, "nyc", claimed=epochs)
+        take_over_groups(Claimer(kafka, "nyc", claimed=epochs), forward)
         keeper = Keeper(kafka, "nyc", epochs, "process")
         keeper.take(forward)
         keeper.check_not_fenced()

@@ -18,7 +18,8 @@ from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, 
 from connectors.kafka.settings import change_settings
 from connectors.kafka.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.takeover import take_over, take_over_groups, yield_to_rival
+from connectors.sequencer.feud import yield_to_rival
+from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.sequencer.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -80,25 +81,25 @@ class TestNothingIsClaimedInVain:
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 0)]
         kafka.topics.partitions[TopicPartition("abcast.i.data.nyc", 1)] = []
         with pytest.raises(UnfitGroups) as unfit:
-            take_over_groups(kafka, {"g": [str(FORWARD)], "h": [], "i": []}, "nyc")
+            take_over_groups(Claimer(kafka, "nyc"), {"g": [str(FORWARD)], "h": [], "i": []})
         assert {group: type(error) for group, error in unfit.value.errors.items()} == {
             "h": TopicMissing,
             "i": UsageError,
         }
         with pytest.raises(TopicMissing, match=r"(?s)abcast\.h\.data.*\n.*abcast\.i\.data"):
-            take_over_groups(kafka, {"h": [], "i": []}, "nyc")
+            take_over_groups(Claimer(kafka, "nyc"), {"h": [], "i": []})
         assert log_of(kafka, EPOCH) == log_of(kafka, DATA) == []
-        assert list(take_over_groups(kafka, {"g": [str(FORWARD)]}, "nyc")) == ["g"]
+        assert list(take_over_groups(Claimer(kafka, "nyc"), {"g": [str(FORWARD)]})) == ["g"]
 
     def test_a_group_of_a_newer_sequencer_is_left_to_it(self, kafka: MemoryConnection) -> None:
         kafka.create("h", "nyc")
         take_over(kafka, "h", "nyc")
         take_over(kafka, "h", "nyc")
         with pytest.raises(UnfitGroups) as unfit:
-            take_over_groups(kafka, {"g": [str(FORWARD)], "h": []}, "nyc", claimed={"h": 1})
+            take_over_groups(Claimer(kafka, "nyc", claimed={"h": 1}), {"g": [str(FORWARD)], "h": []})
         assert {group: type(error) for group, error in unfit.value.errors.items()} == {"h": Fenced}
         with pytest.raises(Fenced):
-            take_over_groups(kafka, {"h": []}, "nyc", claimed={"h": 1})
+            take_over_groups(Claimer(kafka, "nyc", claimed={"h": 1}), {"h": []})
         assert log_of(kafka, EPOCH) == []
 
     def test_two_partitions_of_data(self, kafka: MemoryConnection) -> None:
@@ -197,12 +198,12 @@ class TestTwoUnderSupervisors:
         assert seconds_to_yield([Claim(epoch, 0) for epoch in range(1, 9)], "a", 0) is None
 
     def test_the_start_waits(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda _, site: ["g"] if site == "nyc" else [])
+        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda _, site: ["g"] if site == "nyc" else [])
         waits: list[float] = []
         assert not yield_to_rival(kafka, "nyc", waits.append)
         for host in [this_host(), "elsewhere"] * 3:
             kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode(), headers=[("abcast", b"2 claim")])
-        with patch("connectors.sequencer.takeover._logger.warning") as warning:
+        with patch("connectors.sequencer.feud._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args
         [wait] = waits
@@ -210,7 +211,7 @@ class TestTwoUnderSupervisors:
         assert yield_to_rival(kafka, "nyc", lambda _: True)
         for group in "hi":
             kafka.create(group, "nyc")
-        monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: ["g", "h", "i"])
+        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: ["g", "h", "i"])
         assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("a start waits for the one of three groups"))
 
     def test_many_groups_are_asked_by_few_connections(
@@ -219,7 +220,7 @@ class TestTwoUnderSupervisors:
         names = [f"g{number}" for number in range(2 * GROUPS_AT_ONCE)]
         for name in names:
             kafka.create(name, "nyc")
-        monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: names)
+        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: names)
         consumer, opened = MemoryConnection.consumer, list[object]()
 
         def counted(connection: MemoryConnection, **settings: Any) -> Any:

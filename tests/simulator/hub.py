@@ -30,7 +30,7 @@ from connectors.kafka.epochs import Move
 from connectors.kafka.sites import Direction, Sites
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.promotion import promote
-from connectors.sequencer import takeover
+from connectors.sequencer import fencing, takeover
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
 from ordering.errors import AbcastError, BrokerUnreachable, UsageError
@@ -158,7 +158,7 @@ class Job:
         """As the keeper looks."""
         with DataLog(self.site.connection, GROUP, self.site.name) as data:
             try:
-                takeover.check_not_fenced(data, self.epoch)
+                fencing.check_not_fenced(data, self.epoch)
             except AbcastError:
                 return True
         return False

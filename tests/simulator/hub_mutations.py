@@ -15,7 +15,7 @@ from ordering.sequencer import SequencerState
 from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
 
 _PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
-_HOME = "connectors.sequencer.takeover.check_is_home"
+_HOME = "connectors.sequencer.fencing.check_is_home"
 _DECIDED, _CARRY = f"{_PROMOTION}.DataLog.has_decided", "connectors.relay.hub.SiteForward.first_to_carry"
 _TWO_HOMES = (DIVERGENT, FALSE_RECEIPT)
 ANY = (DIVERGENT, DUPLICATE, FALSE_RECEIPT, LOST, STUCK)

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from connectors.kafka.epochs import Claim, Note
-from connectors.sequencer.takeover import find_state
+from connectors.sequencer.survey import find_state
 from ordering import sequencer
 from ordering.pipeline import Pipeline
 from ordering.reader import Seal
