@@ -15,13 +15,30 @@ def canonical_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
-def inflated(raw: bytes, limit: int) -> bytes:
-    """The gzip'd bytes, which are `limit` at most. Raises ValueError for anything else, before it takes more memory."""
-    stream = zlib.decompressobj(_GZIP)
+def deflated(plain: bytes, known: bytes) -> bytes:
+    """The bytes, with next to nothing for what of them is in those that the reader knows: the inverse of `inflated`."""
+    stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zdict=known)
+    return stream.compress(plain) + stream.flush()
+
+
+def inflated(raw: bytes, limit: int, known: bytes | None = None) -> bytes:
+    """The bytes, which are `limit` at most, out of gzip, or as deflated beside those that are `known`.
+
+    Raises ValueError for anything else, before it takes more memory.
+    """
+    plain, rest = inflated_first(raw, limit, known)
+    if rest:
+        raise ValueError(f"{len(rest)} bytes stand behind it")
+    return plain
+
+
+def inflated_first(raw: bytes, limit: int, known: bytes | None = None) -> tuple[bytes, bytes]:
+    """The same, and what stands behind it."""
+    stream = zlib.decompressobj(_GZIP) if known is None else zlib.decompressobj(-zlib.MAX_WBITS, zdict=known)
     try:
         plain = stream.decompress(raw, limit)
     except zlib.error as error:
-        raise ValueError(f"not gzip: {error}") from error
-    if not stream.eof or stream.unused_data:
+        raise ValueError(f"not compressed: {error}") from error
+    if not stream.eof:
         raise ValueError(f"cut off, or over {limit} bytes")
-    return plain
+    return plain, stream.unused_data

@@ -173,6 +173,8 @@ class Agreement:
         self._last_own, self._backlog = state.last_own, deque(state.backlog)
         self._asked_at_ms, self._patience_ms = list(state.asked_at_ms), list(state.patience_ms)
         self._known_at_ms, self._told = state.known_at_ms, state.told
+        self.slack_ms = 0
+        """So much later than it might an answer may come: others may have a reason to wait with it."""
         self._waiting = _Waiting()
 
     def state(self) -> AgreementState:
@@ -511,7 +513,7 @@ class Agreement:
                 self._own.pop(run_id.number, None)
 
     def _ask_again(self, process: int) -> None:
-        late = self.now_ms - self._resend_after_ms
+        late = self.now_ms - self._resend_after_ms - self.slack_ms
         unanswered = (
             (number, (own.run, self._proposals[RunId(self.me, number)]))
             for number, own in self._own.items()

@@ -29,6 +29,9 @@ from ordering.records import MAX_NUMBER
 MAX_PLACES = 1_024
 """More than processes that a view can have: each answers for each run."""
 
+_TEXT = "~"
+"""Before bytes that are written as text."""
+
 LATER = {"later": True}
 """The metadata of a field that was not always there: earlier versions go on with each other as long as none uses it."""
 
@@ -36,10 +39,14 @@ T = TypeVar("T")
 _Reader = Callable[[object], object]
 
 
-def encode(value: object, added: int = 0) -> bytes:
-    """A value as JSON, equal values as equal bytes. `added`: so many of its last fields readers may not know."""
+def encode(value: object, added: int = 0, *, as_text: bool = False) -> bytes:
+    """A value as JSON, equal values as equal bytes. `added`: so many of its last fields readers may not know.
+
+    `as_text`: bytes that are text stand there as such, which 0.1.0 does not read.
+    """
     plain = _without_defaults(value, added) if added else value
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, default=_plain).encode("ascii")
+    default = _plain_text if as_text else _plain
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, default=default).encode("ascii")
 
 
 def decode(kind: type[T], raw: bytes) -> T:
@@ -72,6 +79,12 @@ def _defaults(kind: Any) -> dict[int, object]:
         return {at: field.default for at, field in fields if field.default is not dataclasses.MISSING}
     names = getattr(kind, "_fields", ())
     return {names.index(name): value for name, value in getattr(kind, "_field_defaults", {}).items()}
+
+
+def _plain_text(value: object) -> object:
+    """The same, where bytes may be text."""
+    is_text = isinstance(value, bytes) and value.isascii() and value.decode("ascii").isprintable()
+    return _TEXT + value.decode("ascii") if is_text and isinstance(value, bytes) else _plain(value)
 
 
 def _plain(value: object) -> object:
@@ -169,6 +182,8 @@ def _bytes(plain: object) -> bytes:
     if not isinstance(plain, str):
         raise ValueError(f"{plain!r:.40} is not text")
     try:
+        if plain.startswith(_TEXT):
+            return plain[len(_TEXT) :].encode("ascii")
         return base64.b64decode(plain, validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from error

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
+from ordering.formats import FIRST
 from ordering.isis_codec import decode, encode
 from ordering.isis_log import Contents, Entry, Ordered, Range, contents_of, judge, ranges_of
 from ordering.isis_messages import Exclude
@@ -80,7 +81,7 @@ class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one. `has_heard`, `pace`, `unsaid`: as `Site` has them.
+    one; `excluded` were, in this one. `has_heard` and what follows: as `Site` has them.
     """
 
     site: SiteState
@@ -93,6 +94,7 @@ class GroupState:
     has_heard: bool = False
     pace: Pace = NEW_PACE
     unsaid: Unsaid = NOTHING_UNSAID
+    of_format: int = FIRST.number
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -106,7 +108,7 @@ class GroupState:
 
 def after_takeover(state: SiteState, taken: SequencerState) -> Group:
     """A group that was taken over: `state` is what the site's log tells, `taken` what the site's DATA tells."""
-    site = Site(state, taken.epoch, now_ms=state.process.now_ms)
+    site = Site(state, taken.epoch, now_ms=state.process.now_ms, of_format=taken.format)
     # Which epoch has decided what is this site's own business, and not agreed on.
     site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
     return Group(site, taken.seqno)
@@ -122,6 +124,7 @@ def going_on(state: GroupState, sequencer: SequencerState) -> Group:
         has_heard=state.has_heard,
         pace=state.pace,
         unsaid=state.unsaid,
+        of_format=state.of_format,
     )
     return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
@@ -166,6 +169,7 @@ class Group:
             self.site.has_heard,
             self.site.pace,
             self.site.unsaid(),
+            self.site.format,
         )
 
     # What is read

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple, cast
 
 from ordering.errors import ProtocolViolation
-from ordering.formats import later
+from ordering.formats import FIRST, later
 from ordering.hold_back import Run
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, View
@@ -33,9 +34,12 @@ from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, MESSAGE, Data
 
 _DIGEST_BYTES = 8
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
-FORMAT = 1
-"""Of entries. What stands behind the fields that a reader knows is passed over, and an added field has a default: if
+FORMAT = 2
+"""Of entries, as this version reads them. They are written as the group has it (`ordering.formats`).
+
+What stands behind the fields that a reader knows is passed over, and an added field has a default: if
 others, or the site itself after a restart, must know it, entries are `readable_from` a higher format."""
 
 _KINDS = {
@@ -156,7 +160,9 @@ class Entry(NamedTuple):
     logs: it is part of the state, and stands here for those others.
 
     It says as which format it was `written`, and from which one on it is readable; `version` is the first of abcast
-    that reads that.
+    that reads that. In format 2, an entry that is no base has only what its state changes of the one before it
+    (`isis_site_state.state_of`), and no `origin`. A base has apart what its state has of entries (`since`, `trail`).
+    `seqno` is the last one of the DATA before it.
     """
 
     origin: int
@@ -169,9 +175,17 @@ class Entry(NamedTuple):
     snapshot: bytes = b""
     before: bytes = b""
     logs: tuple[LogRow, ...] = ()
-    written: int = FORMAT
-    readable_from: int = FORMAT
+    written: int = FIRST.number
+    readable_from: int = FIRST.number
     version: str = ""
+    seqno: int = 0
+    since: tuple[Ordered, ...] = ()
+    trail: tuple[OwnEntry, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its state is one by itself."""
+        return self.base == self.number or self.readable_from == FIRST.number
 
     @property
     def digest(self) -> bytes:
@@ -182,7 +196,7 @@ class Entry(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """As the payload of a record."""
-        return encode(self, added=3)
+        return encode(self, added=6, as_text=self.readable_from > FIRST.number)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Entry:
@@ -250,19 +264,32 @@ def absent_from(view: View) -> tuple[str, ...]:
     return tuple(sorted({life.name for life, _ in view.rows} - {life.name for life in view.members}))
 
 
-def run_of(ranges: tuple[Range, ...]) -> Run:
+def run_of(ranges: tuple[Range, ...], of_format: int = FIRST.number) -> Run:
     """What is agreed on as one: these records, in this order."""
-    return Run(encode(_Ranges(ranges)), sum(part.end - part.first for part in ranges))
+    if of_format == FIRST.number:
+        reference = encode(_Ranges(ranges))
+    else:
+        reference = " ".join(f"{part.place} {part.first} {part.end}" for part in ranges).encode("ascii")
+    return Run(reference, sum(part.end - part.first for part in ranges))
 
 
 @functools.lru_cache(maxsize=4096)
 def ranges_of(run: Run) -> tuple[Range, ...]:
     """Inverse of `run_of`. Raises ProtocolViolation if it is not so many records, of different partitions."""
-    ranges = decode(_Ranges, run.reference).ranges
+    ranges = decode(_Ranges, run.reference).ranges if run.reference.startswith(b"[") else _named(run.reference)
     is_proper = all(part.first < part.end for part in ranges) and len({part.place for part in ranges}) == len(ranges)
     if not is_proper or sum(part.end - part.first for part in ranges) != run.length:
         raise ProtocolViolation(f"{ranges} are not the {run.length} records of a run.")
     return ranges
+
+
+def _named(reference: bytes) -> tuple[Range, ...]:
+    """The ranges of a run of format 2."""
+    words = reference.decode("ascii", "replace").split(" ")
+    rows = list(zip(words[::3], words[1::3], words[2::3], strict=False))
+    if 3 * len(rows) != len(words) or not all(_NUMBER.fullmatch(number) for row in rows for number in row[1:]):
+        raise ProtocolViolation(f"{reference!r:.80} are no ranges.")
+    return tuple(Range(place, int(first), int(end)) for place, first, end in rows)
 
 
 def contents_of(part: Range, read: Iterable[tuple[int, int]]) -> Contents:
@@ -302,9 +329,10 @@ def read_told(letters: Iterable[Letter]) -> tuple[Told, ...]:
     return tuple(told for letter in written for told in decode(_AllTold, letter.body.encode("utf-8")).told)
 
 
-def write_letter(receivers: tuple[str, ...], message: Message) -> Letter:
+def write_letter(receivers: tuple[str, ...], message: Message, of_format: int = FIRST.number) -> Letter:
     """A message as it stands in an entry."""
-    return Letter(receivers, type(message).__name__.lower(), encode(message).decode("ascii"))
+    body = encode(message, as_text=of_format > FIRST.number)
+    return Letter(receivers, type(message).__name__.lower(), body.decode("ascii"))
 
 
 def read_letter(letter: Letter) -> Message:

@@ -18,7 +18,7 @@ Rules.
 1. *Nothing leaves but by the log.* Letters are part of entries, and DATA follows the entry that has its runs. A step
    that makes no entry may be forgotten: a job that starts again reads the same inputs from where the last entry stood.
    So what nobody waits for (`_is_urgent`: all is runs of heartbeats, and signs of life) may wait in the job, letters
-   and runs alike, and goes out with one entry a quarter of the time after which anybody is suspected.
+   and runs alike, and goes out with one entry a turn (`TURN`).
 2. *One chain.* An entry that counts was made from the state of the one that counts before it. A job claims an epoch,
    seals the log, reads it up to the seal, and goes on from the last entry that counts. What a job of a lower epoch
    writes behind the seal does not count. Readers of the log, at home and elsewhere, know it by `ordering.reader`:
@@ -98,6 +98,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ordering.errors import Disagreement, ProtocolViolation
+from ordering.formats import ADDITIONS, FIRST
 from ordering.isis_formation import Life
 from ordering.isis_log import (
     OVERHEARD,
@@ -133,6 +134,8 @@ from ordering.isis_site_state import (
     SiteState,
     Unsaid,
     Waiting,
+    changes,
+    stated,
 )
 from ordering.isis_state import Propose, Send
 from ordering.isis_views import Process
@@ -145,6 +148,9 @@ MAX_RUNS_IN_FLIGHT = 8
 
 UNPACED_RUNS = 2
 """So many runs may begin as their records come. With more in flight, each other site that is heard lets one begin."""
+
+TURN = 0.4
+"""A site that says nothing else says what nobody waits for after so much of the time of a suspicion."""
 
 MAX_RUN_RECORDS = 20_000
 """FORWARD records in one run, about: a partition more or less."""
@@ -160,6 +166,9 @@ MAX_UNSNAPPED_RUNS = 1_024
 
 MAX_MARKS = 16
 """Places from which the records of one partition can be read again."""
+
+IDLE_RECORDS = 1_024
+"""So many records are there between two such places at least, if they are heartbeats."""
 
 MAX_TRAIL = 64
 """Entries of its own of which a site knows the digests: those that other sites may name next, and the last ones."""
@@ -177,7 +186,10 @@ OUT_FOR_GOOD = (
 """What to do about a site that can't go on."""
 
 SNAPSHOT_EVERY_RUNS = 32
-"""Runs between two snapshots, about: what a job that starts has to sequence again."""
+"""Runs between two snapshots, about, if they have many records: what a job that starts has to sequence again."""
+
+MANY_RUNS = 256
+"""The same where they have few."""
 
 SNAPSHOT_EVERY_ENTRIES = 64
 """Entries between two that have a snapshot: what a job that starts has to read back, about."""
@@ -205,9 +217,13 @@ class Site:
         has_heard: bool = False,
         pace: Pace | None = None,
         unsaid: Unsaid = NOTHING_UNSAID,
+        of_format: int = FIRST.number,
     ) -> None:
-        """`sequenced` and what follows: of a job that goes on. One that begins has been away until `now_ms`."""
-        self.group, self.epoch = state.group, epoch
+        """`sequenced`, `has_heard`, `pace`, `unsaid`: of a job that goes on. One that begins was away until `now_ms`.
+
+        `of_format`: the group's at this site (`ordering.formats`).
+        """
+        self.group, self.epoch, self.format = state.group, epoch, of_format
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         if sequenced is None:
             self.process.beat()
@@ -228,7 +244,7 @@ class Site:
         self.contents: Callable[[Range], Contents | None] | None = None
         """What the job has read of a range, None if not all of it yet. No function: the job does not tell."""
         self._unsaid, self._news, self._just_told = list(unsaid.letters), list(unsaid.ordered), list(unsaid.told)
-        self._urgent = dict(unsaid.urgent)
+        self._urgent, self._before = dict(unsaid.urgent), unsaid.before
         self._broken: list[OtherLog] = []
         self.has_heard = has_heard
         """Whether another site was heard since the last run was begun. (A job that begins need not know.)"""
@@ -260,9 +276,8 @@ class Site:
 
     def unsaid(self) -> Unsaid:
         """What is to be said later, at the end of a step."""
-        return Unsaid(
-            tuple(self._unsaid), tuple(self._news), tuple(self._just_told), tuple(sorted(self._urgent.items()))
-        )
+        urgent = tuple(sorted(self._urgent.items()))
+        return Unsaid(tuple(self._unsaid), tuple(self._news), tuple(self._just_told), urgent, self._before)
 
     @property
     def is_waiting(self) -> bool:
@@ -294,6 +309,8 @@ class Site:
         elif isinstance(event, Heard):
             self._hear(event)
         else:
+            if self.process.agreement is not None:
+                self.process.agreement.slack_ms = 2 * self._idle_ms()
             self.process.take(event)
 
     def end_step(self, *, is_last: bool = False) -> Entry | None:
@@ -309,7 +326,8 @@ class Site:
         is_due = has_begun or broken or self._refused > self.complete or is_last or self._is_turn() or self._is_urgent()
         if not is_due or not (self._unsaid or self._news or broken or self._refused > self.complete or is_snapshot_due):
             return None
-        letters, self._unsaid, self._just_told = tuple(self._unsaid), [], []
+        letters, self._unsaid = tuple(self._unsaid), []
+        told, self._just_told = self._just_told, []
         self.pace = self.pace._replace(said_at_ms=self.process.now_ms)
         self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
@@ -318,26 +336,53 @@ class Site:
         self.number += 1
         self._since += ordered
         is_base = not self._base or self.number - self._base >= SNAPSHOT_EVERY_ENTRIES
-        if is_base or is_snapshot_due or len(self._since) >= SNAPSHOT_EVERY_RUNS:
+        is_base = is_base or (self.format > FIRST.number and not self._before)
+        if is_base or is_snapshot_due or self._has_much_unsnapped():
             is_base = self._take_snapshot() or is_base
         self._base = self.number if is_base else self._base
-        snapshot = self._snapshot if self._base == self.number else b""
-        known = self.state()
+        entry = self._entry(letters, tuple(told), ordered, before)
+        self._trail[self.number] = entry.digest
+        self.sequenced.expect(ordered)
+        return entry
+
+    def _entry(
+        self, letters: tuple[Letter, ...], told: tuple[Told, ...], ordered: tuple[Ordered, ...], before: bytes
+    ) -> Entry:
+        """All that it knows, as the entry of that number."""
+        known, is_base = self.state(), self._base == self.number
         entry = Entry(
             self.process.view.origin,
             self.epoch,
             self.number,
-            (*letters, write_told(known.told)) if known.told else letters,
+            letters,
             ordered,
-            replace(known, snapshot=b"", logs=(), told=()).to_bytes(),
-            self._base,
-            snapshot,
-            before,
-            known.logs,
+            base=self._base,
+            snapshot=self._snapshot if is_base else b"",
+            before=before,
+            logs=known.logs,
         )
-        self._trail[self.number] = entry.digest
-        self.sequenced.expect(ordered)
-        return entry
+        if self.format == FIRST.number:
+            all_told = (write_told(known.told),) if known.told else ()
+            return entry._replace(
+                letters=(*letters, *all_told), state=replace(known, snapshot=b"", logs=(), told=()).to_bytes()
+            )
+        last, self._before = self._before, stated(known)
+        entry = entry._replace(since=known.since, trail=known.trail) if is_base else entry._replace(origin=0)
+        return entry._replace(
+            letters=(*letters, write_told(told)) if told else letters,
+            state=self._before if is_base else changes(last, self._before),
+            written=ADDITIONS.number,
+            readable_from=ADDITIONS.number,
+            version=ADDITIONS.version,
+            seqno=self.sequenced.state.seqno,
+        )
+
+    def _has_much_unsnapped(self) -> bool:
+        """Whether a job that starts would have to sequence much again."""
+        runs, records = len(self._since), self.position - self._sequenced
+        if self.format == FIRST.number:  # each entry has all of it
+            return runs >= SNAPSHOT_EVERY_RUNS
+        return runs >= MANY_RUNS or (runs >= SNAPSHOT_EVERY_RUNS and records >= MAX_RUN_RECORDS)
 
     def due(self) -> Ordered | None:
         """The next run to be sequenced, if its records are here. To be asked when the last entry is in the log."""
@@ -362,7 +407,12 @@ class Site:
         return said_at_ms is None or self.process.now_ms - said_at_ms >= self._idle_ms()
 
     def _is_urgent(self) -> bool:
-        """Whether somebody waits for what is to be said: all but runs of heartbeats, and signs of life."""
+        """Whether somebody waits for what is to be said: all but runs of heartbeats, and signs of life.
+
+        While a flush is in hand, somebody waits for the time that heartbeats tell.
+        """
+        if self.sequenced.state.membership.flush.id:
+            return True
         held = () if self.process.agreement is None else self.process.agreement.held()
         runs = (*(each.run for each in held), *(ordered.run for ordered in self._news))
         return any(letter.kind not in PATIENT for letter in self._unsaid) or any(
@@ -380,7 +430,9 @@ class Site:
             if not event.is_idle:  # it is read again
                 self._urgent[event.place] = max(event.end, self._urgent.get(event.place, 0))
             return
-        marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
+        marks = place.marks or (Mark(0, 0),)
+        if not event.is_idle or event.end - marks[-1].end >= IDLE_RECORDS:
+            marks = (*marks, Mark(event.end, event.at))
         if len(marks) > MAX_MARKS:
             marks = _without_nearest(marks)
         if not event.is_idle:
@@ -399,8 +451,8 @@ class Site:
 
         Steps are often much shorter than a way to another site. A run for each of them would fill what may be in flight
         with next to nothing, and all that comes then would wait until one of these is done. So runs are begun at the
-        pace at which other sites are heard; those that are in flight can't be done before. Heartbeats alone wait for a
-        quarter of the time after which anybody is suspected: they only tell the time.
+        pace at which other sites are heard; those that are in flight can't be done before. Heartbeats alone wait for
+        a turn: they only tell the time.
 
         Return whether one was begun.
         """
@@ -422,12 +474,12 @@ class Site:
         if ranges:
             self.has_heard = False
             self.pace = self.pace._replace(begun_at_ms=self.process.now_ms)
-            self.process.submit(run_of(tuple(ranges)))
+            self.process.submit(run_of(tuple(ranges), self.format))
         return bool(ranges)
 
     def _idle_ms(self) -> int:
         of_members = self.sequenced.state.membership.settings.suspect_after_ms
-        return min(self.process.suspect_after_ms, of_members) // 4
+        return int(TURN * min(self.process.suspect_after_ms, of_members))
 
     def _tell(self, part: Range) -> bool:
         """Say what was read of a range; whether all of it was, since the job has begun."""
@@ -460,7 +512,7 @@ class Site:
 
     def _hear(self, event: Heard) -> None:
         entry = event.entry
-        if entry is not None and entry.origin != self.process.view.origin:
+        if entry is not None and entry.is_whole and entry.origin != self.process.view.origin:
             raise Disagreement(
                 f"site {event.site} is of another group of sites than {self.me.name}: have they the same sites' file?"
             )
@@ -496,7 +548,7 @@ class Site:
 
     def _note_pace(self, site: str, entry: Entry) -> None:
         """After how long it suspects others is in its file, so its next job may have another value."""
-        if self._paced.get(site) == entry.epoch:
+        if self._paced.get(site) == entry.epoch or not entry.is_whole:
             return
         self._paced[site] = entry.epoch
         with contextlib.suppress(ProtocolViolation):  # of another version
@@ -566,7 +618,7 @@ class Site:
                 notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
         self.notices = tuple(notices)
         for message, receivers in said:
-            letter = write_letter(tuple(receivers), message)
+            letter = write_letter(tuple(receivers), message, self.format)
             self._unsaid = [each for each in self._unsaid if not _is_outdone(each, letter)]
             self._unsaid.append(letter)
 

@@ -5,18 +5,21 @@ Plain values, and how a site's log tells them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ordering.canonical import deflated, inflated
 from ordering.errors import ProtocolViolation
+from ordering.formats import FIRST
 from ordering.isis_codec import LATER, decode, encode
 from ordering.isis_formation import Life, first_view
 from ordering.isis_log import Entry, Letter, LogRow, Ordered, OwnEntry, Told, read_told
 from ordering.isis_messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.isis_process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.isis_state import RESEND_AFTER_MS, Send, Tick
-from ordering.sequencer import SequencerState
+from ordering.sequencer import MAX_INFLATED_BYTES, SequencerState
 
 
 class Arrived(NamedTuple):
@@ -90,14 +93,19 @@ class Unsaid(NamedTuple):
     """What a site has to say, and may say later: since its last entry, nothing has come that anybody waits for.
 
     `told` is what it has read of the runs it has begun. `urgent` has, of each partition, up to where there is more than
-    heartbeats in it.
+    heartbeats in it. `before` is the state as the last entry has it, if that is of this job, and of format 2.
     """
 
     letters: tuple[Letter, ...] = ()
     ordered: tuple[Ordered, ...] = ()
     told: tuple[Told, ...] = ()
     urgent: tuple[tuple[str, int], ...] = ()
+    before: bytes = b""
 
+
+_NUMBERS = re.compile(rb"(0|[1-9][0-9]*)")
+_AS_TEXT, _AS_NUMBERS = b"=", b"+"
+"""How changes are written: as the text that is not in the state before, or as what its numbers are more or less."""
 
 NEW_PACE, NOTHING_UNSAID = Pace(), Unsaid()
 
@@ -117,7 +125,7 @@ class SiteState:
     position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
     are ordered, and do not follow yet. `trail` are entries of its own, the last one and those that others may name.
     Of all up to the position `complete`, DATA and dead letters stand in Kafka; the run that ends at `refused` was the
-    last one to have some. `told` is what sites have said of the records of runs; in an entry it is a letter.
+    last one to have some. `told` is what sites have said of the records of runs; in format 1 a letter has it.
     """
 
     group: str
@@ -171,9 +179,73 @@ def state_of(entries: Sequence[Entry]) -> SiteState:
     Raises ProtocolViolation.
     """
     last = entries[-1]
-    base = next((entry for entry in reversed(entries) if entry.number == last.base), None)
-    if base is None or not base.snapshot:
+    at = next((at for at in range(len(entries) - 1, -1, -1) if entries[at].number == last.base), None)
+    if at is None or not entries[at].snapshot:
         raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
-    state, itself = SiteState.from_bytes(last.state), OwnEntry(last.number, last.digest)
-    trail, told = (*state.trail, itself), read_told(last.letters)
-    return replace(state, snapshot=base.snapshot, logs=last.logs, trail=trail, told=told)
+    base = entries[at]
+    if last.readable_from == FIRST.number:
+        state = SiteState.from_bytes(last.state)
+        trail = (*state.trail, OwnEntry(last.number, last.digest))
+        state = replace(state, trail=trail, told=read_told(last.letters))
+    else:
+        text, since, trail = base.state, base.since, (*base.trail, OwnEntry(base.number, base.digest))
+        for entry in entries[at + 1 :]:
+            text = _after(text, entry.state)
+            since, trail = (*since, *entry.ordered), (*trail, OwnEntry(entry.number, entry.digest))
+        state = replace(SiteState.from_bytes(text), since=since, trail=trail)
+    return replace(state, snapshot=base.snapshot, logs=last.logs)
+
+
+def stated(state: SiteState) -> bytes:
+    """A state in format 2, without what entries tell apart."""
+    return encode(replace(state, snapshot=b"", logs=(), since=(), trail=()), as_text=True)
+
+
+def changes(before: bytes, after: bytes) -> bytes:
+    """What an entry that is no base says of its state; `before` is that of the entry before it.
+
+    Mostly some numbers are higher, and the text between them is the same: then it is by how much they are.
+    """
+    old, new = _NUMBERS.split(before), _NUMBERS.split(after)
+    if old[::2] != new[::2]:
+        return _AS_TEXT + deflated(after, before)
+    steps = (int(here) - int(there) for there, here in zip(old[1::2], new[1::2], strict=True))
+    return _AS_NUMBERS + deflated(b"".join(map(_varint, steps)), b"")
+
+
+def _after(before: bytes, changes: bytes) -> bytes:
+    """Inverse of `changes`. Raises ProtocolViolation."""
+    try:
+        if changes.startswith(_AS_TEXT):
+            return inflated(changes[1:], MAX_INFLATED_BYTES, before)
+        if not changes.startswith(_AS_NUMBERS):
+            raise ValueError(f"{changes[:1]!r} is no form")
+        words = _NUMBERS.split(before)
+        steps = _ints(inflated(changes[1:], MAX_INFLATED_BYTES, b""))
+        words[1::2] = [b"%d" % (int(word) + step) for word, step in zip(words[1::2], steps, strict=True)]
+        return b"".join(words)
+    except ValueError as error:
+        raise ProtocolViolation(f"no changes of a site's state: {error}") from error
+
+
+def _varint(step: int) -> bytes:
+    """A number with its sign in its last bit, seven bits a byte, the lowest first."""
+    rest, out = (step << 1) ^ (-1 if step < 0 else 0), bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+def _ints(raw: bytes) -> Iterator[int]:
+    """Inverse of `_varint`, for one behind the other."""
+    rest = shift = 0
+    for byte in raw:
+        rest |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            yield rest >> 1 ^ -(rest & 1)
+            rest = shift = 0
+    if shift:
+        raise ValueError("it is cut off")

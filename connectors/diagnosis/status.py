@@ -15,7 +15,7 @@ from connectors.kafka.acts import Act
 from connectors.kafka.codec import decode_forward
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state
 from connectors.kafka.liveness import Liveness, judge, look_again
 from connectors.kafka.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.ranges import newest_record, read_range, windows_back
@@ -23,7 +23,6 @@ from connectors.kafka.sign_of_life import Sign, read_signs
 from connectors.kafka.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.formats import FIRST
-from ordering.isis_site_state import SiteState
 from ordering.isis_state import Drop
 from ordering.names import BY_RELAYS, Topic
 from ordering.records import Forward, Malformed, Partition, Source
@@ -220,10 +219,9 @@ def is_left_out(sign: Sign | None) -> bool:
 def _agreement(data: DataLog) -> AgreementStatus | None:
     """What the site's log tells, if it has one."""
     claim = data.newest_claim()
-    entry = last_entry(data, data.end()) if claim is not None and claim.agreement else None
-    if entry is None:
+    state = last_state(data, data.end()) if claim is not None and claim.agreement else None
+    if state is None:
         return None
-    state = SiteState.from_bytes(entry.state)
     view, agreement = state.process.view, state.process.agreement
     waits = agreement is None or agreement.is_frozen
     invalid = 0 if agreement is None else dict(agreement.dropped).get(Drop.INVALID.value, 0)

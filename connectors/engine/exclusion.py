@@ -12,13 +12,12 @@ from typing import NamedTuple
 from connectors.kafka.acts import act_header, act_of_this_user
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state
 from connectors.kafka.epochs import encode_exclusion
 from connectors.kafka.sending import append
 from ordering.errors import UsageError
 from ordering.isis_flush import may_exclude
 from ordering.isis_formation import View
-from ordering.isis_site_state import SiteState
 from ordering.records import Exclusion
 
 _LOOK_S = 0.5
@@ -61,10 +60,10 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
 
 
 def _view(data: DataLog) -> View:
-    entry = last_entry(data, data.end())
-    if entry is None:
+    state = last_state(data, data.end())
+    if state is None:
         raise UsageError(f'{data.topic} has no entry of an agreement: is its job running, and mode "isis" in the file?')
-    return SiteState.from_bytes(entry.state).process.view
+    return state.process.view
 
 
 def _names(view: View) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ from ordering.errors import (
 from ordering.forgetting import SenderRow
 from ordering.isis_formation import Life
 from ordering.isis_group import after_takeover
-from ordering.isis_log import Ordered, Range, Told, counting, read_told, run_of
+from ordering.isis_log import Ordered, Range, Told, counting, run_of
 from ordering.isis_site_state import Mark, Place, SiteState, first_state
 from ordering.isis_site_state import state_of as told
 from ordering.names import Role, Topic
@@ -885,8 +885,9 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
         with running(kafka, "lax", engine=engine) as after:
             all_have(kafka, 62)
             assert [loop.failure for loop in (*before, *after)] == [None] * 3
-    entry = next(read_entry(each) for each in reversed(written(kafka, "sfo")) if each.kind == ENTRY)
-    told = {each.place: each for each in read_told(entry.letters)}
+    state = state_of(kafka, "sfo")
+    assert state is not None
+    told = {each.place: each for each in state.told}
     assert told[f"{forward('nyc').topic}-0"].end == 82
 
 

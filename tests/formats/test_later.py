@@ -376,7 +376,7 @@ class TestEntries:
 
     def test_fields_behind_those_that_are_known(self) -> None:
         plain = json.loads(self.ENTRY.to_bytes())
-        longer = [*plain, 7, 1, "9.8.7", {"more": 1}, None]
+        longer = [*plain, 7, 1, "9.8.7", 0, [], [], {"more": 1}, None]
         read = Entry.from_bytes(json.dumps(longer).encode())
         assert read == self.ENTRY._replace(written=7, readable_from=1, version="9.8.7")
         assert Entry.from_bytes(read.to_bytes()) == read

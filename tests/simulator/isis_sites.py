@@ -95,6 +95,8 @@ class Kafka:
     copies: dict[str, list[tuple[int, Forward]]] = field(default_factory=dict)
     logs: dict[str, list[tuple[int, Record]]] = field(default_factory=dict)
     claims: int = 0
+    format_2_from: int = 1
+    """The claim from which on the group has format 2 at this site: an operator has upgraded it there."""
     is_lost: bool = False
     begun_anew: list[Entry] = field(default_factory=list)
     copied: dict[str, int] = field(default_factory=dict)
@@ -303,7 +305,8 @@ def take_over(world: World, kafka: Kafka) -> Group:
 
 def taken(kafka: Kafka) -> SequencerState:
     """What DATA tells at a takeover."""
-    return SequencerState(GROUP, epoch=kafka.claims, seqno=kafka.written().last_seqno)
+    of_format = 1 + (kafka.claims >= kafka.format_2_from)
+    return SequencerState(GROUP, epoch=kafka.claims, seqno=kafka.written().last_seqno, format=of_format)
 
 
 def known_state(world: World, kafka: Kafka) -> SiteState:
@@ -339,7 +342,9 @@ class World:
         size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 5, 7))
         self.names = [f"s{number}" for number in range(size)]
         self.kafkas = {name: Kafka(name) for name in self.names}
+        upgrades = random.Random(f"format {seed}")
         for kafka in self.kafkas.values():
+            kafka.format_2_from = upgrades.choice((1, 1, 1, 2, 3, 1_000_000))
             others = [name for name in self.names if name != kafka.name]
             kafka.copies = {name: [] for name in others}
             kafka.logs = {name: [] for name in others}

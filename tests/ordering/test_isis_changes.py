@@ -1,0 +1,99 @@
+"""What an entry says of its site's state: as much as it takes to have the state again, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.kafka.entry_codec import read_entry, write_entry
+from ordering.errors import ProtocolViolation
+from ordering.formats import ADDITIONS
+from ordering.isis_codec import decode, encode
+from ordering.isis_formation import Life
+from ordering.isis_log import Entry, Letter, LogRow, Ordered, OwnEntry, Range, ranges_of, run_of
+from ordering.isis_site_state import SiteState, changes, first_state, state_of, stated
+from ordering.records import ENTRY, Data
+from ordering.sequencer import SequencerState
+
+NAMES = st.sampled_from(("n", "e", "lax", "la", "007", "s-00", "a0b10", "true", "abcast", "known"))
+NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 10**18 - 1))
+STATES = st.recursive(
+    st.one_of(NUMBERS, NAMES, st.text(), st.booleans(), st.none()), lambda each: st.lists(each, max_size=5)
+)
+
+
+def with_state(number: int, state: bytes, **fields: object) -> Entry:
+    two = {"written": 2, "readable_from": 2, "version": ADDITIONS.version, "base": 1}
+    return Entry(7, 1, number, state=state)._replace(**{**two, **fields})  # type: ignore[arg-type]
+
+
+@given(st.lists(STATES, min_size=2, max_size=5))
+def test_any_state_behind_any(values: list[object]) -> None:
+    """Whatever it looks like: what counts is the site that reads it, so the state that it is put into is one."""
+    texts = [json.dumps(value).encode() for value in values]
+    whole = stated(first_state("g", "lax", ("lax", "nyc")))
+    steps = [*texts, whole]
+    entries = [with_state(1, texts[0], snapshot=SequencerState("g").to_bytes())]
+    entries += [with_state(n, changes(*pair)) for n, pair in enumerate(pairwise(steps), 2)]
+    assert stated(state_of(entries)) == whole
+
+
+@given(NUMBERS, NUMBERS, NUMBERS)
+def test_where_only_numbers_are_others_it_is_short(number: int, position: int, complete: int) -> None:
+    first = replace(first_state("g7", "s0", ("s0", "s00")), number=3, position=11)
+    second = replace(first, number=number, position=position, complete=complete)
+    assert len(changes(stated(first), stated(second))) < 60
+
+
+@given(st.lists(NAMES, min_size=2, max_size=4, unique=True), st.lists(NUMBERS, min_size=6, max_size=6), st.binary())
+def test_an_entry_is_read_as_it_was_written(names: list[str], numbers: list[int], raw: bytes) -> None:
+    a, b, *_ = names
+    place = f"abcast.{b}.forward.{a}-0"
+    run = run_of((Range(place, numbers[0], numbers[0] + 3),), ADDITIONS.number)
+    entry = with_state(numbers[1], raw).__class__(
+        0,
+        numbers[2],
+        numbers[1],
+        (Letter((a, b), "send", encode((1, run), as_text=True).decode()), Letter((), a, '"\\n ~')),
+        (Ordered(numbers[3], Life(a), run, (b,)),),
+        raw,
+        numbers[4],
+        before=raw[:8],
+        logs=(LogRow(b, 1, 2, numbers[5], raw[:8]),),
+        written=2,
+        readable_from=2,
+        version=ADDITIONS.version,
+        trail=(OwnEntry(1, raw[:8]),),
+    )
+    record = write_entry(entry)
+    assert read_entry(record) == entry
+    assert ranges_of(run) == (Range(place, numbers[0], numbers[0] + 3),)
+    assert read_entry(record).digest == entry.digest
+
+
+@given(st.binary(), st.binary())
+def test_anything_else_breaks_the_protocol(junk: bytes, state: bytes) -> None:
+    """And nothing else."""
+    for payload in (junk, b"\x02" + junk):
+        with pytest.raises(ProtocolViolation):
+            read_entry(Data(ENTRY, 1, local_seqno=1, payload=payload))
+    first = with_state(1, stated(first_state("g", "lax", ("lax",))), snapshot=b"x")
+    with pytest.raises(ProtocolViolation):
+        state_of([first, with_state(2, state)])
+
+
+@pytest.mark.parametrize("reference", [b"", b"a 1", b"a 1 2 b", b"a x 2", b"a 1 2\xff", b"a 2 1", b"a 1 2 a 2 3"])
+def test_what_is_no_run(reference: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        ranges_of(run_of((), ADDITIONS.number)._replace(reference=reference, length=1))
+
+
+@given(st.binary())
+def test_bytes_as_text(raw: bytes) -> None:
+    assert decode(OwnEntry, encode(OwnEntry(1, raw), as_text=True)) == OwnEntry(1, raw)
+    assert SiteState.from_bytes(first_state("g", "lax", ("lax",)).to_bytes()).number == 0
