@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from connectors.kafka.sites import Sites
     from connectors.kafka.troubles import Troubles
     from connectors.sequencer.agreement import Agreement
+    from connectors.sequencer.takeover import Fitness
     from connectors.storage.location import Location
 
 
@@ -87,9 +88,10 @@ def engine_job(
     agreement: Agreement | None = None,
     served: Served = EVERYTHING,
     troubles: Troubles | None = None,
+    fitness: Fitness | None = None,
 ) -> EngineJob:
     """The sequencer of the site as a plain Python job; where sites agree, the site's part in that. `troubles`: of all
-    jobs of this process.
+    jobs of this process. `fitness`: asked of each group before it is claimed.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
@@ -101,7 +103,11 @@ def engine_job(
 
         return SiteJob(reachable(connection, served), agreement, *served, troubles)
     return EngineJob(
-        EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served, troubles=troubles)
+        EngineOptions(
+            *(reachable(connection, served), site, data.absolute() / "ledger", *served),
+            troubles=troubles,
+            fitness=fitness,
+        )
     )
 
 

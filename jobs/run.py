@@ -58,11 +58,11 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
     beside = (
-        [engine_job(connection, site, data, agreed, which, options.troubles)]
+        [engine_job(connection, site, data, agreed, which, options.troubles, options.fitness)]
         if sequences and engine is Engine.process
         else []
     )

@@ -47,9 +47,11 @@ def sequence(
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, agreed, which))
+        from connectors.relay.beginning import beginning_of
+
+        run_engine(engine_job(connection, site, data, agreed, which, fitness=beginning_of(topology, site)))
         return
-    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
     run_jobs(["sequence"], options, agreement=agreed)
 
 

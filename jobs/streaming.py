@@ -69,13 +69,15 @@ def job_options(
     served: Served = EVERYTHING,
     parallelism: int | None = None,
     work_dir: Path | None = None,
+    sites: Sites | None = None,
 ) -> JobOptions:
-    """What the command line told, as the jobs take it; and whether they can work with it.
+    """What the command line told, as the jobs take it; and whether they can work with it. `sites`: for a sequencer.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from pathlib import Path
 
+    from connectors.relay.beginning import beginning_of
     from connectors.spark.data_directory import DEFAULT_WORK, check_writable
     from connectors.spark.job import JobOptions
     from connectors.storage.location import RemotePath, check_bucket
@@ -89,7 +91,9 @@ def job_options(
     if work is not None:
         check_writable(work, "--work-dir")
     return JobOptions(
-        *(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served), work_dir=work
+        *(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served),
+        work_dir=work,
+        fitness=beginning_of(sites, site),
     )
 
 

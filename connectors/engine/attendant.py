@@ -29,7 +29,7 @@ from connectors.kafka.troubles import SEQUENCER, Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups, raise_unfit
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import STALL_S, Claimer, Takeover
+from connectors.sequencer.takeover import STALL_S, Claimer, Fitness, Takeover
 from connectors.sequencer.watchdog import NotCounting, Watchdog
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, TopicMissing
@@ -72,9 +72,11 @@ class Attendant:
         epochs: dict[str, int],
         left_out: LeftOut,
         troubles: Troubles | None = None,
+        fitness: Fitness | None = None,
     ) -> None:
         """`epochs`: what this process has claimed, by group. `left_out`: groups that the others go on without. Both are
-        kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. Raises BrokerUnreachable.
+        kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. `fitness`: as a Claimer's.
+        Raises BrokerUnreachable.
         """
         self.pipelines: Mapping[str, Pipeline] = {}
         """The loop's, by group; it puts a new mapping here."""
@@ -84,6 +86,7 @@ class Attendant:
         self._finder = finder
         self._epochs = epochs
         self._troubles = troubles or Troubles()
+        self._fitness = fitness
         self._keeper = Keeper(connection, site, epochs, "process", self._troubles)
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
@@ -340,6 +343,8 @@ class Attendant:
 
     def _check_group(self, state: SequencerState) -> None:
         """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
+        if self._fitness is not None:
+            self._fitness(state)
 
     def _release(self, group: str) -> None:
         names = self._keeper.forward[group]

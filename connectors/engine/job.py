@@ -49,6 +49,7 @@ from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.kafka.troubles import Troubles
 from connectors.sequencer.feud import yield_to_rival
+from connectors.sequencer.takeover import Fitness
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, ProtocolViolation
 
@@ -77,6 +78,7 @@ class AnyLoop(Protocol[_Attended]):
 class EngineOptions(NamedTuple):
     """What the engine has to know. `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`:
     those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
+    `fitness`: asked of each group before it is claimed.
     """
 
     connection: Connection
@@ -85,6 +87,7 @@ class EngineOptions(NamedTuple):
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
     troubles: Troubles | None = None
+    fitness: Fitness | None = None
 
 
 class EngineJob:
@@ -129,7 +132,7 @@ class EngineJob:
         self._work(
             lambda: Attendant(
                 *(options.connection, options.site, options.ledger, self._finder),
-                *(self._epochs, self._left_out, options.troubles),
+                *(self._epochs, self._left_out, options.troubles, options.fitness),
             ),
             lambda: Loop(options.connection, options.site, self._stop),
         )

@@ -41,8 +41,11 @@ class HomeData(Relay):
         return Topic(topic.group, "data", self.direction.target)
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Where each copy lacks something."""
-        return dict(ask_each(topics, self._position_of).values())
+        """Where each copy lacks something. Raises UnfitGroups of those that are refused: others may come."""
+        try:
+            return dict(ask_each(topics, self._position_of).values())
+        except UsageError as error:  # of all
+            raise UnfitGroups({topic.group: error for topic in topics}) from error
 
     def try_again(self, group: str) -> None:
         """See whether the copy can go on."""

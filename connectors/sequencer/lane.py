@@ -150,6 +150,8 @@ class SequencerLane(StreamingJob):
 
     def check_group(self, state: SequencerState) -> None:
         """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
+        if self.options.fitness is not None:
+            self.options.fitness(state)
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """What is read, decided, as the sink takes it."""

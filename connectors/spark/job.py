@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -47,6 +47,7 @@ from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
 from ordering.names import Topic
+from ordering.sequencer import SequencerState
 
 __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
@@ -84,6 +85,7 @@ class JobOptions:
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
     `parallelism`: groups that the sequencer decides at the same time, None for one a core. `groups`:
     those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
+    `fitness`: asked of what DATA tells of each group before the sequencer claims it.
     """
 
     connection: Connection
@@ -95,6 +97,7 @@ class JobOptions:
     look_every_s: float = LOOK_EVERY_S
     work_dir: Path | None = None
     troubles: Troubles = field(default_factory=Troubles, compare=False)
+    fitness: Callable[[SequencerState], object] | None = field(default=None, compare=False)
 
     @property
     def work(self) -> Path:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka.acts import Act
@@ -15,13 +19,18 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Move, encode_claim, encode_move, this_host
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
+from connectors.relay.beginning import beginning_of
 from connectors.relay.home_copy import HomeCopy
+from connectors.relay.hub import HomeData
 from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
 from connectors.sequencer.fencing import check_not_fenced
-from connectors.sequencer.takeover import take_over
+from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
+from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
+from jobs.streaming import working
 from ordering.errors import BrokerUnreachable, NotOrderedInTime, UsageError
+from ordering.names import Topic
 
 GROUP = "g"
 
@@ -80,6 +89,42 @@ def test_a_home_that_answers_is_replaced_without_a_loss(hub: Hub) -> None:
     with hub.log("sfo") as log:
         assert log.state().seqno == 10
         assert not log.is_copy()
+
+
+def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
+    """With the new file, before it was promoted. A group that nobody has may begin, whoever does not answer."""
+    empty, sites = hub.connections["lax"], replace(hub.sites, home="lax")
+    claimer = Claimer(empty, "lax", fitness=beginning_of(sites, "lax"))
+    forward = {GROUP: [f"abcast.{GROUP}.forward.lax"]}
+    with pytest.raises(UsageError, match=r"nyc has an order of group g already.*abcast site promote lax"):
+        take_over_groups(claimer, forward)
+    assert promote(sites, GROUP, "lax") == Promotion(5, 5, ())
+    assert take_over_groups(claimer, forward)[GROUP].seqno == 5
+    for name, connection in hub.connections.items():
+        connection.create("new", name)
+    del hub.connections["nyc"].topics.partitions[TopicPartition("abcast.new.data.nyc", 0)]
+    assert take_over_groups(claimer, {"new": ["abcast.new.forward.lax"]})["new"].seqno == 0
+    assert beginning_of(sites, "sfo") is None
+
+
+def test_a_relay_that_serves_the_refused_group_alone_goes_on(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves the group out, and waits for others; the file that it has is of the home before."""
+    promote(hub.sites, GROUP, "sfo")
+    no_spark: Any = None
+    options = JobOptions(hub.connections["nyc"], "nyc", tmp_path, look_every_s=0.05)
+    relay = HomeData(no_spark, options, replace(hub.sites, home="nyc"), Direction("nyc", "sfo"))
+    for name, finder in (("nyc", "finder"), ("sfo", "target_finder")):
+        found = [Topic(GROUP, "data", name)]
+        setattr(
+            relay, finder, SimpleNamespace(find=lambda found=found, **_: found, leaderless=list, close=lambda: None)
+        )
+    with working([relay]) as [thread]:
+        assert relay.ready.wait(20)
+        assert f"The other groups go on; {GROUP} is tried again" in caplog.text
+        assert list(relay.left_out.reasons) == [GROUP]
+        assert not thread.done.is_set()
 
 
 def test_an_old_home_that_returns_is_fenced(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""Whether a home of a hub may begin a group: not where another site has an order of it already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Sites
+from ordering.errors import BrokerUnreachable, KafkaRefused, TopicMissing, UsageError
+from ordering.sequencer import SequencerState
+
+_logger = logging.getLogger(__name__)
+
+
+def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], None] | None:
+    """Return what raises UsageError where a group would begin at its new home, not go on; None where there is no hub.
+
+    A new home without a history, started before it was promoted, would give the first numbers again. What a site that
+    does not answer has is not known, and holds up nothing.
+    """
+    if sites is None or sites.home != site:
+        return None
+
+    def check(state: SequencerState) -> None:
+        if state.epoch == 0:
+            for other in sites.connections:
+                if other != site and _has_order(sites, state.group, other):
+                    raise UsageError(
+                        f"{other} has an order of group {state.group} already, and {site} has none of it: "
+                        f"`abcast site promote {site} --group {state.group}` first."
+                    )
+
+    return check
+
+
+def _has_order(sites: Sites, group: str, other: str) -> bool:
+    try:
+        with DataLog(sites.connection(other), group, other) as data:
+            return bool(data.claims()) or data.is_copy()
+    except TopicMissing:
+        return False
+    except (BrokerUnreachable, KafkaRefused) as error:
+        _logger.warning("group %s begins here: whether %s has an order of it is not known (%s)", group, other, error)
+        return False
