@@ -34,6 +34,7 @@ from jobs.view import view
 app = typer.Typer(
     name="abcast",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of options at 80 columns
     help="Atomic broadcast on Kafka, Spark and Delta: one order of events, delivered everywhere, kept queryable.\n\n"

@@ -20,7 +20,7 @@ IN_FLIGHT_MESSAGES = 4_096
 
 def isis(
     hostfile: Annotated[
-        Path, typer.Option("--hostfile", "-h", help="The processes: a line each, HOST or HOST:PORT. The same for all.")
+        Path, typer.Option("--hostfile", "-f", help="The processes: a line each, HOST or HOST:PORT. The same for all.")
     ],
     process_id: Annotated[int, typer.Option("--id", "-i", min=0, help="Which line this process is, from 0.")],
     count: Annotated[int, typer.Option("--count", "-c", min=0, help="How many messages to multicast.")],

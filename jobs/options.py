@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -160,11 +160,16 @@ def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name
     return replace(connection, waiting=waiting)
 
 
-def _option_names(command: Command) -> set[str]:
-    """The names of all options of a command, or of those below a group: what only the group has is no default's."""
+def _option_names(command: Command) -> dict[str, str]:
+    """Return each name that a file may give to an option, with its parameter's; of a group, those of what is below it:
+    what only the group has is no default's.
+    """
     if isinstance(command, TyperGroup):
-        return set[str]().union(*map(_option_names, command.commands.values()))  # type: ignore[arg-type]
-    return {option.name for option in command.params if option.name}
+        return {name: value for below in command.commands.values() for name, value in _option_names(below).items()}  # type: ignore[arg-type]
+    spelled = [
+        (max((*option.opts, ""), key=len).lstrip("-").replace("-", "_"), str(option.name)) for option in command.params
+    ]
+    return {name: parameter for longest, parameter in spelled for name in (longest or parameter, parameter)}
 
 
 def _keys(command: TyperGroup, above: str = "") -> list[str]:
@@ -194,7 +199,8 @@ def _defaults(
     if not isinstance(command, TyperGroup):
         names = _option_names(command)
         unknown += [f"{name}{key}" for key in table if key not in names]
-        return {**{key: value for key, value in shared.items() if key in names}, **table}
+        given = {**{key: value for key, value in shared.items() if key in names}, **table}
+        return {names.get(key, key): value for key, value in given.items()}
     unknown += [f"{name}{key}" for key in table if key not in command.commands or not isinstance(table[key], dict)]
     return {
         key: _defaults(below, shared, table.get(key) or {}, f"{name}{key}.", unknown)  # type: ignore[arg-type]
@@ -213,6 +219,7 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
             # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
             # reader of our output (say, `head`) has gone.
             config = load_config(command, is_script=is_script)
+            _take_variables(command)
             command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
         finally:
             interruption.end_at_once()
@@ -230,6 +237,33 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         if sentence is None:
             raise
         _tell(f"abcast: {sentence}", EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
+
+
+def _take_variables(command: TyperGroup) -> None:
+    """Have an option found by its own name, where its parameter has another one; name variables that mean nothing.
+
+    A variable that begins with no command's name may be the deployment's own.
+    """
+    names = dict(_variables(command, "ABCAST"))
+    for by_option, by_parameter in names.items():
+        if by_option in os.environ:
+            os.environ.setdefault(by_parameter, os.environ[by_option])
+    known = {*names, *names.values()}
+    commands = tuple(f"ABCAST_{name.upper().replace('-', '_')}_" for name in command.commands)
+    for variable in sorted(os.environ):
+        if variable.startswith(commands) and variable not in known:
+            alike = difflib.get_close_matches(variable, names, 1, 0.7)
+            typer.echo(f"abcast: nothing reads {variable}{f' ({alike[0]}?)' if alike else ''}", err=True)
+
+
+def _variables(command: Command, above: str) -> Iterator[tuple[str, str]]:
+    """Yield each variable that an option may have by its name, with the one that its parameter has."""
+    if isinstance(command, TyperGroup):
+        for name, below in command.commands.items():
+            yield from _variables(below, f"{above}_{name.upper().replace('-', '_')}")  # type: ignore[arg-type]
+        return
+    for name, parameter in _option_names(command).items():
+        yield f"{above}_{name.upper()}", f"{above}_{parameter.upper()}"
 
 
 def _tell(sentence: str, code: int) -> NoReturn:
@@ -260,11 +294,23 @@ def _let_through() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class _ToStandardError(logging.StreamHandler[Any]):
+    """Writes to what standard error is at that moment: while a progress line is shown, above that line."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None: ...
+
+
 def _set_up_logging() -> None:
     level = os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper()
     if level not in LOG_LEVELS:
         raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = _ToStandardError()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
     # What Kafka's clients say of each attempt is for whoever looks closely; errors are told in a sentence.
     of_kafka = logging.WARNING if level == "DEBUG" else logging.CRITICAL
     for noisy, least in (("kafka", of_kafka), ("librdkafka", of_kafka), ("py4j", logging.CRITICAL)):
@@ -287,7 +333,9 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 def run_script(function: Callable[..., Any]) -> None:
     """Run one command's module as a script of its own (`spark-submit jobs/sequence.py`): the same options."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+    )
     app.command()(function)
     app.callback()(lambda: None)  # else typer would make the only command the whole of it, with other variables
     group = typer.main.get_command(app)

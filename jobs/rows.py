@@ -114,7 +114,9 @@ def _of_json(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return _text(value)
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        if value == value.to_integral_value():
+            return int(value)
+        return float(value) if Decimal(repr(float(value))) == value else str(value)  # no digit is lost
     if isinstance(value, float):
         return value if value - value == 0 else None  # JSON has no infinity
     if value is None or isinstance(value, str | int):

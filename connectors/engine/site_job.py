@@ -339,7 +339,7 @@ class SiteLoop:
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
             level, words = told(notice)
-            _logger.log(level, "group %s: %s", group, words)
+            _logger.log(level, "site %s, group %s: %s", self._agreement.neighbours.site, group, words)
 
     def _poll(self) -> Polled:
         wanted = frozenset(

@@ -190,7 +190,7 @@ class AgreeingLane(SequencerLane):
         for raw in observed[_REPORTS]:
             report = Report.from_json(raw)
             for level, words in report.notices:
-                _logger.log(level, "group %s: %s", report.group, words)
+                _logger.log(level, "site %s, group %s: %s", self.options.site, report.group, words)
             places = {Partition.parse(place): offset for place, offset in report.positions.items()}
             self._positions |= {TopicPartition(*place): offset for place, offset in places.items()}
             self._has_room = self._has_room or report.has_room

@@ -26,4 +26,4 @@ def told(notice: Notice) -> tuple[int, str]:
             "a relay brings it again"
         )
     reached = ", ".join(life.name for life in notice.reached)
-    return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"
+    return logging.WARNING, f"it waits for more sites: {notice.needed} must answer, and these do: {reached}"

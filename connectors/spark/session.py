@@ -88,6 +88,8 @@ SETTINGS = {
     "spark.kafka.consumer.cache.capacity": str(readers_kept()),
     # Workers that begin with everything imported.
     "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
+    # So a worker imports nothing from the directory in which the job was started (Python 3.11 and newer).
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
     # acknowledged (Nagle's algorithm against delayed acknowledgements).
     "spark.python.unix.domain.socket.enabled": "true",

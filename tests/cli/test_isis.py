@@ -26,7 +26,7 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
     """With the short forms; the process stays operational after its last message."""
     (port,) = free_ports(1)
     hosts = hostfile(tmp_path, "127.0.0.1")
-    with background(ABCAST, "isis", "-h", hosts, "-i", "0", "-c", "3", "-p", str(port), "-d", cwd=tmp_path) as run:
+    with background(ABCAST, "isis", "-f", hosts, "-i", "0", "-c", "3", "-p", str(port), "-d", cwd=tmp_path) as run:
         run.wait_for("Processed message 3")
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
@@ -36,7 +36,20 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
 
 def test_help_teaches(tmp_path: Path) -> None:
     said = abcast_here("isis", "--help", cwd=tmp_path).stdout
-    for word in ("--hostfile", "-h", "--id", "-i", "--count", "-c", "--delays", "-d", "--verbose", "-v", "Example"):
+    for word in (
+        "--hostfile",
+        "-f",
+        "-h",
+        "--id",
+        "-i",
+        "--count",
+        "-c",
+        "--delays",
+        "-d",
+        "--verbose",
+        "-v",
+        "Example",
+    ):
         assert word in said
 
 
@@ -65,7 +78,7 @@ def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], code: in
 
 
 def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
-    done = abcast_here("isis", "-h", "nowhere", "-i", "0", "-c", "1", cwd=tmp_path)
+    done = abcast_here("isis", "-f", "nowhere", "-i", "0", "-c", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("abcast: the hostfile nowhere can't be read")
 
@@ -91,7 +104,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         hosts = hostfile(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}")
-        done = abcast_here("isis", "-h", hosts, "-i", "0", "-c", "1", cwd=tmp_path)
+        done = abcast_here("isis", "-f", hosts, "-i", "0", "-c", "1", cwd=tmp_path)
     assert done.returncode == 1
     assert "is in use" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -26,10 +27,15 @@ print("done")
 
 def shown(pause: float) -> str:
     """What a terminal shows of a command that counts to 30."""
+    return shown_of(CODE.format(pause=pause))
+
+
+def shown_of(code: str) -> str:
+    """What a terminal shows of a program."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE.format(pause=pause)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=env
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=env
     )
     os.close(theirs)
     text, deadline = b"", time.monotonic() + 30
@@ -46,6 +52,22 @@ def test_what_takes_a_while_is_shown_with_the_time_left() -> None:
     text = shown(pause=0.1)
     assert "counting" in text
     assert "0:0" in text
+
+
+def test_what_is_logged_meanwhile_has_lines_of_its_own() -> None:
+    code = """
+import logging, time
+from jobs.options import _set_up_logging
+from jobs.progress import Progress
+_set_up_logging()
+with Progress("counting"):
+    time.sleep(1.5)
+    logging.getLogger("abcast").warning("no progress")
+    time.sleep(0.5)
+"""
+    lines = [line for line in re.split(r"[\r\n]+", shown_of(code)) if "no progress" in line]
+    assert lines
+    assert all("counting" not in line for line in lines)
 
 
 def test_what_is_over_at_once_is_not() -> None:

@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,32 @@ def test_forms(data: Path, tmp_path: Path) -> None:
         assert [row["sender"] for row in csv.DictReader(file)] == ["nyc/a", "nyc/b"]
     assert [row["payload"] for row in parquet.read_table(tmp_path / "rows.parquet").to_pylist()] == [b"", b"nyc/b 1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.jsonl", "rows.parquet"]
+
+
+@pytest.mark.parametrize("number", ["12345678901234567890.123456789012345678", "0.1", "2.50", "3"])
+def test_no_digit_of_a_number_is_lost(data: Path, number: str) -> None:
+    sql = f"SELECT {number}::DECIMAL(38,18) AS x"
+    [row] = map(json.loads, query(data, sql, "--json").splitlines())
+    assert Decimal(str(row["x"])) == Decimal(number)
+
+
+@pytest.mark.parametrize("variable", ["ABCAST_QUERY_FORMAT", "ABCAST_QUERY_FORM"])
+def test_a_variable_has_the_name_of_its_option(data: Path, variable: str) -> None:
+    done = abcast_here("query", "--data", data, SQL, cwd=data, variables={variable: "csv"})
+    assert (done.stdout.splitlines()[0], done.stderr) == ("seqno,sender,payload", "")
+
+
+def test_a_key_of_the_file_has_the_name_of_its_option(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "abcast.toml").write_text('[query]\nformat = "csv"\n')
+    done = abcast_here("query", "--data", data, SQL, cwd=tmp_path)
+    assert (done.stdout.splitlines()[0], done.stderr) == ("seqno,sender,payload", "")
+
+
+def test_a_variable_that_nothing_reads_is_named(data: Path) -> None:
+    """Of others, a deployment may have its own."""
+    variables = {"ABCAST_QUERY_FORMATS": "csv", "ABCAST_OF_THE_DEPLOYMENT": "1"}
+    done = abcast_here("query", "--data", data, SQL, cwd=data, variables=variables)
+    assert done.stderr == "abcast: nothing reads ABCAST_QUERY_FORMATS (ABCAST_QUERY_FORMAT?)\n"
 
 
 def test_what_is_not_loaded(data: Path) -> None:

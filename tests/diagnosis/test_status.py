@@ -229,7 +229,10 @@ def test_the_clock_of_another_host_may_be_wrong(connection: MemoryConnection, ho
 def test_a_group_that_never_had_a_sequencer() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    assert say_why(connection, "g", "nyc") == "The group never had a sequencer: start `abcast run`."
+    assert (
+        say_why(connection, "g", "nyc")
+        == "The group never had a sequencer: an `abcast run` that works finds it within 10 s; else start one."
+    )
 
 
 def test_the_rate_falls_to_zero(connection: MemoryConnection) -> None:

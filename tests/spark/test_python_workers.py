@@ -28,6 +28,16 @@ def test_a_worker_begins_with_what_it_needs(spark: SparkSession) -> None:
     assert frozen > 10_000
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python knows no safe path")
+def test_a_worker_imports_nothing_from_the_working_directory(spark: SparkSession) -> None:
+    """A `queue.py` there, say, would be taken for Python's own."""
+
+    def look(_: Iterable[int]) -> Iterator[bool]:
+        yield getattr(sys.flags, "safe_path", False)
+
+    assert spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect() == [True]
+
+
 def test_a_worker_is_ours_and_not_spoken_to_over_tcp(spark: SparkSession) -> None:
     def look(_: Iterable[int]) -> Iterator[tuple[str, str]]:
         yield sys.modules["pyspark.daemon"].worker.__name__, os.environ["PYTHON_UNIX_DOMAIN_ENABLED"]
