@@ -21,7 +21,7 @@ from ordering.capacity import NO_ROOM, has_room_for_all
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
-from ordering.log_time import LONGEST_STEP_MS, time_in
+from ordering.log_time import LONGEST_PAUSE_MS, LONGEST_STEP_MS, Age, time_in
 from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import is_address
 from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
@@ -111,6 +111,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         duplicates=state.duplicates + int((dropped & ~is_repeat).sum()),
         unsnapped=state.unsnapped + len(rows.offset),
         latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
+        aged=_aged(state.aged, rows) if state.keeps_ages else state.aged,
         membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
         own_seqno=int(own_messages[-1]) if len(own_messages) else state.own_seqno,
         links=links.rows,
@@ -260,6 +261,18 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
         row = int(last[code])
         latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row]))
     return replace(membership, heard=latest, clock=clock, stamped=stamped, announced_flush=0, announced_ms={})
+
+
+def _aged(aged: Mapping[Partition, Age], rows: ForwardColumns) -> dict[Partition, Age]:
+    """The age of the last snapshot in each partition."""
+    timed = np.flatnonzero(rows.well_formed)
+    partition, at_ms, after = rows.partition[timed], rows.timestamp_ms[timed], dict(aged)
+    for code in np.unique(partition).tolist():
+        name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
+        known = after.get(name, Age(int(at_ms[span][0])))
+        steps = np.clip(np.diff(at_ms[span], prepend=known.at_ms), 0, LONGEST_PAUSE_MS)
+        after[name] = Age(int(at_ms[span][-1]), known.since_ms + int(steps.sum()))
+    return after
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:

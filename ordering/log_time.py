@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from ordering.membership import LONG_AGO_MS, LastHeard, Membership
 from ordering.names import Topic, is_tick
@@ -38,6 +39,20 @@ from ordering.records import LEAVE, Forward, Partition
 
 LONGEST_STEP_MS = 2_000
 """Between two records of a partition no more than this counts; a tick comes every second."""
+
+LONGEST_PAUSE_MS = 3_600_000
+"""The same for the age of a snapshot, which goes on in a group without members: there no ticks come."""
+
+
+class Age(NamedTuple):
+    """How much time has gone by in a partition since the last snapshot; `at_ms`: the timestamp of its last record."""
+
+    at_ms: int
+    since_ms: int = 0
+
+    def at(self, at_ms: int) -> Age:
+        """Return the age when the next record has come."""
+        return Age(at_ms, self.since_ms + min(max(at_ms - self.at_ms, 0), LONGEST_PAUSE_MS))
 
 
 class Watch:

@@ -39,7 +39,7 @@ from ordering.errors import LaterVersion, ProtocolViolation
 from ordering.forgetting import to_payload
 from ordering.formats import ADDITIONS, FIRST, follow, known, later
 from ordering.links import LinkRow, LinkTable
-from ordering.log_time import Watch, before_horizon
+from ordering.log_time import Age, Watch, before_horizon
 from ordering.membership import (
     NO_MEMBERS,
     NOT_A_MEMBER,
@@ -116,7 +116,8 @@ class SequencerState:
     records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
     rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
     `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
-    snapshot (0: unknown). `format` is the group's (`ordering.formats`), `counted` whether a record ever took several
+    snapshot (0: unknown); both are for groups of format 1. In others `aged` has the age of the last snapshot, by each
+    partition's clock. `format` is the group's (`ordering.formats`), `counted` whether a record ever took several
     numbers, and `unknown` has what a snapshot of a later version says besides, as JSON values.
     """
 
@@ -139,6 +140,7 @@ class SequencerState:
     format: int = FIRST.number
     counted: bool = False
     unknown: Mapping[str, Any] = field(default_factory=dict)
+    aged: Mapping[Partition, Age] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
@@ -167,6 +169,7 @@ class SequencerState:
             says = {"format": written, "readable_from": READABLE_FROM, "version": SNAPSHOTS[READABLE_FROM]}
             body = {**self.unknown, **body, **says, "group_format": self.format}
             body |= {"counted": True} if self.counted else {}
+            body |= {"aged": {str(partition): age for partition, age in self.aged.items()}} if self.aged else {}
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
@@ -183,6 +186,8 @@ class SequencerState:
             body["seals"] = tuple(Seal(*row[:2]) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row[:3]) for neighbour, row in body["links"].items()}
             body["format"] = body.pop("group_format", FIRST.number)
+            if "aged" in body:
+                body["aged"] = {Partition.parse(name): Age(*age[:2]) for name, age in body["aged"].items()}
             return cls(**with_unknown(cls, body))
         except LaterVersion:
             raise
@@ -200,9 +205,17 @@ class SequencerState:
             return incarnation <= self.membership.incarnation_floor
         return row.incarnation == incarnation and self.membership.lives_over.get(sender) == incarnation
 
+    @property
+    def keeps_ages(self) -> bool:
+        """Whether snapshots have them: in a group of format 1 its readers would stop there."""
+        return self.format >= ADDITIONS.number
+
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
-        if self.latest_ms - self.snapshot_ms >= SNAPSHOT_EVERY_MS:
+        since_ms = max((age.since_ms for age in self.aged.values()), default=0)
+        if not self.keeps_ages:
+            since_ms = self.latest_ms - self.snapshot_ms
+        if since_ms >= SNAPSHOT_EVERY_MS:
             return True
         return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
 
@@ -288,8 +301,19 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         links=links.rows,
         origins=links.origins,
         latest_ms=latest_ms,
+        aged=_aged(state.aged, records) if state.keeps_ages else state.aged,
     )
     return Step(after, tuple(outputs))
+
+
+def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed]) -> dict[Partition, Age]:
+    """Return the age of the last snapshot in each partition."""
+    after = dict(aged)
+    for record in records:
+        if isinstance(record, Forward):
+            partition, at_ms = record.source.topic_partition, record.timestamp_ms
+            after[partition] = after.get(partition, Age(at_ms)).at(at_ms)
+    return after
 
 
 def _judged(
@@ -407,7 +431,8 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
         state = replace(state, snapshot_ms=state.latest_ms)
     if not state.due_for_snapshot():
         return state, ()
-    state = replace(state, unsnapped=0, snapshot_ms=state.latest_ms)
+    aged = {partition: Age(age.at_ms) for partition, age in state.aged.items()}
+    state = replace(state, unsnapped=0, snapshot_ms=state.latest_ms, aged=aged)
     return state, (snapshot(state),)
 
 

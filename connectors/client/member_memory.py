@@ -22,7 +22,8 @@ that Kafka has forgotten is a new one. `abcast topics create` creates what is mi
 *The incarnation* needs no note. What was ever ordered is found in DATA. For letters, and where nothing was ordered, the
 time makes each start higher than all before, unless the clock was set back by more than Kafka's memory.
 The clock of this machine may be wrong, so it is compared with that of the broker which writes its times on what this
-name sends. If they are more than a day apart, the broker's counts. What an earlier start has remembered from a clock
+name sends. If they are more than a day apart, the earlier one counts: a time that is ahead would be this name's for
+good, and one that is behind is made up for by what was ordered. What an earlier start has remembered from a clock
 that was ahead is left out: the group takes no record of such a life (`FUTURE_INCARNATION`).
 
 The cost: one more produce request a name; the notes, some 50 bytes a name, are read by names that are new or forgotten.
@@ -58,6 +59,8 @@ _SEQNO = "seqno="
 _AFTER = "after="
 _DELIVERIES = "deliveries"
 _LETTERS = "letters"
+_CLOCK_IS_SET_MS = 1_700_000_000_000
+"""November 2023. A machine that tells an earlier time has none."""
 _TAKEN_TIMEOUT_S = 2.0  # deliveries wait for this commit, and the next one makes up for it
 _logger = logging.getLogger(__name__)
 
@@ -113,6 +116,11 @@ class MemberMemory:
         remembered = self.incarnation()
         if self.is_of_a_wrong_clock(remembered):
             remembered = 0
+        if self.is_of_a_wrong_clock(above):
+            raise UsageError(
+                f"{self.address} was ordered when the clocks of the broker and of its machine were ahead, and "
+                "nothing of it is ordered until that time has come: take another name."
+            )
         lowest = max(self._time_ms() * LIVES_PER_MS, remembered + 1, above + 1)
         if lowest > MAX_NUMBER:
             raise UsageError(
@@ -134,11 +142,11 @@ class MemberMemory:
             return own_ms
         days = (own_ms - broker_ms) / 86_400_000
         _logger.warning(
-            "the clock of this machine is %.1f days %s that of the Kafka broker, whose time %s takes: see which of "
-            "them is wrong",
+            "the clock of this machine is %.1f days %s that of the Kafka broker: see which of them is wrong. %s takes "
+            "the earlier time, if that may be one",
             *(abs(days), "ahead of" if days > 0 else "behind", self.address),
         )
-        return broker_ms
+        return min(own_ms, broker_ms) if own_ms > _CLOCK_IS_SET_MS else broker_ms
 
     @cached_property
     def broker_ms(self) -> int:

@@ -213,6 +213,27 @@ class TestClones:
                 with Member("g", "nyc/alice", connection=kafka) as alice:
                     assert alice.broadcast(b"%d" % number).result(WAIT) == number
 
+    def test_a_broker_that_was_ahead(self, kafka: MemoryConnection) -> None:
+        """Who sent then sends on when its clock is right again."""
+        with TinySequencer(kafka, "g", "nyc"):
+            for number, days in enumerate((0, 30, 0, 400, 0), start=1):
+                kafka.topics.ahead_ms = days * 86_400_000
+                with Member("g", "nyc/alice", connection=kafka) as alice:
+                    assert alice.broadcast(b"%d" % number).result(WAIT) == number
+
+    def test_both_clocks_were_ahead(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on one machine. That can't be taken back, and is told at once."""
+        real = time.time_ns
+        with TinySequencer(kafka, "g", "nyc"):
+            with monkeypatch.context() as wrong:
+                kafka.topics.ahead_ms = 30 * 86_400_000
+                wrong.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
+                with Member("g", "nyc/alice", connection=kafka) as alice:
+                    alice.broadcast(b"1").result(WAIT)
+            kafka.topics.ahead_ms = 0
+            with Member("g", "nyc/alice", connection=kafka) as alice, pytest.raises(UsageError, match="another name"):
+                alice.broadcast(b"2").result(WAIT)
+
     @pytest.mark.parametrize("with_outbox", [False, True])
     def test_what_is_left_of_a_wrong_clock(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_outbox: bool

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ordering.flush import Phase
+from ordering.formats import NEWEST
 from ordering.membership import Settings
-from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
+from ordering.records import EPOCH, FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, step
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
@@ -122,6 +123,30 @@ def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
         assert second < max(due, joins_at + STEPS) or "s/d" in brokers.members
         assert {"s/a", "s/c"} <= brokers.members, f"a live member is out: {brokers.members}"
     assert brokers.state.membership.flush.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_jumps_delay_no_snapshot_and_bring_few(seed: int) -> None:
+    """One comes each hour of true time, however little is sent, and whatever the clocks did before."""
+    dice = random.Random(seed)
+    brokers = Brokers([dice.choice((0, dice.randint(-24 * HOUR_MS, 24 * HOUR_MS))) for _ in range(3)])
+    brokers.state = replace(opened(), format=NEWEST.number)
+    minutes = 24 * 60
+    jumps = {dice.randrange(minutes): dice.randrange(3) for _ in range(dice.randint(1, 6))}
+    since, snapshots, back = 0, 0, None
+    for minute in range(minutes):
+        brokers.now_ms += 60_000
+        if back is not None:
+            brokers.skew_ms[back[0]], back = back[1], None
+        if minute in jumps:
+            partition = jumps[minute]
+            back = (partition, brokers.skew_ms[partition]) if dice.random() < 0.5 else None
+            brokers.skew_ms[partition] = dice.choice((-1, 1)) * dice.choice((HOUR_MS, 24 * HOUR_MS, 9_000 * HOUR_MS))
+        brokers.write(dice.randrange(3), "s/a", HEARTBEAT)
+        written = [record for record in brokers.decide() if record.kind == EPOCH]
+        since, snapshots = (0, snapshots + 1) if written else (since + 1, snapshots)
+        assert since <= 60 + STEPS, f"no snapshot for {since} minutes"
+    assert snapshots <= minutes // 60 + 2 * len(jumps)
 
 
 def test_a_flush_is_not_held_by_a_partition_without_a_leader() -> None:

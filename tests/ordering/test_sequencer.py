@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ordering import sequencer
 from ordering.errors import ProtocolViolation
+from ordering.formats import FIRST, NEWEST
 from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
@@ -186,9 +187,10 @@ def test_a_batch_begins_with_a_snapshot_if_one_is_due() -> None:
     assert (after, opening) == (replace(state, unsnapped=0), (snapshot(after),))
 
 
-def test_time_makes_a_snapshot_due() -> None:
-    """The log's: where DATA has a retention, one must always stand in it, however little is sent."""
-    state, written = opened(), []
+@pytest.mark.parametrize("of_format", [FIRST.number, NEWEST.number])
+def test_time_makes_a_snapshot_due(of_format: int) -> None:
+    """The log's: where DATA is purged by age, one must stand in it now and then, however little is sent."""
+    state, written = replace(opened(), format=of_format), []
     for offset, at_ms in enumerate((5_000_000, 5_000_001, 8_600_000, 8_600_001, 8_600_002, 12_200_000, 12_200_001)):
         state, opening = begin_batch(state)
         written.append((at_ms, len(opening)))

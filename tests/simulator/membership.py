@@ -148,7 +148,7 @@ def _is_message(entry: Pending) -> bool:
 def decided(state: SequencerState) -> SequencerState:
     """Without what is no decision, and so stands in snapshots at most."""
     membership = replace(state.membership.without_time(), horizon={})
-    state = replace(state, positions={}, decided={}, duplicates=0, unsnapped=0, latest_ms=0, snapshot_ms=0)
+    state = replace(state, positions={}, decided={}, duplicates=0, unsnapped=0, latest_ms=0, snapshot_ms=0, aged={})
     return replace(state, membership=membership)
 
 
