@@ -246,7 +246,7 @@ def step(now: Participant, event: Event) -> Step:
     if isinstance(event, Data):
         return _say_again(now, _take(now, event))
     if isinstance(event, CaughtUp):
-        return _say_again(now, _catch_up(Step(now), event.state))
+        return _say_again(now, _catch_up(Step(now), event.state, joins=event.joins))
     if isinstance(event, Began):
         has_asked = event.joins or event.life in event.state.membership.joining
         born = Step(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
@@ -387,7 +387,7 @@ def _stop(here: Step, flush_id: int) -> Step:
 # --- a state, in the place of records ---
 
 
-def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
+def _catch_up(here: Step, state: SequencerState, answered: int = 0, *, joins: bool = True) -> Step:
     before, flush = here.participant, state.membership.flush
     was_in, knew_flush = _is_in(before), before.known.flush_id
     here = _catch_up_request(here, state)
@@ -398,7 +398,7 @@ def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
     membership, has_row = state.membership, before.life.address in state.received
     here = here.but(known=KnownGroup.of_state(state), settings=membership.settings, has_row=has_row)
     here = here.but(incarnation_floor=membership.incarnation_floor)
-    here = _catch_up_view(here, state, answered)
+    here = _catch_up_view(here, state, answered, joins=joins)
     now = here.participant
     if not _is_in(now) or not flush.id or (was_in and knew_flush == flush.id):
         return here
@@ -410,7 +410,7 @@ def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
     return here
 
 
-def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
+def _catch_up_view(here: Step, state: SequencerState, answered: int, *, joins: bool) -> Step:
     now, membership = here.participant, state.membership
     is_closed = membership.settings.closed
     if now.life in membership.members:
@@ -420,7 +420,8 @@ def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
             return here.turn(Cause.ADMITTED_QUIET)  # what stands before its answer is still to be sent
         has_answered = now.life.address in membership.flush.answered  # as one has that is admitted within it
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
-    if _is_in(now):
+    was_admitted = now.phase in (Phase.JOINING, Phase.AWAITING) and not joins and now.life not in membership.joining
+    if _is_in(now) or was_admitted:  # its JOIN is ordered, and no view is to come: one has come, and one without it
         return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
     if now.phase in FORGETTABLE and state.is_over(*now.life):
         return here.turn(Cause.OVER if now.phase in (Phase.JOINING, Phase.AWAITING) else Cause.FORGOTTEN)

@@ -26,9 +26,13 @@ class Began(NamedTuple):
 
 
 class CaughtUp(NamedTuple):
-    """The state of the log, in the place of records that retention has dropped."""
+    """The state of the log, in the place of records that retention has dropped.
+
+    `joins`: a JOIN may still be ordered. It stands in the forward table, from which what the state has is gone.
+    """
 
     state: SequencerState
+    joins: bool = True
 
 
 class Renewed(NamedTuple):

@@ -23,8 +23,9 @@ from connectors.client.lives import Lives
 from connectors.client.standing import Standing
 from connectors.kafka.effective import Effective
 from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.forward_table import kind_of
 from ordering.participant_events import CaughtUp, RowKnown
-from ordering.records import MESSAGE, Data
+from ordering.records import JOIN, MESSAGE, Data
 from ordering.sequencer import SequencerState
 
 _logger = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class Echo:
                 books.catch_up(gone, state)
             books.note_seen(state.seqno)
             self._note_progress()
-            self._driver.step(CaughtUp(state))
+            joins = any(kind_of(entry) == JOIN for entry in books.table.pending())
+            self._driver.step(CaughtUp(state, joins))
 
     def _acknowledge(self, own: Sequence[Effective]) -> None:
         if not own and not self._books.has_outbox:

@@ -270,7 +270,7 @@ class Succession:
         threading.Thread(target=self._join_again, args=(old,), name=name, daemon=True).start()
 
     def _join_again(self, old: Forwarder) -> None:
-        was_in = old.participant.joined_at is not None
+        was_in = old.participant.joined_at is not None or old.participant.phase is Phase.EXCLUDED
         why = "was taken for dead" if was_in else "can't go on in this life: it was forgotten, or sent before its JOIN"
         _logger.warning("%s %s; beginning anew", self.address, why)
         try:

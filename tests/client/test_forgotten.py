@@ -21,6 +21,7 @@ from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.effective import Effective
 from connectors.kafka.senders import Forgotten, forget_senders, idle_senders, known_senders
+from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable, Superseded, UsageError
@@ -28,7 +29,7 @@ from ordering.forgetting import SenderRow
 from ordering.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
 from ordering.membership import Accepted, Life, Membership
 from ordering.names import Address
-from ordering.records import EPOCH, JOIN, MESSAGE, Data, Forward, Source
+from ordering.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
 from ordering.sequencer import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
@@ -251,6 +252,48 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
                 eventually(lambda: alice.incarnation != before)
                 alice.broadcast(b"4").result(WAIT)
                 assert messages(kafka, group) == [b"4"]
+
+
+def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was admitted and excluded within what it can't read any more. The group waits for no JOIN, so it sends one."""
+    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.25)
+    kafka, group = MemoryConnection(), "g"
+    kafka.create(group, "nyc", partitions=1)
+    suspension = Suspension(monkeypatch)
+
+    def drop(record: Forward) -> bool:
+        return record.kind == HEARTBEAT and record.sender == ALICE
+
+    with TinySequencer(kafka, group, drop=drop) as sequencer, Member(group, ALICE, connection=kafka) as alice:
+        change_settings(kafka, group, "nyc", suspect_after_ms=1_000)
+        alice.broadcast(b"1").result(WAIT)
+        before = alice.incarnation
+        assert before is not None
+        suspension.begin()
+        receipts = deque[Exception]()
+
+        def join() -> None:
+            try:
+                alice.connect()
+            except HistoryUnavailable as error:  # as its JOIN has a seqno that nothing tells
+                receipts.append(error)
+
+        joining = threading.Thread(target=join, daemon=True)
+        joining.start()
+        eventually(lambda: sequencer.state.membership.members == (Life(ALICE, before),))
+        eventually(lambda: not sequencer.state.membership.members, WAIT)
+        sequencer.__exit__(None, None, None)
+        with TinySequencer(kafka, group) as successor:
+            with DataLog(kafka, group, "nyc") as log:
+                newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
+            kafka.topics.drop("abcast.g.data.nyc", newest)
+            suspension.end()
+            joining.join(WAIT)
+            assert len(receipts) == 1
+            eventually(lambda: {life.address for life in successor.state.membership.members} == {ALICE})
+            eventually(lambda: alice.incarnation != before)
+            alice.broadcast(b"2").result(WAIT)
+            alice.close()
 
 
 ROW_KEPT = SequencerState("g", epoch=1, seqno=9, received={ALICE: Accepted(100, 1)})

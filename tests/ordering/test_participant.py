@@ -302,6 +302,27 @@ class TestRetention:
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), lives_over=over), 5, received)))
         bench.expect(Phase.OVER, "begin anew")
 
+    def test_the_same_where_its_life_is_not_over(self) -> None:
+        """An open group without flush goes on to order what a member has sent that it excludes."""
+        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        bench = Bench(joins=True)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
+        bench.expect(Phase.EXCLUDED, "begin anew")
+
+    def test_the_same_of_a_group_that_has_opened(self) -> None:
+        """What was kept back may be sent, as a stranger's."""
+        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
+        bench.expect(Phase.EXCLUDED, "send the table", "begin anew")
+
+    @pytest.mark.parametrize("joining", [(), (ALICE,)])
+    def test_not_its_first_view(self, joining: tuple[Life, ...]) -> None:
+        """Its JOIN is still to be ordered; or it is ordered, and the view is to come."""
+        bench = Bench(joins=True)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), joining=joining), 5), not joining))
+        bench.expect(Phase.JOINING)
+
     @pytest.mark.parametrize("joins", [False, True])
     def test_that_the_group_was_closed_and_opened(self, joins: bool) -> None:
         bench = Bench(joins=joins)
@@ -560,8 +581,9 @@ class TestTable:
             assert is_sent or is_for_later, (phase, cause)
 
     def test_only_who_is_in_the_view_can_be_put_out_of_it(self) -> None:
+        """Or who may have been in one that retention has dropped, as it has asked."""
         for phase in OUTSIDE:
-            assert (phase, Cause.EXCLUDED) not in TRANSITIONS
+            assert ((phase, Cause.EXCLUDED) in TRANSITIONS) is (phase in (Phase.JOINING, Phase.AWAITING))
         for phase in INSIDE:
             assert {TRANSITIONS[phase, cause].phase for cause in (Cause.EXCLUDED, Cause.OVER)} == {
                 Phase.EXCLUDED,

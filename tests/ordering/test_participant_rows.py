@@ -119,6 +119,11 @@ def learn_that_it_is_over(bench: Bench) -> None:
     bench.tell(CaughtUp(state(membership, received={ALICE.address: Accepted(ALICE.incarnation, 1)})))
 
 
+def learn_that_it_was_in(bench: Bench) -> None:
+    """The same, and the group goes on to order what it has sent."""
+    bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,))), False))
+
+
 def learn_that_it_is_in(bench: Bench, *, flush: int = 0) -> None:
     """Retention has dropped its first view."""
     hand = NO_FLUSH.start(flush, BOB.address, requested=True) if flush else NO_FLUSH
@@ -148,6 +153,8 @@ OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench]
     (P.JOINING, C.ADMITTED_QUIET): (REACH[P.BETWEEN], lambda bench: begin_with_an_answer(bench, joins=True)),
     (P.JOINING, C.OVER): (REACH[P.JOINING], learn_that_it_is_over),
     (P.AWAITING, C.OVER): (REACH[P.AWAITING], learn_that_it_is_over),
+    (P.JOINING, C.EXCLUDED): (REACH[P.JOINING], learn_that_it_was_in),
+    (P.AWAITING, C.EXCLUDED): (REACH[P.AWAITING], learn_that_it_was_in),
     (P.STRANGER, C.HEARD): (unheard, HAPPEN[C.STOP]),
     (P.JOINING, C.HEARD): (lambda: unheard(joins=True), HAPPEN[C.STOP]),
     (P.MEMBER, C.HEARD): (unheard, learn_that_it_is_in),
@@ -180,6 +187,7 @@ FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
     (P.JOINING, C.ADMITTED): (P.MEMBER, []),
     (P.JOINING, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
     (P.JOINING, C.ADMITTED_QUIET): (P.QUIET, []),
+    (P.JOINING, C.EXCLUDED): (P.EXCLUDED, [ANEW]),
     (P.JOINING, C.OVER): (P.OVER, [ANEW]),
     (P.JOINING, C.HEARD): (P.JOINING, [TABLE]),
     (P.KEPT_OUT, C.RENEW): (P.KEPT_OUT, []),
@@ -193,6 +201,7 @@ FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
     (P.AWAITING, C.LEAVE): (P.LEAVING, ["leave"]),
     (P.AWAITING, C.ADMITTED): (P.MEMBER, [TABLE]),
     (P.AWAITING, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
+    (P.AWAITING, C.EXCLUDED): (P.EXCLUDED, [TABLE, ANEW]),
     (P.AWAITING, C.OVER): (P.OVER, [ANEW]),
     (P.AWAITING, C.STRANDED): (P.OVER, [ANEW]),
     (P.JOINING, C.RETURNED): (P.JOINING, [TABLE]),

@@ -414,7 +414,8 @@ class Group:
         process.table.take_out(*ordered)
         if ordered.incarnation == process.life.incarnation:
             process.table.acknowledge(ordered.local_seqno)
-        self._tell(process, CaughtUp(known))
+        joins = any(kind_of(entry) == JOIN for entry in process.table.pending())
+        self._tell(process, CaughtUp(known, joins))
         self._go_on_in_view(process)
 
     def _do_restart(self) -> None:

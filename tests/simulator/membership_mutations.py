@@ -12,6 +12,7 @@ from ordering.checker import DUPLICATE, LOST
 from ordering.forward_table import Pending
 from ordering.log_time import Watch
 from ordering.participant import Step, next_entries
+from ordering.participant_events import CaughtUp
 from ordering.participant_table import (
     ASK,
     BEGIN_ANEW,
@@ -29,7 +30,7 @@ from ordering.participant_table import (
     Row,
 )
 from ordering.records import Forward, Headers
-from ordering.sequencer import step
+from ordering.sequencer import SequencerState, step
 from tests.simulator.membership import (
     BLOCKED,
     DEAF,
@@ -48,6 +49,10 @@ from tests.simulator.membership import (
 
 _true_hear = Watch.hear
 Rows = Mapping[tuple[Phase, Cause], Row]
+
+
+def forgetting_the_table(state: SequencerState, _: bool) -> CaughtUp:
+    return CaughtUp(state)
 
 
 class MemberMutation(NamedTuple):
@@ -86,7 +91,7 @@ def leading(cause: Cause, after: Phase, *actions: Action, to: Phase) -> Rows:
     return {key: Row(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
 
 
-def ignoring(here: Step, *_: object) -> Step:
+def ignoring(here: Step, *_: object, **__: object) -> Step:
     """Nothing follows."""
     return here
 
@@ -292,6 +297,13 @@ MEMBER_MUTATIONS = (
         WRONG_VIEW,
         patches=((f"{_P}._catch_up_view", ignoring),),
         from_seed=17,
+    ),
+    MemberMutation(
+        "waits-for-ever",
+        "who was admitted and excluded within what retention has dropped waits for its first view",
+        WRONG_VIEW,
+        patches=(("tests.simulator.membership.CaughtUp", forgetting_the_table),),
+        from_seed=100035,
     ),
 )
 
