@@ -27,26 +27,24 @@ NO_ROOM_FOR_MEMBERS = "the group has no room for another member"
 
 
 class Room:
-    """What is left of a received table that grows as `take` is told. It is counted when somebody is new, not before."""
+    """What is left of a received table, to which the rows taken are added. It is counted when it may be full."""
 
     def __init__(self, received: Mapping[str, object]) -> None:
         self._received = received
         self._left, self._counted = 0, -1  # the number of rows of which that is left
 
-    def has(self, sender: str) -> bool:
-        """Whether the table has the sender's row, or room for it."""
-        if sender in self._received or is_reserved(sender) or len(self._received) < _SURELY_SENDERS:
+    def take(self, sender: str) -> bool:
+        """Whether there is room for the row of a sender that the table does not have; it is to be added then."""
+        rows = len(self._received)
+        if rows < _SURELY_SENDERS:
             return True
-        if len(self._received) != self._counted:  # rows were dropped, or it is the first time
-            self._left = MAX_SENDERS_BYTES - _size(self._received, _ROW_BYTES)
-            self._counted = len(self._received)
-        return self._left >= _ROW_BYTES + len(sender)
-
-    def take(self, sender: str) -> None:
-        """Its row is to be added, unless it is there."""
-        if sender not in self._received:
-            self._left -= _ROW_BYTES + len(sender)
-            self._counted += self._counted >= 0
+        if rows != self._counted:  # rows were dropped, or it is the first time
+            self._left, self._counted = MAX_SENDERS_BYTES - _size(self._received, _ROW_BYTES), rows
+        size = _ROW_BYTES + len(sender)
+        if self._left < size and not is_reserved(sender):
+            return False
+        self._left, self._counted = self._left - size, rows + 1
+        return True
 
 
 def has_room_for_all(received: Mapping[str, object], senders: Iterable[str]) -> bool:

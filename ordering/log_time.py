@@ -95,6 +95,8 @@ class Watch:
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
+        if not self.is_on:
+            return membership.without_time()
         if not self.flush_id:
             self.announced_flush, self.announced_ms = 0, {}
         return replace(

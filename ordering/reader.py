@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from ordering.errors import ProtocolViolation
 from ordering.records import WITHOUT_SEQNO, Data
 
+_WITHOUT_SEQNO = frozenset(WITHOUT_SEQNO)
+
 
 class Verdict(Enum):
     """What a reader makes of one DATA record."""
@@ -67,13 +69,14 @@ class Reader:
         if epoch < self.epoch:
             return Verdict.STALE
         self.epoch = epoch
-        if kind in WITHOUT_SEQNO:
+        if kind in _WITHOUT_SEQNO:
             return Verdict.CONTROL
-        if seqno + count - 1 <= self.last_seqno:
+        last = seqno + count - 1
+        if last <= self.last_seqno:
             return Verdict.DUPLICATE
         if seqno > self.last_seqno + 1:
             return Verdict.AHEAD
-        self.last_seqno = seqno + count - 1
+        self.last_seqno = last
         return Verdict.TAKE
 
     def judge(self, record: Data) -> Verdict:

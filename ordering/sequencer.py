@@ -182,7 +182,7 @@ class SequencerState:
                 body["membership"] = Membership.from_json(body["membership"])
             body["positions"] = parsed_partitions(body["positions"])
             body["decided"] = parsed_partitions(body["decided"])
-            body["received"] = {sender: Accepted(*row[:2]) for sender, row in body["received"].items()}
+            body["received"] = {sender: Accepted(row[0], row[1]) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row[:2]) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row[:3]) for neighbour, row in body["links"].items()}
             body["format"] = body.pop("group_format", FIRST.number)
@@ -272,14 +272,13 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             duplicates += record.kind == MESSAGE and not is_repeat
             continue
         if not (is_linked and record.kind == MESSAGE):  # that is not judged by what its sender has sent here
-            judged = _judged(membership, received, room, record, is_repeat=is_repeat)
+            judged = _judged(membership, received.get(record.sender), room, record, is_repeat=is_repeat)
             if isinstance(judged, str):
                 outputs.append(DeadLetter(record.source, judged))
                 continue
             if judged is None:
                 duplicates += not is_repeat
                 continue
-            room.take(record.sender)
             received[record.sender] = judged
         seqno += 1
         data = _decided(state, seqno, record, membership, received)
@@ -317,21 +316,20 @@ def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed])
 
 
 def _judged(
-    membership: Membership, received: Mapping[str, Accepted], room: Room, record: Forward, *, is_repeat: bool
+    membership: Membership, row: Accepted | None, room: Room, record: Forward, *, is_repeat: bool
 ) -> Accepted | str | None:
-    """The sender's new row; why the record is a dead letter; None if it is to be dropped."""
-    if reason := _never(membership, received, record, is_repeat=is_repeat):
+    """The sender's new row; why the record is a dead letter; None if it is to be dropped. `row`: the sender's."""
+    if reason := _never(membership, row, record, is_repeat=is_repeat):
         return reason
     # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
-    accepted = None if is_repeat else _accepted(membership, received, record)
+    accepted = None if is_repeat else _accepted(membership, row, record)
     if accepted is None or membership.is_silenced(record.sender, record.kind):
         return None
-    return accepted if room.has(record.sender) else NO_ROOM
+    return accepted if row is not None or room.take(record.sender) else NO_ROOM
 
 
-def _never(membership: Membership, received: Mapping[str, Accepted], record: Forward, *, is_repeat: bool) -> str:
+def _never(membership: Membership, row: Accepted | None, record: Forward, *, is_repeat: bool) -> str:
     """Why a record will never be ordered; "" if it may be, or has been."""
-    row = received.get(record.sender)
     if row is not None:
         is_over = record.incarnation <= membership.last_life_over(record.sender, has_row=True)
         if is_over or (record.incarnation, record.local_seqno) <= row:
@@ -343,15 +341,14 @@ def _never(membership: Membership, received: Mapping[str, Accepted], record: For
     return FORGOTTEN if is_forgotten and not is_repeat else ""
 
 
-def _accepted(membership: Membership, received: Mapping[str, Accepted], record: Forward) -> Accepted | None:
+def _accepted(membership: Membership, row: Accepted | None, record: Forward) -> Accepted | None:
     """The sender's new row, or None if the record is to be dropped."""
     if record.kind == REMOTE_VIEW:
-        row = Accepted(record.incarnation, record.local_seqno)
-        return row if row > received.get(record.sender, NOTHING_ACCEPTED) else None
-    row_before = received.get(record.sender)
-    if record.incarnation <= membership.last_life_over(record.sender, has_row=row_before is not None):
+        told = Accepted(record.incarnation, record.local_seqno)
+        return told if told > (row or NOTHING_ACCEPTED) else None
+    if record.incarnation <= membership.last_life_over(record.sender, has_row=row is not None):
         return None
-    return next_accepted(row_before or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+    return next_accepted(row or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
 
 
 def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -> Membership:
@@ -409,9 +406,9 @@ def missing_before(state: SequencerState, record: Forward) -> int | None:
     """The local seqno that is missing, if go-back-N drops this record for what should have come before it."""
     if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
         return None
-    if _never(state.membership, state.received, record, is_repeat=False):
-        return None
     row = state.received.get(record.sender)
+    if _never(state.membership, row, record, is_repeat=False):
+        return None
     if record.incarnation <= state.membership.last_life_over(record.sender, has_row=row is not None):
         return None
     row = row or NOTHING_ACCEPTED
@@ -422,7 +419,8 @@ def missing_before(state: SequencerState, record: Forward) -> int | None:
 def advance(positions: dict[Partition, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
     partition = source.topic_partition
-    positions[partition] = max(positions.get(partition, 0), source.offset + 1)
+    if source.offset >= positions.get(partition, 0):
+        positions[partition] = source.offset + 1
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
@@ -488,7 +486,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     counted = state.counted
     for record in records:
         epoch_before = reader.epoch
-        verdict = reader.judge(record)
+        verdict = reader.accept(record.kind, record.epoch, record.seqno, record.count)
         if record.kind == ENTRY:
             continue
         if verdict is Verdict.CONTROL and record.payload:
@@ -506,7 +504,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         elif verdict is Verdict.TAKE:
             view = record.view
             unsnapped += 1
-            counted |= record.count > 1
+            counted = counted or record.count > 1
             if record.link is not None:
                 links.note(record)
             elif record.kind == MESSAGE:

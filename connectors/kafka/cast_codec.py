@@ -32,11 +32,11 @@ from connectors.kafka.codec import (
     has_wrong_name,
     highest_incarnation,
     is_too_long,
-    is_unread,
     parse_number,
     split_headers,
     without_depends,
 )
+from connectors.kafka.plain_record import UNREAD_HEADER
 from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast
 from ordering.names import is_address
 from ordering.records import MAX_PAYLOAD_BYTES
@@ -74,10 +74,11 @@ def decode_cast(
     incarnation, local_seqno, view = map(parse_number, (raw_incarnation, raw_local_seqno, raw_view))
     after = 0 if raw_after == b"0" else parse_number(raw_after)
     is_causal, sender = order == CAUSAL.encode(), (key or b"").decode("latin-1")
+    names = [name for name, _ in own]
     checks = (
-        (is_unread(own), UNREAD),
-        (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
-        (any(name != HEADER for name, _ in own), RESERVED_HEADER),
+        (UNREAD_HEADER in names, UNREAD),
+        (names.count(HEADER) > 1, REPEATED_HEADER),
+        (names.count(HEADER) < len(names), RESERVED_HEADER),
         (has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
         (is_too_long(own), LINE_TOO_LARGE),

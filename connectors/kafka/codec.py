@@ -225,7 +225,7 @@ def decode_forward(
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
     sender, names = key or b"", [name for name, _ in own]
     checks = (
-        (is_unread(own), UNREAD),
+        (UNREAD_HEADER in names, UNREAD),
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
         (link is None and has_wrong_name(headers), WRONG_HEADER_NAME),
@@ -399,12 +399,9 @@ def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
 
 def are_too_large(application: Headers) -> bool:
     """Whether a record may not have these headers. What the first limit does not count, the second one does."""
+    if not application:
+        return False
     return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
-
-
-def is_unread(own: Headers) -> bool:
-    """Whether no more is known of the record than where it stands; a relay's mark may be before that."""
-    return any(name == UNREAD_HEADER for name, _ in own)
 
 
 def is_too_long(own: Headers) -> bool:

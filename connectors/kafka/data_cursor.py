@@ -43,6 +43,8 @@ _AT_ONCE = 1000
 
 _ASK_MS = 1_000
 
+_NO_FIELDS: list[bytes] = []
+
 _logger = logging.getLogger(__name__)
 
 _told: set[tuple[str, str]] = set()
@@ -167,28 +169,26 @@ class DataCursor:
         taken = []
         for record in records:
             key, headers = record.key, record.headers
-            numbers, fields = message_numbers(key, headers), list[bytes]()
-            if numbers:
-                kind = MESSAGE
+            kind, count, fields = MESSAGE, 1, _NO_FIELDS
+            if numbers := message_numbers(key, headers):
                 incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
             elif fields := data_fields(key, headers):
-                kind = fields[1].decode("ascii")
+                kind, count = fields[1].decode("ascii"), data_count(fields)
                 incarnation, local_seqno, seqno, epoch, view = map(data_number, fields[2:7])
                 forwarded_at_ms = data_number(fields[8])
             else:
                 self._pass_over(record.offset)
                 continue
-            count = data_count(fields) if fields else 1
             verdict = accept(kind, epoch, seqno, count)
-            if verdict is Verdict.CONTROL:
-                follow(self._partition.topic, data_format(fields))
-            elif verdict is Verdict.TAKE:
+            if verdict is Verdict.TAKE:
                 if kind not in DATA_KINDS:
                     self._tell_of(kind, record.offset)
-                seqno += count - 1
-                where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
+                where = (seqno + count - 1, record.offset, kind, key)
+                who = (incarnation, local_seqno, epoch, view, forwarded_at_ms)
                 given = given_headers(headers[1:]) if len(headers) > 1 else ()
                 taken.append(effective((*where, *who, given, record.value, record.timestamp)))
+            elif verdict is Verdict.CONTROL:
+                follow(self._partition.topic, data_format(fields))
         return taken
 
     def _tell_of(self, kind: str, offset: int) -> None:

@@ -37,10 +37,10 @@ from connectors.kafka.codec import (
     has_wrong_name,
     highest_incarnation,
     is_too_long,
-    is_unread,
     parse_number,
     split_headers,
 )
+from connectors.kafka.plain_record import UNREAD_HEADER
 from ordering.names import is_address, is_reserved
 from ordering.records import LETTER, MAX_PAYLOAD_BYTES, STATE, Headers
 
@@ -84,11 +84,11 @@ def decode_letter(
     fields = first_fields(own, len(LETTER_FIELDS))
     version, kind, raw_incarnation, raw_local_seqno, raw_sender, *_ = [*fields, *[b""] * len(LETTER_FIELDS)]
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
-    sender = raw_sender.decode("latin-1")
+    sender, names = raw_sender.decode("latin-1"), [name for name, _ in own]
     checks = (
-        (is_unread(own), UNREAD),
-        (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
-        (any(name != HEADER for name, _ in own), RESERVED_HEADER),
+        (UNREAD_HEADER in names, UNREAD),
+        (names.count(HEADER) > 1, REPEATED_HEADER),
+        (names.count(HEADER) < len(names), RESERVED_HEADER),
         (has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
         (is_too_long(own), LINE_TOO_LARGE),

@@ -26,7 +26,8 @@ class Record(Protocol):
 
 
 UNREAD_HEADER = "abcast-unread"
-"""The only header of a record of which no more was read than where it stands: it is bad input to all codecs."""
+"""The only header, but for a relay's mark, of a record of which no more was read than where it stands: it is bad input
+to all codecs."""
 
 
 class PlainRecord(NamedTuple):

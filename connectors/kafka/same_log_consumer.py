@@ -50,11 +50,17 @@ class Trace(NamedTuple):
 
 def trace_of(record: Any) -> Trace:
     """Return the trace of a record as a consumer gives it."""
-    return Trace(record.offset, hashlib.sha256(repr(_told(record)).encode()).hexdigest()[:16])
+    return Trace(record.offset, hashlib.sha256(repr(_even(_told(record))).encode()).hexdigest()[:16])
 
 
 def _told(record: Any) -> tuple[Any, ...]:
-    return record.offset, record.timestamp, record.key, tuple(map(tuple, record.headers[:1]))
+    return record.offset, record.timestamp, record.key, record.headers[:1]
+
+
+def _even(told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the same, whatever sequences the library has for headers."""
+    *others, headers = told
+    return *others, tuple(map(tuple, headers))
 
 
 class SameLogConsumer:
@@ -90,9 +96,8 @@ class SameLogConsumer:
             self._doubt()
         self._asked_at = now
         try:
-            for place in self._doubted - self._back:
-                self._consumer.seek(place, self._last[place][0])
-                self._back.add(place)
+            if self._doubted:
+                self._go_back()
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError):
             if not self._see_what_is_gone():
@@ -103,28 +108,36 @@ class SameLogConsumer:
         except KafkaError:
             self._doubt()
             raise
-        read = {place: self._compared(place, records) for place, records in polled.items()}
-        if self._looks and now - self._looked_at > LOOK_S:
-            self._look_at_ends(self._quiet)
-            self._looked_at, self._quiet = now, set(self._next)
-        self._quiet.difference_update(polled)
-        return {place: records for place, records in read.items() if records}
+        read = self._compared(polled) if self._doubted else polled
+        for place, records in read.items():
+            last = records[-1]
+            self._last[place], self._next[place] = _told(last), last.offset + 1
+        if self._looks:
+            if now - self._looked_at > LOOK_S:
+                self._look_at_ends(self._quiet)
+                self._looked_at, self._quiet = now, set(self._next)
+            self._quiet.difference_update(polled)
+        return read
 
     def _doubt(self) -> None:
         self._doubted, self._back = set(self._last), set()
 
-    def _compared(self, place: TopicPartition, records: Sequence[Any]) -> Sequence[Any]:
+    def _go_back(self) -> None:
+        for place in self._doubted - self._back:
+            self._consumer.seek(place, self._last[place][0])
+            self._back.add(place)
+
+    def _compared(self, polled: Mapping[TopicPartition, Sequence[Any]]) -> Mapping[TopicPartition, Sequence[Any]]:
         """What follows the last record that was read, which comes once more where there is doubt."""
-        if place in self._doubted:
+        followed = dict(polled)
+        for place in self._doubted & polled.keys():
             if place in self._back:
-                if _told(records[0]) != self._last[place]:
+                if _even(_told(polled[place][0])) != _even(self._last[place]):
                     raise self._changed(place, "has another record where the last one was read")
-                records = records[1:]
+                followed[place] = polled[place][1:]
             self._doubted.discard(place)
             self._back.discard(place)
-        if records:
-            self._last[place], self._next[place] = _told(records[-1]), records[-1].offset + 1
-        return records
+        return {place: records for place, records in followed.items() if records}
 
     def _look_at_ends(self, places: Iterable[TopicPartition]) -> None:
         with contextlib.suppress(KafkaError, KeyError):  # so kafka-python says that there is no such topic
