@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
@@ -144,14 +144,15 @@ def _transactions(connection: Connection, group: str, site: str) -> Check:
 
 def _histories(connection: Connection, site: str, group: str | None, ledger: Location) -> Iterator[Check]:
     """Groups whose rows in the ledger are not of the group that Kafka has."""
-    try:
-        end = LedgerEnd(ledger) if ledger.exists() else None
-        for name in ([group] if group else find_groups(connection, site)) if end is not None else ():
-            with DataLog(connection, name, site) as data:
-                if end is not None and (why := other_history(data, end)):
-                    yield Check(f"ledger of {name}", False, why)
-    except (AbcastError, KafkaError, ModuleNotFoundError):
-        return  # told above
+    unknown = (AbcastError, KafkaError, ModuleNotFoundError)  # told above
+    names: list[str] = []
+    end = LedgerEnd(ledger)
+    with suppress(*unknown):
+        names = ([group] if group else find_groups(connection, site)) if ledger.exists() else []
+    for name in names:
+        with suppress(*unknown), DataLog(connection, name, site) as data:
+            if why := other_history(data, end):
+                yield Check(f"ledger of {name}", False, why)
 
 
 def _ledger(ledger: Location) -> Check:
