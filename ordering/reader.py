@@ -57,6 +57,14 @@ def epoch_of(seals: Sequence[Seal], seqno: int) -> int:
     return max((seal.epoch for seal in seals if seal.first_seqno <= seqno), default=0)
 
 
+def with_seal(seals: Sequence[Seal], seal: Seal) -> tuple[Seal, ...]:
+    """One more. Without those of the same first seqno: their epochs have decided nothing, and nobody asks for them.
+
+    So a sequencer that is started again and again, and orders nothing, makes no snapshot larger.
+    """
+    return (*(each for each in seals if each.first_seqno != seal.first_seqno), seal)
+
+
 @dataclass(slots=True)
 class Reader:
     """Reads one DATA topic in offset order. Mutable: it is a cursor, not a state to be stored."""

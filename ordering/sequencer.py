@@ -52,7 +52,7 @@ from ordering.membership import (
     with_unknown,
 )
 from ordering.names import is_address, is_relay
-from ordering.reader import Reader, Seal, Verdict
+from ordering.reader import Reader, Seal, Verdict, with_seal
 from ordering.records import (
     ENTRY,
     EPOCH,
@@ -112,9 +112,10 @@ class SequencerState:
 
     `positions` has the first offset of each partition that is not yet considered; as DATA tells it, the one from which
     a successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
-    before it is read a second time. `seals` is (epoch, first seqno) of every takeover; `unsnapped` counts the FORWARD
-    records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
-    rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
+    before it is read a second time. `seals` is (epoch, first seqno) of every takeover that has decided something, and
+    of the last one; `unsnapped` counts the FORWARD records considered since the last snapshot. In a mesh, `links` has
+    the link rows by neighbour, `origins` the origin rows by site, and `own_seqno` is that of the last message of the
+    site's own (`ordering.links`).
     `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
     snapshot (0: unknown); both are for groups of format 1. In others `aged` has the age of the last snapshot, by each
     partition's clock. `format` is the group's (`ordering.formats`), `counted` whether a record ever took several
@@ -500,7 +501,9 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         elif verdict is Verdict.CONTROL:
             follow(f"group {state.group}", record.format)
             of_format = max(of_format, record.format.number)
-            seals += [Seal(record.epoch, reader.last_seqno + 1)] if record.epoch > epoch_before else []
+            seals = (
+                with_seal(seals, Seal(record.epoch, reader.last_seqno + 1)) if record.epoch > epoch_before else seals
+            )
         elif verdict is Verdict.TAKE:
             view = record.view
             unsnapped += 1
@@ -522,7 +525,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         seqno=reader.last_seqno,
         view=view,
         received=received,
-        seals=tuple(seals),
+        seals=seals,
         unsnapped=unsnapped,
         membership=membership,
         decided=decided,
@@ -536,7 +539,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
 
 def _opened(
     state: SequencerState,
-) -> tuple[dict[str, Accepted], list[Seal], dict[Partition, int], LinkTable, Membership]:
+) -> tuple[dict[str, Accepted], tuple[Seal, ...], dict[Partition, int], LinkTable, Membership]:
     """Return what of a state changes with many records, as DATA tells it, to be changed."""
     links = LinkTable(state.links, state.origins)
-    return dict(state.received), list(state.seals), dict(state.decided), links, state.membership.without_time()
+    return dict(state.received), state.seals, dict(state.decided), links, state.membership.without_time()

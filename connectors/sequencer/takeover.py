@@ -51,7 +51,7 @@ from connectors.sequencer.same_forward import changed_inputs, from_the_beginning
 from connectors.sequencer.survey import Survey, horizon, of_these, survey
 from ordering.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.names import Role, Topic
-from ordering.reader import Seal
+from ordering.reader import Seal, with_seal
 from ordering.records import Data
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
@@ -303,7 +303,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
         raise ProtocolViolation(
             f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
         )
-    seals = (*before.seals, Seal(epoch, before.seqno + 1))
+    seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     _append_data(data, producer, snapshot(state))
     _append(data, producer, data.claims_topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))

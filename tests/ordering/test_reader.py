@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordering.errors import ProtocolViolation
-from ordering.reader import Reader, Seal, Verdict, epoch_of
+from ordering.reader import Reader, Seal, Verdict, epoch_of, with_seal
 from ordering.records import EPOCH, MESSAGE
 
 rows = st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 12)), max_size=40)
@@ -81,6 +81,19 @@ def test_the_seal_that_covers_a_seqno() -> None:
     """Two takeovers without a message in between have the same first seqno: the later one decides."""
     seals = (Seal(1, 1), Seal(3, 5), Seal(4, 5), Seal(7, 9))
     assert [epoch_of(seals, seqno) for seqno in (0, 1, 4, 5, 8, 9, 100)] == [0, 1, 1, 4, 4, 7, 7]
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_an_epoch_that_has_decided_nothing_leaves_no_seal(decided: list[int]) -> None:
+    """And of each seqno the epoch is the same, of those that nobody has decided, too."""
+    table, all_of_them, first = tuple[Seal, ...](), tuple[Seal, ...](), 1
+    for epoch, count in enumerate(decided, 1):
+        table, all_of_them = with_seal(table, Seal(epoch, first)), (*all_of_them, Seal(epoch, first))
+        first += count
+    assert [epoch_of(table, seqno) for seqno in range(first + 1)] == [
+        epoch_of(all_of_them, seqno) for seqno in range(first + 1)
+    ]
+    assert len(table) <= 1 + sum(map(bool, decided))
 
 
 def test_a_gap_is_a_violation() -> None:

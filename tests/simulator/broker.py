@@ -15,7 +15,7 @@ from ordering.errors import HistoryUnavailable
 from ordering.forgetting import from_payload
 from ordering.formats import FORMATS
 from ordering.names import ADMIN_NAME, Topic
-from ordering.reader import Reader, Seal, Verdict
+from ordering.reader import Reader, Seal, Verdict, with_seal
 from ordering.records import FORGET, Data, Forward, Malformed, Partition, Source
 from ordering.sequencer import Accepted, SequencerState
 from tests.simulator.kafka import Kafka, Log
@@ -107,7 +107,7 @@ class Broker:
         epoch, seqno, received, seals = self.known[-1]
         verdict = Reader(epoch, seqno).accept(record.kind, record.epoch, record.seqno)
         if verdict is Verdict.CONTROL and record.epoch > epoch:
-            seals = (*seals, Seal(record.epoch, seqno + 1))
+            seals = with_seal(seals, Seal(record.epoch, seqno + 1))
         elif verdict is Verdict.TAKE:
             seqno = record.seqno
             received = {**received, record.sender: Accepted(record.incarnation, record.local_seqno)}

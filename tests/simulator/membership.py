@@ -34,7 +34,7 @@ from ordering.participant import Participant, begins_returning, begins_stranded,
 from ordering.participant_events import Answered, Asked, Began, CaughtUp, Event, FlushDone, FlushUnwanted, FlushWanted
 from ordering.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant_table import Phase as Part
-from ordering.reader import Reader, Seal, Verdict
+from ordering.reader import Reader, Seal, Verdict, with_seal
 from ordering.records import (
     FLUSH_OK,
     HEARTBEAT,
@@ -654,7 +654,7 @@ class Group:
         self.epoch += 1
         self.data.append(seal(self.epoch))
         state = replace(
-            before, epoch=self.epoch, seals=(*before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
+            before, epoch=self.epoch, seals=with_seal(before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
         )
         self.data.append(snapshot(state))
         if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning

@@ -18,7 +18,7 @@ from connectors.kafka.epochs import Claim, Note
 from connectors.sequencer.survey import find_state
 from ordering import sequencer
 from ordering.pipeline import Pipeline
-from ordering.reader import Seal
+from ordering.reader import Seal, with_seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 from tests.simulator.broker import Broker, SimulatedLog
@@ -198,7 +198,7 @@ class Sequencer:
         yield "rebuilt"
         if before.epoch >= epoch and self.rules.yield_to_others:
             return None
-        seals = (*before.seals, Seal(epoch, before.seqno + 1))
+        seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
         state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)
         self.broker.append_data(snapshot(state))
         if self.rules.seal_first:

@@ -1,0 +1,177 @@
+"""A day of groups whose members have nothing to say, with the clock in hand: all that is written and kept is flat.
+
+Sites that agree are in tests/engine/test_idle_sites.py.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.engine.group import GroupSequencer
+from connectors.engine.writing import Writer
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.hub import HomeData, SiteForward
+from connectors.sequencer.takeover import take_over
+from connectors.sequencer.ticks import tick
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.names import Topic
+from ordering.records import HEARTBEAT, JOIN, Partition
+from tests.relay.carrying import Carrier, relays_in_memory
+from tests.simulator.sites import ROUND_MS, Mesh, MeshShape
+
+HOURS = 24
+STEP_S = 10
+"""So long is a batch."""
+WARM_HOURS = 2
+"""By then, the group has had its first snapshot by time, and all that is made once is there."""
+
+
+class Cost(NamedTuple):
+    """What an hour has added to DATA and EPOCH, and what there is at its end: a state's bytes, and Python's objects."""
+
+    entries: int
+    entry_bytes: int
+    state_bytes: int
+    objects: int
+
+
+def objects() -> int:
+    """The containers that Python keeps."""
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def assert_flat(costs: Iterable[Cost], most_entries: int, most_bytes: int) -> None:
+    """Each hour is as the first one: not one entry, byte or object more (timestamps may take a byte of a zip more)."""
+    hours = [*costs]
+    first, last = hours[WARM_HOURS], hours[-1]
+    assert max(cost.entries for cost in hours[1:]) <= most_entries
+    assert max(cost.entry_bytes for cost in hours[1:]) <= most_bytes
+    assert abs(last.state_bytes - first.state_bytes) < 20
+    assert last.objects - first.objects < 500, [cost.objects for cost in hours]
+
+
+class Hub:
+    """The home nyc with the process engine's group, a copy at lax, a member at each."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_750_000_000.0
+        self.kafkas = {name: MemoryConnection(f"{name}:1") for name in ("nyc", "lax")}
+        for name, kafka in self.kafkas.items():
+            kafka.create("g", name)
+            kafka.topics.clock = lambda: self.now_s
+        self.sites = Sites("hub", "nyc", "micro-batch", dict(self.kafkas), frozenset([frozenset(self.kafkas)]))
+        self.home = self.kafkas["nyc"]
+        state = take_over(self.home, "g", "nyc")
+        self.group, self.writer = GroupSequencer(state, "nyc"), Writer(self.home)
+        self.ticks = self.home.producer()
+        self.relays = [
+            Carrier(HomeData, self.sites, Direction("nyc", "lax"), "g"),
+            Carrier(SiteForward, self.sites, Direction("lax", "nyc"), "g"),
+        ]
+        for name in self.kafkas:
+            self.send(name, JOIN)
+
+    def send(self, site: str, kind: str) -> None:
+        place = TopicPartition(f"abcast.g.forward.{site}", 0)
+        self.kafkas[site].topics.append(place, f"{site}/m".encode(), b"", forward_headers(1, 1, kind=kind))
+
+    def inputs(self) -> Iterator[TopicPartition]:
+        for place in list(self.home.topics.partitions):
+            topic = Topic.parse(place.topic)
+            if topic is not None and topic.role in ("forward", "relayed") and topic.site == "nyc":
+                yield place
+
+    def step(self) -> None:
+        for _ in range(STEP_S):
+            self.now_s += 1
+            for name in self.kafkas:
+                self.send(name, HEARTBEAT)
+            for place in self.inputs():
+                tick(self.ticks, place.topic, [place.partition], self.group.pipeline.state.seqno)
+        self.relays[1].carry()
+        positions = self.group.pipeline.state.positions
+        for place in self.inputs():
+            records = self.home.topics.partitions[place][positions.get(Partition(*place), 0) :]
+            if records:
+                self.group.take({place: records})
+        self.group.see_written()
+        outputs = self.group.decide()
+        assert outputs is not None
+        self.group.passed(self.writer.write(outputs))
+        self.relays[0].carry()
+
+    def forget_forward(self) -> None:
+        """The retention of FORWARD at a home whose copies send, and at a copy; in memory nothing else stands for it."""
+        for kafka in self.kafkas.values():
+            for place, log in kafka.topics.partitions.items():
+                if ".data." not in place.topic and "epoch" not in place.topic:
+                    kafka.topics.drop(place.topic, len(log))
+                    log[:] = [None] * len(log)  # type: ignore[list-item]
+
+    def cost(self, before: dict[str, int]) -> Cost:
+        """What stands in DATA and EPOCH of both sites behind those offsets."""
+        found = []
+        for name, kafka in self.kafkas.items():
+            for place, log in kafka.topics.partitions.items():
+                if ".forward" not in place.topic and ".relayed" not in place.topic:
+                    found += log[before.get(f"{name} {place}", 0) :]
+                    before[f"{name} {place}"] = len(log)
+        size = sum(len(record.key or b"") + len(record.value or b"") + len(str(record.headers)) for record in found)
+        return Cost(len(found), size, len(self.group.pipeline.state.to_bytes()), objects())
+
+
+@pytest.mark.slow
+def test_a_day_of_an_idle_hub_is_flat() -> None:
+    """A snapshot an hour at home, and its copy."""
+    with relays_in_memory():
+        hub = Hub()
+        before: dict[str, int] = {}
+        costs = []
+        for _ in range(HOURS):
+            for _ in range(3600 // STEP_S):
+                hub.step()
+            hub.forget_forward()
+            costs.append(hub.cost(before))
+        assert_flat(costs, most_entries=2, most_bytes=2_000)
+        assert len(hub.group.pipeline.state.membership.members) == 2, "nobody was missed"
+        with closing(DataLog(hub.home, "g", "nyc")) as data:
+            assert data.state().seqno == hub.group.pipeline.state.seqno
+
+
+@pytest.mark.slow
+def test_a_day_of_an_idle_mesh_is_flat() -> None:
+    """Nothing goes round: a site's snapshot, which its links carry as a gap, makes no entry at another site."""
+    mesh = Mesh(MeshShape("ab", ("ab",), joining=1, columns=False))
+    mesh.heal()
+    for site in mesh.sites.values():
+        mesh.change_settings(site, suspect_after_ms=6_000 * STEP_S)
+    stands = {name: len(site.broker.data) for name, site in mesh.sites.items()}
+    costs: dict[str, list[Cost]] = {name: [] for name in stands}
+    for _ in range(HOURS):
+        for _ in range(3_600 // STEP_S):
+            mesh.now_ms += 1_000 * STEP_S - ROUND_MS
+            mesh._heal_once([])
+        for name, site in mesh.sites.items():
+            state, found = mesh._state(name), site.broker.data[stands[name] :]
+            stands[name] += len(found)
+            assert len(state.membership.members) == 1, "nobody was missed"
+            for place, log in enumerate(
+                site.broker.forward
+            ):  # what was considered goes, as `abcast maintain` has it go
+                considered = state.positions[Partition(*site.broker.topics[place])]
+                log.drop(considered)
+                log.records[:considered] = [None] * considered
+            size = sum(len(record.payload) + len(str(record)) for record in found)
+            costs[name].append(Cost(len(found), size, len(state.to_bytes()), objects()))
+    assert mesh.problems == []
+    for hours in costs.values():
+        assert_flat(hours, most_entries=2, most_bytes=4_000)
