@@ -188,9 +188,19 @@ class Group:
             )
         return at
 
-    def start_of(self, name: str, beginning: int, *, is_copy: bool) -> int:
-        """The same of a partition of FORWARD, and of the records in it that are to be told of."""
-        mark = next(iter(self.site.place(name).marks), Mark(0, 0))
+    def mark(self, name: str) -> Mark:
+        """Return the mark from which a partition of FORWARD is read."""
+        return next(iter(self.site.place(name).marks), Mark(0, 0))
+
+    def start_of(self, name: str, beginning: int, *, is_copy: bool, is_changed: bool = False) -> int:
+        """The same of a partition of FORWARD, and of the records in it that are to be told of.
+
+        `is_changed`: of a copy, other records stand there now than the mark tells of.
+        """
+        mark = self.mark(name)
+        if is_changed:
+            self._readings.setdefault(name, Reading(name, 0, 0, self._needed(name), is_cut=True))
+            return beginning
         if name not in self._readings:
             # What retention has dropped is not there, and must not be taken for offsets without a record.
             is_cut, needed = mark.at < beginning, self._needed(name)

@@ -20,7 +20,7 @@ from connectors.kafka.transport import Record
 from ordering.isis_group import after_takeover
 from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_site import Site
-from ordering.isis_site_state import Notice, SiteState
+from ordering.isis_site_state import Mark, Notice, SiteState
 from ordering.pipeline import Pipeline
 from ordering.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
 from ordering.sequencer import SequencerState
@@ -120,11 +120,18 @@ class AgreeingGroup:
 
     # What is read
 
-    def start_of(self, source: Input, beginning: int) -> int:
-        """From which offset an input is to be read, whose first one is `beginning`. Raises HistoryUnavailable."""
+    def mark(self, source: Input) -> Mark:
+        """From which mark an input is to be read; of a log it has none."""
+        return self._group.mark(source.place) if source.place else Mark(0, 0)
+
+    def start_of(self, source: Input, beginning: int, *, is_changed: bool = False) -> int:
+        """From which offset an input is to be read, whose first one is `beginning`. Raises HistoryUnavailable.
+
+        `is_changed`: it is a copy in which the mark does not stand.
+        """
         if not source.place:
             return self._group.start_of_log(source.site, beginning)
-        return self._group.start_of(source.place, beginning, is_copy=source.is_copy)
+        return self._group.start_of(source.place, beginning, is_copy=source.is_copy, is_changed=is_changed)
 
     def is_full(self, source: Input) -> bool:
         """Whether an input is to be left alone for now."""

@@ -36,6 +36,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input
 from connectors.kafka.left_out import LeftOut
+from connectors.kafka.same_copy import changed_copies
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP
@@ -263,8 +264,10 @@ class SiteLoop:
     def _begin_to_read(self, group: AgreeingGroup, places: Mapping[TopicPartition, Input]) -> None:
         with self._connection.reachable("READ", " and ".join(sorted({place.topic for place in places}))):
             beginnings = self._intake.beginnings(places)
+        marks = {place: (source, group.mark(source)) for place, source in places.items()}
+        changed = changed_copies(self._connection, marks)
         for place, source in places.items():
-            self._intake.positions[place] = group.start_of(source, beginnings[place])
+            self._intake.positions[place] = group.start_of(source, beginnings[place], is_changed=place in changed)
             self._read[place] = group, source
 
     def step(self) -> None:

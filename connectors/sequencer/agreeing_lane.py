@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
@@ -21,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.backlog import find_backlog
+from connectors.kafka.inputs import Input
+from connectors.kafka.same_copy import changed_copies
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.agreeing_query import (
@@ -42,6 +44,7 @@ from connectors.spark.sink import COPY_SINK_OPTIONS
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.isis_group import Group, after_takeover
 from ordering.isis_site import MAX_RUN_RECORDS
+from ordering.isis_site_state import Mark
 from ordering.names import Topic
 from ordering.records import Partition
 from ordering.sequencer import SequencerState
@@ -162,6 +165,7 @@ class AgreeingLane(SequencerLane):
             consumer.close()
         starts: dict[TopicPartition, int] = {}
         unfit: dict[str, AbcastError] = {}
+        changed = changed_copies(self.options.connection, self._marks(found, groups))
         for partition, offsets in found.items():
             topic = _topic(partition.topic)
             source = self._agreement.neighbours.input(topic, partition.partition)
@@ -170,7 +174,7 @@ class AgreeingLane(SequencerLane):
             group, beginning = groups[topic.group], offsets.beginning
             try:
                 starts[partition] = (
-                    group.start_of(source.place, beginning, is_copy=source.is_copy)
+                    group.start_of(source.place, beginning, is_copy=source.is_copy, is_changed=partition in changed)
                     if source.place
                     else group.start_of_log(source.site, beginning)
                 )
@@ -178,6 +182,18 @@ class AgreeingLane(SequencerLane):
                 unfit[topic.group] = error
         raise_unfit(unfit, groups)
         return starts
+
+    def _marks(
+        self, places: Iterable[TopicPartition], groups: Mapping[str, Group]
+    ) -> dict[TopicPartition, tuple[Input, Mark]]:
+        """From which marks partitions of FORWARD are to be read."""
+        found: dict[TopicPartition, tuple[Input, Mark]] = {}
+        for place in places:
+            topic = _topic(place.topic)
+            source = self._agreement.neighbours.input(topic, place.partition)
+            if source is not None and source.place:
+                found[place] = source, groups[topic.group].mark(source.place)
+        return found
 
     def check(self) -> None:
         """As every lane. Raises RoomAgain, too."""

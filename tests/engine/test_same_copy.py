@@ -1,0 +1,75 @@
+"""The copy of another site's FORWARD that was made anew: nothing that is to be read is passed over."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.engine.agreeing import AgreeingGroup
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.inputs import Input, original
+from connectors.kafka.same_copy import changed_copies
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.isis_formation import Life
+from ordering.isis_log import Ordered, Range, run_of
+from ordering.isis_site_state import Mark, Place, first_state
+from ordering.names import Topic
+from ordering.sequencer import SequencerState
+
+HOME = f"{Topic('g', 'forward', 'nyc')}-0"
+COPY = TopicPartition(str(Topic("g", "relayed", "sfo", "nyc")), 0)
+SOURCE = Input("nyc", HOME, is_copy=True)
+
+
+def carried(dice: random.Random, begin: int, end: int) -> list[int]:
+    """Home offsets as relays bring them that are killed now and then: what follows a repeat follows once more."""
+    brought, at = list[int](), begin
+    while at < end:
+        until = min(end, at + dice.randint(1, 30))
+        brought += range(at, until)
+        at = max(begin, until - dice.choice((0, 0, dice.randint(0, 20)))) if until < end else end
+    return brought
+
+
+def fill(kafka: MemoryConnection, offsets: list[int]) -> None:
+    kafka.topics.partitions[COPY] = []
+    for offset in offsets:
+        [(name, text)] = forward_headers(1, 1)
+        mark = b" nyc/%s:%d - 5" % (HOME.encode(), offset)
+        kafka.topics.append(COPY, b"nyc/m%d" % offset, b"", [(name, text + mark)])
+
+
+def group_at(mark: Mark, end: int) -> AgreeingGroup:
+    """Of sfo, with a run of nyc's from that mark to `end` that is ordered and not yet in DATA."""
+    run = Ordered(mark.end + 1, Life("nyc"), run_of((Range(HOME, mark.end, end),)))
+    first = first_state("g", "sfo", ["nyc", "sfo"])
+    here = Place(HOME, end, end, end, (mark, Mark(end, mark.at + end - mark.end)))
+    state = replace(first, position=run.last, sequenced=mark.end, since=(run,), number=9, base=9, places=(here,))
+    return AgreeingGroup(state, SequencerState("g", epoch=2))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_copy_that_was_made_anew(seed: int) -> None:
+    """The run has all of its records, whatever repeats stood in the copy before, and stand there now."""
+    dice, kafka = random.Random(seed), MemoryConnection()
+    end = dice.randint(20, 120)
+    before = carried(dice, 0, end)
+    at = dice.randrange(1, len(before))
+    mark = Mark(max(before[:at]) + 1, at)
+    if mark.end == end:
+        return
+    is_same = dice.random() < 0.3
+    fill(kafka, before if is_same else carried(dice, 0, end))
+    group = group_at(mark, end)
+    changed = changed_copies(kafka, {COPY: (SOURCE, group.mark(SOURCE))})
+    assert not (is_same and changed)
+    start = group.start_of(SOURCE, 0, is_changed=COPY in changed)
+    log = kafka.topics.partitions[COPY]
+    read = {record.offset for raw in log[start:] if (record := original(raw, "nyc", HOME))}
+    assert read >= set(range(mark.end, end)), "it is passed over"
+    for step in range(start, len(log), 7):
+        group.take(SOURCE, log[step : step + 7])
+    assert len(group.due()) == end - mark.end
