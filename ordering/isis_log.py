@@ -183,6 +183,11 @@ class Entry(NamedTuple):
     trail: tuple[OwnEntry, ...] = ()
 
     @property
+    def has_seqno(self) -> bool:
+        """Whether it tells a seqno."""
+        return self.readable_from > FIRST.number
+
+    @property
     def is_whole(self) -> bool:
         """Whether its state is one by itself."""
         return self.base == self.number or self.readable_from == FIRST.number

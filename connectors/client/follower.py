@@ -59,7 +59,7 @@ class Follower:
     def __init__(self, feed: Followed, start: Start) -> None:
         self.position = start.offset
         self._feed = feed
-        self._reader = start.reader
+        self._reader, self._quiet = start.reader, start.quiet
         self._cursor: DataCursor | None = None
         self._end = 0  # of the log when the cursor was opened: what is below is there, and read by that
         self._is_user = False  # of the feed
@@ -104,7 +104,7 @@ class Follower:
 
     def _connected(self, pause: float) -> DataCursor | None:
         try:
-            cursor = self._feed.cursor(Start(self.position, self._reader))
+            cursor = self._feed.cursor(Start(self.position, self._reader, self._quiet))
             self._end = cursor.end()
         except BrokerUnreachable as error:
             if not self._is_failing:
@@ -112,7 +112,7 @@ class Follower:
             self._is_failing = True
             time.sleep(pause)
             return None
-        self._is_failing = False
+        self._is_failing, self._quiet = False, None
         return cursor
 
     def _taken(self, batch: Batch) -> Sequence[Effective]:

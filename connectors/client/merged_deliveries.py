@@ -37,7 +37,7 @@ from connectors.client.merged_log import Begin, MergedLog
 from connectors.client.sharing import Shared, share
 from connectors.kafka.cast_codec import is_late_copy
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.effective import Effective
 from connectors.kafka.ranges import read_range
 from connectors.kafka.transport import Consumer
@@ -149,7 +149,7 @@ class MergedSource:
             if state.membership.flush.id:
                 start = log.after(state.membership.flush.id - 1)
                 state = log.state(start.offset)
-            start = Start(start.offset, Reader(state.epoch, state.seqno))  # it may begin before `first`
+            start = start._replace(reader=Reader(state.epoch, state.seqno))  # it may begin before `first`
             stored = next(log.records(start.offset, log.end()), None)
             if stored is None:
                 return Begin(start, newcomer(state, since_now()), ends)

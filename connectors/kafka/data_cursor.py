@@ -41,6 +41,8 @@ RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
 """So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
 
+_MANY = 2_048
+"""Fewer records are read sooner than passed over."""
 _ASK_MS = 1_000
 
 _NO_FIELDS: list[bytes] = []
@@ -61,7 +63,7 @@ class DataCursor:
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
         self._consumer = consumer
         self._partition = partition
-        self._reader = start.reader
+        self._reader, self._quiet = start.reader, start.quiet
         self._failing = False
         self._unjudged: Sequence[Any] = ()
         self.position = start.offset
@@ -97,6 +99,7 @@ class DataCursor:
         return self._judge()
 
     def _read(self, timeout: float) -> Sequence[Any]:
+        self._skip_quiet()
         try:
             read = self._log.poll(timeout).get(self._partition, ())
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
@@ -117,6 +120,17 @@ class DataCursor:
         if not read:  # a transaction's mark moves it, too
             self.position = max(self.position, self._consumer.position(self._partition))
         return read
+
+    def _skip_quiet(self) -> None:
+        """Go on where something may stand that has a seqno: sites that agree write much that has none."""
+        quiet = self._quiet
+        if quiet is None or self._reader.last_seqno < quiet.seqno:
+            return
+        self._quiet = None
+        if quiet.offset - self.position > _MANY and self._reader.last_seqno == quiet.seqno:
+            self._reader = Reader(max(quiet.epoch, self._reader.epoch), quiet.seqno)
+            self.position = quiet.offset
+            self._log.read({self._partition: quiet.offset})
 
     def _changed(self, _: TopicPartition, what: str) -> HistoryChanged:
         return HistoryChanged(

@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka import entry_marks
 from connectors.kafka.acts import KEPT, Act, read_act
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
@@ -69,11 +70,23 @@ class Stored(NamedTuple):
     data: Data
 
 
+class Quiet(NamedTuple):
+    """Behind that seqno nothing that has one stands below that offset, where this epoch is in force."""
+
+    seqno: int
+    offset: int
+    epoch: int
+
+
 class Start(NamedTuple):
-    """Where to read on: from Kafka offset `offset`, with `reader` as the state of the reading rule."""
+    """Where to read on: from Kafka offset `offset`, with `reader` as the state of the reading rule.
+
+    `quiet`: what need not be read, as was known then.
+    """
 
     offset: int
     reader: Reader
+    quiet: Quiet | None = None
 
 
 class Snapshot(NamedTuple):
@@ -381,7 +394,7 @@ class DataLog:
             raise HistoryUnavailable(
                 f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
             )
-        return Start(max(offset, beginning), Reader(epoch, seqno))
+        return Start(max(offset, beginning), Reader(epoch, seqno), Quiet(state.seqno, end, state.epoch))
 
     def _known_now(self) -> tuple[int, SequencerState]:
         end = self.end()
@@ -402,7 +415,23 @@ class DataLog:
         back = _FIRST_WINDOW
         while last > offset and state.counted and not self._stands_from(last, seqno, epoch):
             last, back = max(offset, last - back), 2 * back
-        return last
+        claims = self.claims()
+        return self._by_entries(seqno, epoch, last) if claims and claims[-1].agreement else last
+
+    def _by_entries(self, seqno: int, epoch: int, low: int) -> int:
+        """The same, nearer to the record than `low` (`connectors.kafka.entry_marks`)."""
+        first, last = max(low, self.beginning()), self.end()
+        while last - first > entry_marks.NEAR:
+            middle = (first + last) // 2
+            found = self.records(middle, min(last, middle + entry_marks.LOOK))
+            told = entry_marks.first_told((stored.offset, stored.data) for stored in found)
+            if told is None:
+                return low
+            if entry_marks.is_below(told, seqno, epoch):
+                last = told.offset + 1
+            else:
+                first = told.offset
+        return first if self._stands_from(first, seqno, epoch) else low
 
     def _stands_from(self, offset: int, seqno: int, epoch: int) -> bool:
         """Whether the record of `seqno`, decided by `epoch`, is there or behind: the first that is not lower tells.

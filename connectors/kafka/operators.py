@@ -91,7 +91,7 @@ def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
 
 def _ordered(data: DataLog, start: Start, sender: str, incarnation: int, deadline: float) -> Data | None:
     """Read DATA on until a request of that incarnation, or of a higher one, stands in it."""
-    offset, reader = start
+    offset, reader, _ = start
     while True:
         end = data.end()
         for stored in data.records(offset, end):

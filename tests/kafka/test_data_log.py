@@ -49,13 +49,13 @@ ZOMBIE = data(1, 3, "s/zombie", 1)
 
 def test_reading_on_in_the_middle_at_the_end_and_beyond() -> None:
     log = log_of(*FIRST, *SECOND, data(2, 3), floors=(0, 4))
-    assert log.after(0) == (1, Reader(1, 0))
-    assert log.after(1) == (2, Reader(1, 1))
-    assert log.after(2) == (5, Reader(2, 2))
-    assert log.after(3) == (7, Reader(2, 3))
+    assert log.after(0)[:2] == (1, Reader(1, 0))
+    assert log.after(1)[:2] == (2, Reader(1, 1))
+    assert log.after(2)[:2] == (5, Reader(2, 2))
+    assert log.after(3)[:2] == (7, Reader(2, 3))
     with pytest.raises(ProtocolViolation, match="asked to read on after seqno 4"):
         log.after(4)
-    assert log.after(4, or_end=True) == (7, Reader(2, 3))
+    assert log.after(4, or_end=True)[:2] == (7, Reader(2, 3))
 
 
 def test_a_stray_in_a_new_topic_makes_it_no_copy() -> None:
