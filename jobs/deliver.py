@@ -77,7 +77,7 @@ def deliver(
     Text form: seqno, sender, payload, which is `base64:…` if it is not text. With --json: `seqno`, `sender`,
     `incarnation`, `local_seqno`, `payload` (or `payload_base64`), `view_id` in a group with members, `headers` if there
     are any, `order` of a message that is not total (`fifo`, `causal`: its seqno is 0). With --events, lines that have
-    `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender.
+    `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender; with --casts, first `begin`.
     """
     from connectors import Member as MemberClient
 
@@ -93,6 +93,8 @@ def deliver(
                 if events
                 else client.deliveries(from_seqno, timeout, remember=remember)
             )
+            if casts and events and as_json:
+                typer.echo(json.dumps({"event": "begin"}))
             for what in _told_of(stream, client, from_seqno):
                 is_message = hasattr(what, "payload")
                 typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))

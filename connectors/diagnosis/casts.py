@@ -29,6 +29,8 @@ from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, SETTINGS, VIEW, Data
 
 CASTS_OF = "casts of {member}"
+BEGIN = "begin"
+"""The `event` of the line by which `abcast deliver` tells where a run of it begins."""
 
 
 def is_cast(row: dict[str, Any]) -> bool:
@@ -64,7 +66,7 @@ def check_casts(
     """
     counts = {log.name: sum(map(is_cast, _rows(log))) for log in logs}
     has_casts, compares = any(counts.values()), settled and len(connections) > 1
-    checker = CastChecker()
+    checker = CastChecker(one_order=one_order)
     found: dict[str, dict[str, _Log]] = {}
     for site, connection in connections.items() if has_casts or compares else ():
         if has_casts:
@@ -78,6 +80,10 @@ def check_casts(
                 checker.delivered_cast(log.name, life, row["local_seqno"], row.get("view_id", 0))
             elif "event" not in row:
                 checker.delivered_total(log.name, row["seqno"])
+            elif row["event"] == BEGIN:
+                checker.begins(log.name)
+            elif row["event"] == "view":
+                checker.delivered_view(log.name, row["view_id"])
     told = {CASTS_OF.format(member=name): count for name, count in counts.items() if count}
     return told, [*lost, *checker.finish()]
 

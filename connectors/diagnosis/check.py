@@ -203,6 +203,8 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
         try:
             row = json.loads(line)
             if "event" in row:
+                if row["event"] == "view" and not isinstance(row["view_id"], int):
+                    raise TypeError("a view has a number")
                 continue
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()

@@ -15,8 +15,8 @@ from connectors.diagnosis.casts import check_casts
 from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from jobs.deliver import _line
-from ordering.checker import CAUSAL_VIOLATION, FIFO_VIOLATION, LOST
+from jobs.deliver import _event_line, _line
+from ordering.checker import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
 from ordering.names import Topic
 from tests.client.test_orders import texts
 from tests.client.two_sites import relays
@@ -120,8 +120,13 @@ def test_casts_of_no_view(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
         assert texts(stream, 1) == ["fifo last"], "nothing comes twice"
 
 
-def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
-    """A third member joins at the other site in the midst: who was there has all casts of before, before the view."""
+def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:
+    """A third member joins at the other site in the midst: who was there has all casts of before, before the view.
+
+    So their logs show, and one that lacks the last cast of it is found.
+    """
+    begin = '{"event": "begin"}'
+    logs = [[begin], [begin]]
     with contextlib.ExitStack() as closing:
         for relay in relays(nyc, sfo, GROUP):
             closing.enter_context(relay)
@@ -134,9 +139,11 @@ def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: Memory
         carol.connect(timeout=WAIT)
         bob.broadcast(b"after", order="causal")
         seen = []
-        for stream in streams:
+        for stream, log in zip(streams, logs, strict=True):
             before: set[tuple[str, int]] = set()
             for what in stream:
+                line = _line(what, as_json=True) if isinstance(what, Delivery) else _event_line(what, as_json=True)
+                log.append(line)
                 if "sfo/carol" in getattr(what, "members", ()):
                     break
                 if isinstance(what, Delivery):
@@ -145,6 +152,18 @@ def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: Memory
         assert seen[0] == seen[1]
         assert len(seen[0]) == 60
         assert texts(carol.deliveries(timeout=WAIT), 1) == ["causal after"]
+
+    def found(*of_members: Sequence[str]) -> list[str]:
+        files = [tmp_path / name for name in ("alice", "bob")]
+        for file, lines in zip(files, of_members, strict=True):
+            file.write_text("".join(f"{line}\n" for line in lines))
+        connections = {"nyc": nyc, "sfo": sfo}
+        _, anomalies = check_casts(GROUP, connections, files, one_order=True, settled=False)
+        return [anomaly.name for anomaly in anomalies]
+
+    assert found(*logs) == []
+    last = max(at for at, line in enumerate(logs[1]) if '"order"' in line)
+    assert found(logs[0], logs[1][:last] + logs[1][last + 1 :]) == [DIVERGENT]
 
 
 def test_check_finds_what_is_wrong_at_either_site(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from connectors.diagnosis.check import check_deliveries
 from ordering.cast_checker import CastChecker
@@ -94,3 +97,94 @@ def test_a_line_without_numbers_is_no_delivery() -> None:
     with pytest.raises(UsageError, match="line 1 of log is not what"):
         check_deliveries(Checker(), "log", [json.dumps(line)])
     assert check_deliveries(Checker(), "log", [json.dumps(line | {"local_seqno": 1})]) == 0
+
+
+C = Life("s/c", 1)
+Line = tuple[Life, int, int] | int
+"""A cast (its life, number and view), or the id of a view."""
+
+
+def of_logs(
+    views: Mapping[int, tuple[Life, ...]], logs: Mapping[str, Sequence[Line]], casts: Sequence[Cast] = ()
+) -> list[str]:
+    """What the checker says of logs with views, of one run each."""
+    checker = CastChecker()
+    for view_id, lives in views.items():
+        checker.view(view_id, lives)
+    for cast in casts:
+        checker.cast(cast)
+    for member, lines in logs.items():
+        checker.begins(member)
+        for line in lines:
+            if isinstance(line, int):
+                checker.delivered_view(member, line)
+            else:
+                checker.delivered_cast(member, *line)
+    return [anomaly.name for anomaly in checker.finish()]
+
+
+def test_members_that_go_on_have_had_the_same_casts_of_a_dead_one() -> None:
+    views = {1: (A, B, C), 2: (A, B)}
+    one: list[Line] = [1, *((C, number, 1) for number in range(1, 5)), 2]
+    assert of_logs(views, {"a": one, "b": [1, (C, 1, 1), 2]}) == ["divergent"]
+    assert of_logs(views, {"a": one, "b": one}) == []
+    assert of_logs(views, {"a": one, "b": [2]}) == []  # it joins
+    assert of_logs(views, {"a": one, "b": [1, (C, 1, 1)]}) == []  # it has not come to the end of the view
+    assert of_logs({1: (A, B, C), 2: ()}, {"a": one, "b": [1, (C, 1, 1), 2]}) == []  # the group gave up flush
+
+
+def test_numbers_of_a_life_go_on_behind_a_view() -> None:
+    views = {1: (A, B), 2: (A, B)}
+    assert of_logs(views, {"b": [1, (A, 4, 1), 2, (A, 6, 2)]}) == ["gap"]
+    assert of_logs(views, {"b": [1, (A, 4, 1), 2, (A, 5, 2)]}) == []
+    assert of_logs({1: (A, B), 2: (B,), 3: (A, B)}, {"b": [1, (A, 4, 1), 2, 3, (A, 1, 3)]}) == []  # it counts anew
+
+
+def test_a_run_may_begin_behind_the_last_one() -> None:
+    checker = CastChecker()
+    for view_id in (1, 2):
+        checker.view(view_id, (A, B))
+    for number, view_id in ((4, 1), (6, 2)):
+        checker.begins("b")
+        checker.delivered_cast("b", A, number, view_id)
+    assert checker.finish() == []
+
+
+def test_what_a_cast_depends_on_has_come() -> None:
+    """b's first cast depends on a's first one, which is of the same view."""
+    casts = [Cast(*A, 1, order=CAUSAL, view=3, clock="0"), Cast(*B, 1, order=CAUSAL, view=3, clock="1")]
+    assert of_logs({3: (A, B)}, {"m": [3, (B, 1, 3)]}, casts) == ["causal-violation"]
+    assert of_logs({3: (A, B)}, {"m": [3, (A, 1, 3), (B, 1, 3)]}, casts) == []
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[Life, ...]], list[Line]]:
+    """Views in which members come and go, each once, and what is delivered in them."""
+    views: dict[int, tuple[Life, ...]] = {}
+    lines: list[Line] = []
+    sent: dict[Life, int] = {}
+    gone: set[Life] = set()
+    for view_id in range(1, draw(st.integers(2, 5)) + 1):
+        members = tuple(life for life in (A, B, C) if life not in gone and draw(st.booleans()))
+        gone |= {life for life in sent if life not in members}
+        views[view_id] = (*members, Life("s/z", 1))
+        lines.append(view_id)
+        for life in members:
+            sent.setdefault(life, 0)
+        for life in draw(st.lists(st.sampled_from(members), max_size=5)) if members else ():
+            sent[life] += 1
+            lines.append((life, sent[life], view_id))
+    return views, lines
+
+
+@given(histories(), st.data())
+def test_each_cast_that_one_reader_lacks_is_found(
+    history: tuple[dict[int, tuple[Life, ...]], list[Line]], data: st.DataObject
+) -> None:
+    views, lines = history
+    assert of_logs(views, {"m": lines, "n": lines}) == []
+    last_view = max(views)
+    places = [at for at, line in enumerate(lines) if not isinstance(line, int) and line[2] < last_view]
+    if places:
+        lacks = data.draw(st.sampled_from(places))
+        assert of_logs(views, {"m": lines, "n": [*lines[:lacks], *lines[lacks + 1 :]]})
