@@ -13,9 +13,10 @@ WAIT = 60.0 * PATIENCE
 
 
 def eventually(
-    condition: Callable[[], object], timeout: float = WAIT, what: str = "the condition", pause: float = 0.02
+    condition: Callable[[], object], timeout: float = 60.0, what: str = "the condition", pause: float = 0.02
 ) -> None:
-    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds."""
+    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds times PATIENCE."""
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"

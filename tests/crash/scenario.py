@@ -24,7 +24,7 @@ from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, Data, MessageId
 from tests.crash.processes import ABCAST, ROOT, Process
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 _numbers = itertools.count(1)
 
@@ -93,7 +93,7 @@ class Scenario:
         started = time.monotonic()
         receipt = self._probe.broadcast(b"probe")
         self.probes.append(receipt.message_id)
-        receipt.result(timeout)
+        receipt.result(timeout * PATIENCE)
         return time.monotonic() - started
 
     def observer(self, name: str) -> Observer:
@@ -163,7 +163,7 @@ class Scenario:
         """What a fresh reader delivers from the beginning, `count` messages."""
         taken: list[Delivery] = []
         with Member(self.group, self.address(name), connection=self.connection) as reader:
-            for delivery in itertools.islice(reader.deliveries(from_seqno=1, timeout=timeout), count):
+            for delivery in itertools.islice(reader.deliveries(from_seqno=1, timeout=timeout * PATIENCE), count):
                 taken.append(delivery)
         return taken
 
@@ -262,7 +262,7 @@ class Load:
         self.halt()
         if self.problem is not None:
             raise self.problem
-        self.member.wait_ordered(timeout)
+        self.member.wait_ordered(timeout * PATIENCE)
         return self.sent
 
 

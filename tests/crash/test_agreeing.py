@@ -21,7 +21,7 @@ from tests.crash.checkpoint import Checkpoint
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Scenario
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -90,7 +90,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         processes[gone].kill()
         others = sorted(name for name in sites.names if name != gone)
         eventually(lambda: sites.view(others[0]) == others, 60, "the others go on", 0.5)
-        assert members[0].broadcast(b"without sfo").result(30)
+        assert members[0].broadcast(b"without sfo").result(WAIT)
         at_sfo = members[1].broadcast(b"while sfo is away")
         last = sites.names[2]
         processes[last].kill()
@@ -99,8 +99,8 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         assert not any(receipt.done() for receipt in (at_sfo, pending))
         for name in (gone, last):
             processes[name] = sites.start(name)
-        assert pending.result(60)
-        assert at_sfo.result(60)
+        assert pending.result(WAIT)
+        assert at_sfo.result(WAIT)
         sent = [message for load in loads for message in load.finish_after(MESSAGES, 90)]
     finally:
         for load, member in zip(loads, members, strict=True):

@@ -17,7 +17,7 @@ from ordering.names import Topic
 from ordering.records import MessageId
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -49,7 +49,7 @@ def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.Mo
     late_group = f"{scenario.group}-late"
     create_topics(scenario.connection, late_group, [scenario.site])
     with Member(late_group, scenario.address("zoe"), connection=scenario.connection) as zoe:
-        assert zoe.broadcast(b"first").result(timeout=60) == 1
+        assert zoe.broadcast(b"first").result(WAIT) == 1
 
     sent: list[MessageId] = []
     now_ms = time.time_ns() // 1_000_000
@@ -82,11 +82,11 @@ def restart_with_the_clock_set_back(scenario: Scenario, monkeypatch: pytest.Monk
     with monkeypatch.context() as clock, scenario.member("chris") as ahead:
         clock.setattr(time, "time_ns", lambda: real() + HOUR_MS * 1_000_000)
         receipts = [ahead.broadcast(b"%d" % number) for number in range(5)]
-        receipts[-1].result(timeout=60)
+        receipts[-1].result(WAIT)
         sent += [receipt.message_id for receipt in receipts]
     with scenario.member("chris") as back:
         receipts = [back.broadcast(b"%d" % number) for number in range(5)]
-        receipts[-1].result(timeout=60)
+        receipts[-1].result(WAIT)
         sent += [receipt.message_id for receipt in receipts]
     assert sent[0].incarnation > real() // 1_000_000 + HOUR_MS / 2
     assert sent[-1].incarnation > sent[0].incarnation

@@ -10,7 +10,7 @@ from ordering.records import EPOCH, Data
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.scenario import Scenario
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -71,7 +71,7 @@ def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -
     sender = scenario.member("bulk", max_pending_records=count)
     receipts = [sender.broadcast(b"%d" % number) for number in range(count)]
     scenario.sequencer()
-    receipts[-1].result(90)
+    receipts[-1].result(WAIT)
 
     def last() -> Data:
         return scenario.records(scenario.end() - 1)[0].data

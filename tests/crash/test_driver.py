@@ -24,7 +24,7 @@ from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import ROOT, Process
 from tests.crash.scenario import Load, Scenario
 from tests.crash.sniper import AMID_WRITE, BEFORE_COMMIT, BEFORE_OFFSETS, BEFORE_WRITE, PATIENCE_S
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -139,7 +139,7 @@ def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
     process = scenario.sequencer()
     receipts = [members[name].broadcast(f"{name} {stream} 0".encode()) for name, stream in streams]
     for receipt in receipts:
-        receipt.result(timeout=60)
+        receipt.result(WAIT)
 
     process.signal_all(signal.SIGSTOP)
     before = sum(scenario.forward_ends().values())
@@ -165,7 +165,7 @@ def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
         thread.join(60)
     successor.wait_ready()
     for receipt in receipts:
-        receipt.result(timeout=60)
+        receipt.result(WAIT)
 
     total = 6 * len(streams)
     deliveries = scenario.deliveries("olga", total)

@@ -15,7 +15,7 @@ from ordering.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario, ledger_seqno
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -81,18 +81,18 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
     ledger = scenario.data / "ledger"
     with TinySequencer(scenario.connection, scenario.group, scenario.site) as sequencer:
         alice = scenario.member("alice")
-        alice.broadcast(b"first").result(30)
+        alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         process.signal_all(signal.SIGSTOP)
         for number in range(20):
-            alice.broadcast(b"%d" % number).result(30)
+            alice.broadcast(b"%d" % number).result(WAIT)
         with scenario.connection.admin() as admin:
             data = TopicPartition(f"abcast.{scenario.group}.data.{scenario.site}", 0)
             admin.delete_records({data: scenario.end()})
         sequencer.write([snapshot(sequencer.state)])
         process.signal_all(signal.SIGCONT)
-        alice.broadcast(b"last").result(30)
+        alice.broadcast(b"last").result(WAIT)
         assert process.wait_exit(60) == 1
         assert f"the ledger {ledger} ends at seqno 1 of group {scenario.group}" in process.stderr()
         assert "no longer holds seqno 2: retention has dropped it" in process.stderr()
@@ -113,7 +113,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
     ledger = scenario.data / "ledger"
     with TinySequencer(scenario.connection, scenario.group, scenario.site):
         alice = scenario.member("alice")
-        alice.broadcast(b"first").result(30)
+        alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         checkpoint = Checkpoint(scenario.data, "ledger")
@@ -126,7 +126,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         assert " is gone" in process.stderr()
         process.assert_no_stack_trace()
         assert not ledger.exists()
-        alice.broadcast(b"second").result(30)
+        alice.broadcast(b"second").result(WAIT)
         again = scenario.job("ledger")
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
         again.stop()

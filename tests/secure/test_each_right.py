@@ -24,7 +24,7 @@ from ordering import sequencer
 from ordering.errors import AbcastError
 from ordering.names import Topic
 from tests.secure.users import login
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -98,9 +98,9 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
         for _ in range(2):
-            alice.broadcast(b"x").result(60)
-        alice.send(f"{SITE}/a", b"x").result(60)
-        assert next(iter(alice.inbox(timeout=60))).payload == b"x"
+            alice.broadcast(b"x").result(WAIT)
+        alice.send(f"{SITE}/a", b"x").result(WAIT)
+        assert next(iter(alice.inbox(timeout=WAIT))).payload == b"x"
     time.sleep(0.01)
 
     def purged(connection: Connection) -> int:
@@ -135,7 +135,7 @@ def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
     ):
         for right, connection in trial.lacking():
             for _ in range(3):  # there is something to delete, of which EPOCH has no note yet
-                last = alice.broadcast(b"x").result(60)
+                last = alice.broadcast(b"x").result(WAIT)
             says = what_fails(lambda: purged(connection))  # noqa: B023
             assert right.operation in says, right
             assert right.name in says, right
@@ -152,9 +152,9 @@ def test_a_member(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixtur
 
     def work(connection: Connection, name: str) -> None:
         with Member(trial.group, f"{SITE}/{name}", connection=connection, casts=True, resend_after_s=60) as member:
-            assert member.broadcast(b"total").result(20)
-            assert member.broadcast(b"cast", order="fifo").result(20)
-            member.send(f"{SITE}/{name}", b"letter").result(20)
+            assert member.broadcast(b"total").result(WAIT)
+            assert member.broadcast(b"cast", order="fifo").result(WAIT)
+            member.send(f"{SITE}/{name}", b"letter").result(WAIT)
             assert next(iter(member.inbox(timeout=20))).payload == b"letter"
             assert len(list(itertools.islice(member.deliveries(timeout=20), 2))) == 2
 
@@ -170,7 +170,7 @@ def test_an_observer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFix
         TinySequencer(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
-        alice.broadcast(b"x").result(60)
+        alice.broadcast(b"x").result(WAIT)
 
     def work(connection: Connection, name: str) -> None:
         with Member(trial.group, f"{SITE}/{name}", connection=connection, casts=True) as member:

@@ -25,7 +25,7 @@ from jobs.streaming import await_ready, running
 from ordering.names import BY_RELAYS, Topic
 from tests.secure.test_each_right import SITE, Trial, what_fails
 from tests.secure.two_kafkas import Kafkas, admins, allow, sites_as
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -39,8 +39,8 @@ def test_a_ledger(
         TinySequencer(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin, casts=True) as alice,
     ):
-        alice.broadcast(b"x").result(60)
-        alice.broadcast(b"y", order="fifo").result(60)
+        alice.broadcast(b"x").result(WAIT)
+        alice.broadcast(b"y", order="fifo").result(WAIT)
 
     def work(connection: Connection, name: str) -> None:
         options = JobOptions(connection, SITE, tmp_path / name, look_every_s=1.0)

@@ -17,6 +17,7 @@ from connectors.local.broker import EmbeddedBroker
 from tests.client.test_orders import texts
 from tests.secure.two_kafkas import allow, both, sites_as
 from tests.sites.world import World
+from tests.waiting import WAIT
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -58,15 +59,15 @@ def test_members_of_two_sites_answer_each_other(
         members.change_settings("nyc", flush=True)
         alice, bob = (closing.enter_context(members.member(site, "m", casts=True)) for site in kafkas)
         for each in (alice, bob):
-            each.connect(timeout=60)
+            each.connect(timeout=WAIT)
         streams = [each.deliveries(timeout=60) for each in (alice, bob)]
         for number, order in enumerate(ORDERS):
             (alice, bob)[number % 2].broadcast(b"%d" % number, order=order)
             assert [texts(stream, 1) for stream in streams] == [[f"{order} {number}"]] * 2
         world.await_inboxes()
         for sender, receiver, site in ((alice, bob, "sfo"), (bob, alice, "nyc")):
-            sender.send(f"{site}/m", b"letter").result(60)
-            assert next(iter(receiver.inbox(timeout=60))).payload == b"letter"
+            sender.send(f"{site}/m", b"letter").result(WAIT)
+            assert next(iter(receiver.inbox(timeout=WAIT))).payload == b"letter"
         for each in (alice, bob):
-            each.close(timeout=60)
+            each.close(timeout=WAIT)
     assert [text for text in caplog.messages if "may not" in text] == []

@@ -11,7 +11,7 @@ from tests.client.test_orders import texts
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import named
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str
             world.change_settings(nyc, flush=True)
             members = [closing.enter_context(world.member(site, "m", casts=True)) for site in (nyc, sfo)]
             for each in members:
-                each.connect(timeout=60)
+                each.connect(timeout=WAIT)
             streams = [each.deliveries(timeout=60) for each in members]
             for number, order in enumerate(ORDERS):
                 members[number % 2].broadcast(b"%d" % number, order=order)  # type: ignore[call-overload]
@@ -45,7 +45,7 @@ def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str
             members[0].broadcast(b"end")
             assert [texts(stream, 1) for stream in streams] == [["total end"]] * 2
             for each in members:
-                each.close(timeout=60)
+                each.close(timeout=WAIT)
 
 
 def test_a_mesh_has_casts_of_no_view_in_common(make_world: MakeWorld) -> None:
@@ -59,8 +59,8 @@ def test_a_mesh_has_casts_of_no_view_in_common(make_world: MakeWorld) -> None:
         stranger, alice, here = (closing.enter_context(world.member(nyc, name, casts=True)) for name in ("s", "a", "h"))
         there = closing.enter_context(world.member(sfo, "t", casts=True))
         streams = [each.deliveries(timeout=60) for each in (here, there)]
-        alice.connect(timeout=60)
-        alice.broadcast(b"of a view", order="causal").result(60)
+        alice.connect(timeout=WAIT)
+        alice.broadcast(b"of a view", order="causal").result(WAIT)
         for payload in messages("s", 20):
             stranger.broadcast(payload, order="fifo")
         assert texts(streams[1], 20) == [f"fifo s {number}" for number in range(20)]
@@ -73,4 +73,4 @@ def test_a_mesh_has_casts_of_no_view_in_common(make_world: MakeWorld) -> None:
         assert sorted(texts(streams[0], 22)) == sorted(
             ["causal of a view", "fifo answer", *(f"fifo s {number}" for number in range(20))]
         )
-        alice.close(timeout=60)
+        alice.close(timeout=WAIT)

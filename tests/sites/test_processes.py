@@ -13,7 +13,7 @@ from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import fifo
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -56,7 +56,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
         for payload in messages("b", 2000):
             bob.broadcast(payload)
             bob.broadcast(payload, order="fifo")
-        alice.broadcast(b"a").result(60)
+        alice.broadcast(b"a").result(WAIT)
         eventually(lambda: world.relayed_to(nyc) > 0, 60, "the relay has begun")
         killed.kill()
         for payload in messages("c", 500):

@@ -12,7 +12,7 @@ from ordering.errors import AbcastError
 from ordering.names import Topic
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -106,7 +106,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
         world.member(sfo, "bob") as bob,
     ):
         for member in (alice, bob):
-            member.connect(timeout=60)
+            member.connect(timeout=WAIT)
         for payload in messages("a", 20):
             alice.broadcast(payload)
         with alice.flush(timeout=60):
@@ -124,7 +124,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
         for site in (nyc, sfo):
             assert fifo(world.deliveries(site, 80)) == sent
         for member in (alice, bob):
-            member.close(timeout=60)
+            member.close(timeout=WAIT)
 
 
 def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
@@ -177,15 +177,15 @@ def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
         question = next(iter(bob.deliveries(timeout=60)))
         for number in range(20):
             bob.send(question.sender, b"bob %d" % number)
-        replies = list(itertools.islice(alice.inbox(timeout=60), 20))
+        replies = list(itertools.islice(alice.inbox(timeout=WAIT), 20))
         assert [letter.payload for letter in replies] == [b"bob %d" % number for number in range(20)]
         assert {letter.sender for letter in replies} == {f"{sfo}/bob"}
-        alice.send(f"{sfo}/bob", b"welcome").result(30)
-        assert next(iter(bob.inbox(timeout=60))).payload == b"welcome"
+        alice.send(f"{sfo}/bob", b"welcome").result(WAIT)
+        assert next(iter(bob.inbox(timeout=WAIT))).payload == b"welcome"
         purged = {each.topic: each.records for each in purge_copies(world.sites, sfo, world.group, settled_s=0.001)}
         assert purged == {str(Topic(world.group, "inbox", nyc)): 20, str(Topic(world.group, "inbox", lax)): 0}
         bob.send(question.sender, b"behind them")
-        behind = [letter.payload for letter in itertools.islice(alice.inbox(timeout=60), 2)]
+        behind = [letter.payload for letter in itertools.islice(alice.inbox(timeout=WAIT), 2)]
         assert behind == [b"bob 19", b"behind them"], "the one that was in hand, and the next"
         with pytest.raises(AbcastError, match="nowhere"):
             alice.send("nowhere/bob", b"?")
