@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 ABCAST = Path(sys.executable).with_name("abcast")
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,8 @@ class Process:
         return self.out.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, words: str, timeout: float = READY_S, times: int = 1) -> None:
-        """Wait until it has said `words` on standard error, `times` times."""
+        """Wait until it has said `words` on standard error, `times` times; in the soak for longer than `timeout`."""
+        timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while self.stderr().count(words) < times:
             assert self.running(), f"{self.name} ended with {self.popen.returncode} before it said {words!r}"
@@ -86,6 +87,7 @@ class Process:
 
     def wait_exit(self, timeout: float) -> int:
         """Its exit code. Fails if it does not end in time, or leaves a child process behind."""
+        timeout *= PATIENCE
         try:
             code = self.popen.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -51,6 +51,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
                 sees()
             shown = abcast_here(*_view(world.group, nyc, alice.connection.bootstrap_servers), cwd=world.directory)
             assert json.loads(shown.stdout)["remote_views"] == {sfo: {"members": [], "reachable": False}}
+        world.change_settings(nyc, suspect_after_ms=60_000)  # what follows is told, however slow the machine is
         # Another sequencer there: the same view under a new epoch, and then one without bob.
         with world.running([world.sequencer(sfo), *back]):
             sees(*there)
