@@ -23,6 +23,8 @@ SCHEMA = "base binary, changes binary"
 MIN_CHANGED_ROWS = 1000
 ROWS_A_CHANGED_ROW = 16
 """There is a new base once more rows have changed than one in so many, and than the minimum."""
+REMEMBERED_BYTES = 16 * 1024 * 1024
+"""Of encoded states, which a worker remembers: it may get any group. Decoded they take some ten times as much."""
 
 
 class Stored(NamedTuple):
@@ -37,16 +39,52 @@ class _Remembered(NamedTuple):
     base: SequencerState
     state: SequencerState
 
+    @property
+    def size(self) -> int:
+        return len(self.stored.base) + len(self.stored.changes)
 
-_remembered: dict[str, _Remembered] = {}
-"""By group: the last that this worker has loaded or stored."""
+
+class _Memory:
+    """By group, the last that this worker has loaded or stored. What was put first goes first."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._of: dict[str, _Remembered] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, group: str) -> _Remembered | None:
+        return self._of.get(group)
+
+    def put(self, group: str, what: _Remembered) -> None:
+        self._forget(group)
+        self._of[group] = what
+        self.bytes += what.size
+        while self.bytes > REMEMBERED_BYTES and len(self._of) > 1:
+            self._forget(next(iter(self._of)))
+
+    def clear(self) -> None:
+        self._of.clear()
+        self.bytes = 0
+
+    def _forget(self, group: str) -> None:
+        gone = self._of.pop(group, None)
+        self.bytes -= 0 if gone is None else gone.size
+
+
+_remembered = _Memory()
 
 
 def load(group: str, stored: Stored) -> SequencerState:
     """The state that was stored."""
+    return _load(group, stored).state
+
+
+def _load(group: str, stored: Stored) -> _Remembered:
     known = _remembered.get(group)
     if known is not None and known.stored == stored:
-        return known.state
+        return known
     base = (
         known.base if known is not None and known.stored.base == stored.base else SequencerState.from_bytes(stored.base)
     )
@@ -54,14 +92,14 @@ def load(group: str, stored: Stored) -> SequencerState:
     if stored.changes:
         changed = SequencerState.from_bytes(stored.changes)
         state = replace(changed, received={**base.received, **changed.received})
-    _remembered[group] = _Remembered(stored, base, state)
-    return state
+    loaded = _Remembered(stored, base, state)
+    _remembered.put(group, loaded)
+    return loaded
 
 
 def store(state: SequencerState, before: Stored) -> Stored:
     """What to keep of a state; `before`: what was kept of the one before, with the same base if that serves."""
-    load(state.group, before)
-    base = _remembered[state.group].base
+    base = _load(state.group, before).base
     known = base.received
     changed = {
         sender: row
@@ -73,5 +111,5 @@ def store(state: SequencerState, before: Stored) -> Stored:
         stored = Stored(before.base, replace(state, received=changed).to_bytes())
     else:
         stored, base = Stored(state.to_bytes(), b""), state
-    _remembered[state.group] = _Remembered(stored, base, state)
+    _remembered.put(state.group, _Remembered(stored, base, state))
     return stored

@@ -99,3 +99,22 @@ def test_two_groups_in_one_worker() -> None:
     kept = first(one), first(other)
     assert (load("g", kept[0]), load("h", kept[1])) == (one, other)
     assert (load("g", kept[0]), load("h", kept[1])) == (one, other)
+
+
+def test_what_a_worker_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may get any group once. The one that it got last is remembered, however large."""
+    size = len(first(state_of(100)).base)
+    monkeypatch.setattr(stored_state, "REMEMBERED_BYTES", 5 * size)
+    for number in range(50):
+        state = replace(state_of(100), group=f"g{number}")
+        kept = first(state)
+        for _ in range(3):
+            kept = store(state, kept)
+            assert load(f"g{number}", kept) is state
+        assert len(stored_state._remembered) <= 5
+    assert len(stored_state._remembered) > 1
+    monkeypatch.setattr(stored_state, "REMEMBERED_BYTES", 1)
+    state = state_of(100)
+    kept = store(state, first(state))
+    assert load("g", kept) is state
+    assert len(stored_state._remembered) == 1
