@@ -52,7 +52,9 @@ def from_data(world: Any, kafka: Any) -> Group:
     kafka.claims += 1
     kafka.log.append(Data(EPOCH, kafka.claims))
     group = after_takeover(known_state(world, kafka), taken(kafka))
-    told = absorb(SequencerState(group.site.group), (record for record in kafka.log if isinstance(record, Data)))
+    told = absorb(
+        SequencerState(group.site.group), (record for record in kafka.log.records if isinstance(record, Data))
+    )
     group.site.sequenced.state = told
     return group
 
@@ -106,11 +108,12 @@ def never_due(_site: Site, *, is_last: bool) -> bool:
 
 def with_holes(world: Any, source: str, target: str) -> None:
     """A relay leaves out a record now and then."""
-    copy = world.kafkas[target].copies.get(source, [])
-    end = len(copy)
+    copy = world.kafkas[target].copies.get(source)
+    records = [] if copy is None else copy.records
+    end = len(records)
     _true_relay(world, source, target)
-    if len(copy) > end + 1 and world.dice.random() < 0.2:
-        del copy[end]
+    if len(records) > end + 1 and world.dice.random() < 0.2:
+        del records[end]
 
 
 _HOLES = (f"{_SITES}.World._relay", with_holes)

@@ -4,7 +4,8 @@ Jobs are killed between any two records that they write, started while another o
 relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. A retention drops FORWARD and
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
 killed as `ordering.isis_site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is lost at
-the end of some histories: the others then go on without it, and it is told.
+the end of some histories: the others then go on without it, and it is told. In half of the histories the clocks of
+partitions' leaders jump, and transactions take offsets; in a quarter partitions are away for a while, too.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
@@ -40,6 +43,7 @@ from ordering.records import (
 )
 from ordering.sequencer import SequencerState, step
 from tests.simulator.isis_mutations import NONE, Mutation
+from tests.simulator.kafka import NOW_MS, Away, Kafka, Log, OutOfRange
 
 GROUP = "g"
 SUSPECT_AFTER_MS = 400
@@ -66,6 +70,10 @@ KINDS = {
     "storm": 4,
 }
 """What happens, and how often."""
+POWERS = ((), ("clock", "marker"), (), ("clock", "marker", "away"))
+"""What befalls the Kafkas of a history, by its seed."""
+MISHAPS = 0.03
+"""How likely it is in each round, at each site."""
 WRONG_STATE = "wrong-state"
 UNREADABLE = "unreadable"
 """A run is ordered, and a site that has taken part in that lacks its records."""
@@ -81,51 +89,52 @@ Record = Data | Entry
 """What stands in a site's log: DATA, seals among it, and entries."""
 
 
-@dataclass
-class Kafka:
-    """A site's topics. `copies` and `logs` are what relays have brought, with the offset at home.
+class SiteKafka:
+    """A site's topics, in the one Kafka in memory. `copies` and `logs` are what relays have brought, with the offset at
+    home.
 
     Of a site whose log was lost, `begun_anew` are the entries that it has written since, and `copied` how much of the
     log that is gone stands at each other site.
     """
 
-    name: str
-    forward: list[Forward] = field(default_factory=list)
-    log: list[Record] = field(default_factory=list)
-    copies: dict[str, list[tuple[int, Forward]]] = field(default_factory=dict)
-    logs: dict[str, list[tuple[int, Record]]] = field(default_factory=dict)
-    claims: int = 0
-    format_2_from: int = 1
-    """The claim from which on the group has format 2 at this site: an operator has upgraded it there."""
-    is_lost: bool = False
-    begun_anew: list[Entry] = field(default_factory=list)
-    copied: dict[str, int] = field(default_factory=dict)
-    beginnings: dict[tuple[str, str], int] = field(default_factory=dict)
-    """What retention has left begins there: of ("forward", name) and ("log", name), as they stand at this site."""
-    in_data: dict[str, int] = field(default_factory=dict)
-    """Of each place, up to where its records are in DATA."""
-    settled: dict[str, int] = field(default_factory=dict)
-    """Of each place, up to where it may be dropped here: all sites have it in DATA, and have had it for long enough."""
-
-    def beginning(self, role: str, name: str) -> int:
-        return self.beginnings.get((role, name), 0)
+    def __init__(self, name: str, others: Sequence[str], seed: int, powers: Sequence[str], format_2_from: int) -> None:
+        self.name = name
+        self.kafka = Kafka(seed, powers)
+        self.forward = self.kafka.log(f"abcast.{GROUP}.forward.{name}")
+        self.log = self.kafka.log(f"abcast.{GROUP}.data.{name}")
+        self.copies = {other: self.kafka.log(f"forward of {other}") for other in others}
+        self.logs = {other: self.kafka.log(f"log of {other}") for other in others}
+        self.claims = 0
+        self.format_2_from = format_2_from
+        """The claim from which on the group has format 2 at this site: an operator has upgraded it there."""
+        self.is_lost = False
+        self.begun_anew: list[Entry] = []
+        self.copied: dict[str, int] = {}
+        self.in_data: dict[str, int] = {}
+        """Of each place, up to where its records are in DATA."""
+        self.settled: dict[str, int] = {}
+        """Of each place, up to where it may be dropped here: all have it in DATA, and have had it for long enough."""
 
     @property
     def place(self) -> str:
         return f"abcast.{GROUP}.forward.{self.name}-0"
 
+    def forward_of(self, name: str) -> Log:
+        """FORWARD of a site, as it stands here."""
+        return self.forward if name == self.name else self.copies[name]
+
     def written(self) -> Reader:
         """The reading rule behind all of DATA."""
         reader = Reader()
-        for record in self.log:
+        for record in self.log.records:
             if isinstance(record, Data):
                 reader.accept(record.kind, record.epoch, record.seqno)
         return reader
 
     def entries(self) -> dict[Data, Entry | None]:
-        """Entries and seals, as they stand in the log and as they are read."""
+        """Entries and seals, as they stand in the log and as they are read. Raises Away."""
         found: dict[Data, Entry | None] = {}
-        for record in self.log[self.beginning("log", self.name) :]:
+        for _, record in self.log.read(self.log.beginning):
             if isinstance(record, Entry):
                 found[Data(ENTRY, record.epoch, local_seqno=record.number, payload=record.digest)] = record
             elif record.kind == EPOCH:
@@ -133,18 +142,30 @@ class Kafka:
         return found
 
 
+def since(log: Log, start: int, count: int) -> list[tuple[int, Any]]:
+    """So many records from an offset on, if they are there; none of a partition that is away. Raises OutOfRange."""
+    is_there = not log.is_away and start <= len(log.records)
+    return list(islice(log.read(start), count)) if is_there else []
+
+
+def brought_up_to(copy: Log, since_at: int) -> int:
+    """Behind which offset at home a relay goes on, as the last records of what it fills tell; 0 if none does."""
+    last = copy.records[max(len(copy.records) - 60, since_at, copy.beginning) :]
+    return 1 + max((record[0] for record in last if record), default=-1)
+
+
 class Job:
     """A job of a site: takes over, then step by step."""
 
-    def __init__(self, world: World, kafka: Kafka) -> None:
+    def __init__(self, world: World, kafka: SiteKafka) -> None:
         self.world, self.kafka = world, kafka
         self.group = take_over(world, kafka)
         self.read = {
-            place: self.group.start_of(place, kafka.beginning("forward", name), is_copy=name != kafka.name)
+            place: self.group.start_of(place, kafka.forward_of(name).beginning, is_copy=name != kafka.name)
             for name, place in world.places.items()
         }
         self.records: dict[str, dict[int, Forward]] = {place: {} for place in self.read}
-        self.heard = {name: self.group.start_of_log(name, kafka.beginning("log", name)) for name in kafka.logs}
+        self.heard = {name: self.group.start_of_log(name, log.beginning) for name, log in kafka.logs.items()}
         self.group.keep_with(self._offsets)
         self.settling: tuple[int, dict[str, int]] | None = None
         self.told_ms = world.now_ms
@@ -255,27 +276,26 @@ class Job:
             if kind == "log":
                 self._read_log(name, dice.randrange(1, 30))
             elif name == self.kafka.name:
-                start = self.read[self.kafka.place]
-                own = self.kafka.forward[start : start + dice.randrange(1, 12)]
-                self._take(self.kafka.place, list(enumerate(own, start)))
+                own = since(self.kafka.forward, self.read[self.kafka.place], dice.randrange(1, 12))
+                self._take(self.kafka.place, own, own)
             else:
-                start = self.read[self.world.places[name]]
-                self._take(self.world.places[name], self.kafka.copies[name][start : start + dice.randrange(1, 12)])
+                place = self.world.places[name]
+                copied = since(self.kafka.copies[name], self.read[place], dice.randrange(1, 12))
+                self._take(place, copied, [record for _, record in copied])
 
-    def _take(self, place: str, records: list[tuple[int, Forward]]) -> None:
-        """FORWARD of a place, with offsets at home."""
+    def _take(self, place: str, here: list[tuple[int, Any]], records: list[tuple[int, Forward]]) -> None:
+        """FORWARD of a place as it stands here, and with offsets at home."""
         if not records:
             return
-        self.read[place] += len(records)
+        self.read[place] = here[-1][0] + 1
         last = max(offset for offset, _ in records)
         is_idle = all(record.kind == HEARTBEAT for _, record in records)
         kept_from = self.group.arrived(place, records[0][0], last, self.read[place], is_idle=is_idle)
         self.records[place].update((offset, record) for offset, record in records if offset >= kept_from)
 
     def _read_log(self, name: str, count: int) -> None:
-        start = self.heard[name]
-        for at, (_, record) in enumerate(self.kafka.logs[name][start : start + count], start + 1):
-            self.heard[name] = at
+        for offset, (_, record) in since(self.kafka.logs[name], self.heard[name], count):
+            at = self.heard[name] = offset + 1
             if isinstance(record, Data):
                 self.group.hear(name, at, record, _not_an_entry)
             else:
@@ -296,20 +316,20 @@ def stored_and_loaded(group: Group) -> Group:
     return going_on(state, SequencerState.from_bytes(group.site.sequenced.state.to_bytes()))
 
 
-def take_over(world: World, kafka: Kafka) -> Group:
+def take_over(world: World, kafka: SiteKafka) -> Group:
     """Claim, seal, read up to the seal: every start of a job."""
+    kafka.log.append(Data(EPOCH, kafka.claims + 1))
     kafka.claims += 1
-    kafka.log.append(Data(EPOCH, kafka.claims))
     return after_takeover(known_state(world, kafka), taken(kafka))
 
 
-def taken(kafka: Kafka) -> SequencerState:
+def taken(kafka: SiteKafka) -> SequencerState:
     """What DATA tells at a takeover."""
     of_format = 1 + (kafka.claims >= kafka.format_2_from)
     return SequencerState(GROUP, epoch=kafka.claims, seqno=kafka.written().last_seqno, format=of_format)
 
 
-def known_state(world: World, kafka: Kafka) -> SiteState:
+def known_state(world: World, kafka: SiteKafka) -> SiteState:
     """What the log tells."""
     log = kafka.entries()
     entries = counting(log, lambda record: cast("Entry", log[record]))
@@ -337,23 +357,27 @@ class Sender:
 class World:
     """One history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, powers: Sequence[str] = ()) -> None:
         self.dice = random.Random(seed)
         size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 5, 7))
         self.names = [f"s{number}" for number in range(size)]
-        self.kafkas = {name: Kafka(name) for name in self.names}
         upgrades = random.Random(f"format {seed}")
-        for kafka in self.kafkas.values():
-            kafka.format_2_from = upgrades.choice((1, 1, 1, 2, 3, 1_000_000))
-            others = [name for name in self.names if name != kafka.name]
-            kafka.copies = {name: [] for name in others}
-            kafka.logs = {name: [] for name in others}
+        self.kafkas = {
+            name: SiteKafka(
+                name,
+                [other for other in self.names if other != name],
+                10 * seed + number,
+                powers,
+                upgrades.choice((1, 1, 1, 2, 3, 1_000_000)),
+            )
+            for number, name in enumerate(self.names)
+        }
         self.places = {name: kafka.place for name, kafka in self.kafkas.items()}
         self.has_members = seed % 2 == 1
         self.loses_a_log = seed % 5 == 2
         self.stores_state = seed % 16 == 0
         self.rests = seed % 4 == 1
-        self.now_ms = 1_000
+        self.now_ms = NOW_MS
         self.ahead: dict[str, int] = {}
         self.cut: set[tuple[str, str]] = set()
         self.sudden_death = 0.01
@@ -366,7 +390,7 @@ class World:
         for name in self.names:
             self._start(name)
 
-    def first(self, kafka: Kafka) -> SiteState:
+    def first(self, kafka: SiteKafka) -> SiteState:
         """A site that begins."""
         return first_state(
             GROUP,
@@ -399,7 +423,8 @@ class World:
 
     def _stop(self, name: str) -> None:
         for job in self.jobs[name]:
-            job.stop()
+            with suppress(Away):
+                job.stop()
         self.jobs[name].clear()
 
     def in_data(self) -> dict[str, int]:
@@ -411,32 +436,28 @@ class World:
     def _retire(self, name: str) -> None:
         """Retention drops at a site what no start of its job needs, nor a relay."""
         kafka = self.kafkas[name]
-        if kafka.is_lost:
+        if kafka.is_lost or any(log.is_away for log in kafka.kafka.logs.values()):
             return
         rows = {row.site: row.at for row in known_state(self, kafka).logs}
         for other, place in self.places.items():
             settled = kafka.settled.get(place, 0)
             if other == name:
-                self._drop(kafka, "forward", name, settled)
+                kafka.forward.drop(settled)
                 continue
-            copy, end = kafka.copies[other], kafka.beginning("forward", other)
-            while end < len(copy) and copy[end][0] < settled:
-                end += 1
-            self._drop(kafka, "forward", other, end)
-            self._drop(kafka, "log", other, rows.get(other, 0))
+            copy = kafka.copies[other]
+            kept = (at for at, record in copy.read(copy.beginning) if record[0] >= settled)
+            copy.drop(next(kept, len(copy.records)))
+            kafka.logs[other].drop(rows.get(other, 0))
         entries = kafka.entries()
         counts = counting(entries, lambda record: cast("Entry", entries[record]))
         if counts:
             carried = min(
-                max((offset for offset, _ in there.logs[name]), default=0)
+                max((record[0] for record in there.logs[name].records if record), default=0)
                 for there in self.kafkas.values()
                 if there is not kafka
             )
-            firsts = [kafka.log.index(entry) for entry in counts if entry.number <= counts[-1].base]
-            self._drop(kafka, "log", name, max((first for first in firsts if first <= carried), default=0))
-
-    def _drop(self, kafka: Kafka, role: str, name: str, end: int) -> None:
-        kafka.beginnings[role, name] = max(kafka.beginning(role, name), end)
+            firsts = [kafka.log.records.index(entry) for entry in counts if entry.number <= counts[-1].base]
+            kafka.log.drop(max((first for first in firsts if first <= carried), default=0))
 
     def _restart(self, name: str) -> None:
         if not self.jobs[name]:
@@ -534,7 +555,7 @@ class World:
         only = self.dice.choice(self.names) if self.dice.random() < 0.7 else ""
         for _ in range(12):
             for name in self.dice.sample(self.names, len(self.names)):
-                end = len(self.kafkas[name].log)
+                end = len(self.kafkas[name].log.records)
                 self._step(name)
                 if self._has_said(name, "finals", end):
                     return name
@@ -566,7 +587,7 @@ class World:
     def _leave(self, names: Collection[str]) -> str | None:
         """Time goes on until another site opens a ballot, which nobody has read yet: which one."""
         for _ in range(40):
-            ends = {one: len(self.kafkas[one].log) for one in self.names if one not in names}
+            ends = {one: len(self.kafkas[one].log.records) for one in self.names if one not in names}
             self._round()
             for one, end in ends.items():
                 if self._has_said(one, "prepare", end):
@@ -575,7 +596,7 @@ class World:
 
     def _has_said(self, name: str, kind: str, since: int) -> bool:
         """Whether a letter of the kind is in an entry of a site, from that offset of its log on."""
-        entries = (record for record in self.kafkas[name].log[since:] if isinstance(record, Entry))
+        entries = (record for record in self.kafkas[name].log.records[since:] if isinstance(record, Entry))
         return any(letter.kind == kind for entry in entries for letter in entry.letters)
 
     def _cut_off(self, names: Collection[str]) -> None:
@@ -594,6 +615,8 @@ class World:
             self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
         except HistoryUnavailable as error:
             self._note_end(name, error)
+        except Away:
+            return  # it is started again
 
     def _note_end(self, name: str, error: HistoryUnavailable) -> None:
         if self.kafkas[name].is_lost:
@@ -614,6 +637,8 @@ class World:
             except HistoryUnavailable as error:
                 self._note_end(name, error)
                 job.died = True
+            except (Away, OutOfRange):
+                job.died = True  # a write has failed, or what was to be read is gone: it is started again
             self._note_held(job)
             is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
             if job.died or is_told:
@@ -635,6 +660,9 @@ class World:
     def _round(self, _name: str = "") -> None:
         """Time goes on, relays carry, jobs work."""
         self.now_ms += self.dice.randrange(1, 2 * ROUND_MS)
+        for kafka in self.kafkas.values():
+            kafka.kafka.now_ms = self.now_ms
+            kafka.kafka.mishap([*kafka.kafka.logs], MISHAPS)
         for name in self.names:
             for other in self.names:
                 if self.dice.random() < 0.8:
@@ -656,10 +684,11 @@ class World:
     def _forward(self, sender: Sender, numbers: list[int]) -> None:
         kafka = self.kafkas[sender.site]
         for number in numbers:
-            source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, len(kafka.forward))
+            source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, len(kafka.forward.records))
             kind, payload = self._said(sender, number)
-            record = Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=self.now_ms)
-            kafka.forward.append(record)
+            record = Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=kafka.forward.now_ms)
+            with suppress(Away):  # it is sent again
+                kafka.forward.append(record)
 
     def _said(self, sender: Sender, number: int) -> tuple[str, bytes]:
         if self.dice.random() < 0.05:
@@ -680,15 +709,14 @@ class World:
         here, there = self.kafkas[source], self.kafkas[target]
         back = self.dice.randrange(1, 12) if self.dice.random() < 0.1 else 0
         count = self.dice.randrange(1, 40)
-        copy = there.copies[source]
-        known = copy[max(len(copy) - 60, there.beginning("forward", source)) :]
-        start = max(here.beginning("forward", source), 1 + max((offset for offset, _ in known), default=-1) - back)
-        copy += enumerate(here.forward[start : start + count], start)
-        log = there.logs[source]
-        known_log = log[max(len(log) - 60, here.copied.get(target, 0), there.beginning("log", source)) :]
-        start = max(here.beginning("log", source), 1 + max((offset for offset, _ in known_log), default=-1) - back)
-        for offset, record in enumerate(here.log[start : start + count], start):
-            log.append((offset, record if isinstance(record, Entry) else Data(EPOCH, record.epoch)))
+        copy, log = there.copies[source], there.logs[source]
+        with suppress(Away):
+            start = max(here.forward.beginning, brought_up_to(copy, 0) - back)
+            for found in since(here.forward, start, count):
+                copy.append(found)
+            start = max(here.log.beginning, brought_up_to(log, here.copied.get(target, 0)) - back)
+            for offset, record in since(here.log, start, count):
+                log.append((offset, record if isinstance(record, Entry) else Data(EPOCH, record.epoch)))
 
     def _cut(self, _name: str = "") -> None:
         pairs = [(one, other) for one in self.names for other in self.names if one != other]
@@ -758,15 +786,17 @@ class World:
                 self._start(name)
             self._round()
 
-    def _truncate(self, kafka: Kafka, left: int) -> None:
+    def _truncate(self, kafka: SiteKafka, left: int) -> None:
         """Of the log, so many entries are left. If none is, the claims may be lost, too."""
         self.jobs[kafka.name].clear()
-        counting = [record for record in kafka.log if isinstance(record, Entry) and record.number <= left]
-        end = 0 if not left else max(at for at, record in enumerate(kafka.log, 1) if record is counting[-1])
-        del kafka.log[end:]
-        kafka.beginnings["log", kafka.name] = min(end, kafka.beginning("log", kafka.name))
+        records = kafka.log.records
+        counting = [record for record in records if isinstance(record, Entry) and record.number <= left]
+        end = 0 if not left else max(at for at, record in enumerate(records, 1) if record is counting[-1])
+        kafka.log.truncate(end)
         kafka.is_lost = True
-        kafka.copied = {name: len(there.logs[kafka.name]) for name, there in self.kafkas.items() if there != kafka}
+        kafka.copied = {
+            name: len(there.logs[kafka.name].records) for name, there in self.kafkas.items() if there != kafka
+        }
         if not end and self.dice.random() < 0.5:
             kafka.claims = 0
 
@@ -796,6 +826,8 @@ class World:
         """All is healed and up; what can be ordered is."""
         self.cut.clear()
         self.ahead.clear()
+        for kafka in self.kafkas.values():
+            kafka.kafka.heal()
         self.sudden_death = 0.0
         for name in self.names:
             self.jobs[name] = [job for job in self.jobs[name] if job.counts]
@@ -813,8 +845,8 @@ class World:
         ends = set()
         for kafka in self.whole():
             reader = Reader()
-            for record in kafka.log:
-                if isinstance(record, Entry):
+            for record in kafka.log.records:
+                if record is None or isinstance(record, Entry):
                     continue
                 taken = reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
                 if taken and record.sender.startswith(f"{kafka.name}/"):
@@ -828,7 +860,7 @@ class World:
             self._forward(sender, missing)
         return is_done
 
-    def whole(self) -> list[Kafka]:
+    def whole(self) -> list[SiteKafka]:
         """All but that of a site whose log was lost."""
         return [kafka for kafka in self.kafkas.values() if not kafka.is_lost]
 
@@ -836,7 +868,7 @@ class World:
         checker = Checker()
         found: list[Anomaly] = []
         for kafka in self.whole():
-            for record in kafka.log:
+            for record in kafka.log.records:
                 if isinstance(record, Data):
                     checker.data(kafka.name, record)
         for sender in self.senders:
@@ -852,6 +884,7 @@ class World:
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
-    """Run one history; what it breaks."""
+    """Run one history; what it breaks. A broken rule is to show without any power of Kafka's."""
+    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if mutation is NONE else ()
     with mutation.broken():
-        return World(seed).run()
+        return World(seed, powers).run()
