@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from connectors import Member
+from connectors.client.state_transfer import CHUNK_BYTES
 from connectors.kafka.connection import Connection
 from connectors.testing.tiny_sequencer import TinySequencer
 from tests.client.conftest import ALSO_ON_A_BROKER
@@ -81,3 +83,32 @@ def test_casts_and_letters(connection: Connection, flushing: str) -> None:
         a.send("nyc/b", b"letter", GIVEN).result(WAIT)
         letter = next(b.inbox(timeout=WAIT))
         assert (letter.payload, [header for header in letter.headers if header in GIVEN]) == (b"letter", GIVEN)
+
+
+@ALSO_ON_A_BROKER
+@pytest.mark.parametrize("size", [10, 3 * CHUNK_BYTES])
+def test_a_state_transfer(connection: Connection, group: str, size: int) -> None:
+    """A joiner gets the state, in however many letters."""
+    state, got = b"s" * size, list[bytes]()
+    with Member(group, "nyc/a", connection=connection, get_state=lambda: state, set_state=got.append) as a:
+        a.connect(state=True, or_history=True, timeout=WAIT)
+        stops = threading.Event()
+        reading = threading.Thread(target=read_until, args=(a, stops), daemon=True)
+        reading.start()
+        try:
+            a.broadcast(b"m", GIVEN).result(WAIT)
+            with Member(group, "nyc/b", connection=connection, get_state=bytes, set_state=got.append) as b:
+                b.connect(state=True, timeout=WAIT)
+                a.broadcast(b"behind", GIVEN).result(WAIT)
+                assert next(iter(b.deliveries(timeout=WAIT))).payload == b"behind"
+        finally:
+            stops.set()
+            reading.join(WAIT)
+    assert got == [state]
+
+
+def read_until(member: Member, stops: threading.Event) -> None:
+    """Whoever is asked for the state answers where it delivers."""
+    while not stops.is_set():
+        for _ in member.deliveries(timeout=0.2):
+            pass

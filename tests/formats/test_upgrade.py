@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +18,18 @@ from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.epochs import encode_claim
-from connectors.kafka.sites import Direction
+from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.unfit import UnfitGroups
 from connectors.kafka.upgrade import upgrade
 from connectors.relay.home_copy import HomeCopy
+from connectors.relay.promotion import copy_rest, promote
 from connectors.sequencer import takeover
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs import topics
-from ordering.errors import LaterVersion, UsageError
+from ordering.errors import BrokerUnreachable, LaterVersion, UsageError
 from ordering.formats import ADDITIONS, FIRST, NEWEST
 from ordering.isis_log import Entry
 from ordering.records import ENTRY, EPOCH, Data
@@ -88,6 +90,53 @@ def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch:
     assert take_over(kafka, "g", "nyc").format == FIRST.number
     assert take_over(kafka, "g", "nyc").format == NEWEST.number
     assert said(kafka)[4:] == ["format", "claim", "note", "claim-as", "note"]
+
+
+@pytest.mark.parametrize("killed_after", range(5))
+def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
+    """After each of its records: the next one goes on, and who reads finds one order of one format behind it."""
+    kafka, append, appended = of_first_version(), takeover.append, list[str]()
+    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
+        assert dave.broadcast(b"before").result(10) == 27
+    upgrade(kafka, "g", "nyc")
+
+    def killed(connection: Any, topic: str, *more: Any, **rest: Any) -> int:
+        if len(appended) == killed_after:
+            raise BrokerUnreachable("killed.")
+        appended.append(topic)
+        return append(connection, topic, *more, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(takeover, "append", killed)
+        with suppress(BrokerUnreachable):
+            take_over(kafka, "g", "nyc")
+    with TinySequencer(kafka, "g", "nyc") as sequencer, Member("g", "nyc/dave", connection=kafka) as dave:
+        assert sequencer.state.format == NEWEST.number
+        assert dave.broadcast(b"behind").result(10) == 28
+        found = [each.payload for each in dave.deliveries(from_seqno=27, timeout=1)]
+    assert found == [b"before", b"behind"]
+    assert check_group("g", kafka, names=["nyc"]).anomalies == []
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "not-copied"])
+def test_a_failover_after_a_switch(*, is_copied: bool) -> None:
+    """The new home has the format of the one before, and so do those who read its log."""
+    kafkas = {"nyc": of_first_version(), "sfo": MemoryConnection()}
+    kafkas["sfo"].create("g", "sfo")
+    sites = Sites("hub", "sfo", "micro-batch", dict(kafkas), frozenset({frozenset(("nyc", "sfo"))}))
+    upgrade(kafkas["nyc"], "g", "nyc")
+    if is_copied:  # up to a seal that says so
+        with DataLog(kafkas["nyc"], "g", "nyc") as home, DataLog(kafkas["sfo"], "g", "sfo") as copy:
+            take_over(kafkas["nyc"], "g", "nyc")
+            copy_rest(home, copy)
+    with TinySequencer(kafkas["nyc"], "g", "nyc"), Member("g", "nyc/dave", connection=kafkas["nyc"]) as dave:
+        last = dave.broadcast(b"before").result(10)
+    assert promote(sites, "g", "sfo").last_seqno == last
+    assert take_over(kafkas["sfo"], "g", "sfo").format == NEWEST.number
+    with TinySequencer(kafkas["sfo"], "g", "sfo"), Member("g", "sfo/a", connection=kafkas["sfo"]) as alice:
+        assert alice.broadcast(b"behind").result(10) == last + 1
+        found = [each.payload for each in alice.deliveries(from_seqno=last, timeout=1)]
+    assert found == [b"before", b"behind"]
 
 
 def test_a_format_is_never_lowered() -> None:
