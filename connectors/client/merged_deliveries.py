@@ -44,7 +44,7 @@ from connectors.kafka.transport import Consumer
 from connectors.storage.location import Location
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalState
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.fate import Fate
 from ordering.fifo import FifoState
 from ordering.membership import Life
@@ -102,7 +102,14 @@ class MergedSource:
         if self._log is None:
             self._shared = self._shared or share(self.connection)
             topics = CastTopics(self.connection, self._shared.desk, self.group, self.address.site)
-            begin = self._begin(topics, first, or_end)
+            try:
+                begin = self._begin(topics, first, or_end)
+            except HistoryUnavailable as gone:
+                why = str(gone).removesuffix(" Read on from the ledger.")
+                raise HistoryUnavailable(
+                    f"{why} Deliveries with casts come from Kafka alone: begin later (`from_seqno`), and read what is "
+                    "older with `abcast query`."
+                ) from gone
             self._log = MergedLog(self._shared.feed(self.group, self.address.site), topics, begin)
         return self._log
 

@@ -29,16 +29,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from connectors.kafka.acts import Act, act_header, act_of_this_user
 from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.epochs import Move, encode_claim, encode_move
 from connectors.kafka.sending import append, producing
 from connectors.kafka.sites import Sites
-from ordering.errors import BrokerUnreachable, TopicMissing, UsageError
+from ordering.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
 from ordering.reader import epoch_of
 from ordering.records import EPOCH, STRAY
 from ordering.sequencer import SequencerState, seal
@@ -90,6 +91,9 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         former = [other for other in others if other.has_decided()]
         if not (is_done or former or copy.is_copy()):
             raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
+        others.sort(key=lambda known: known.state().seqno)
+        if not is_done:  # else nobody would be the home
+            _check_can_follow(copy, others)
         for other in former:
             if is_done:
                 _check_is_later(copy, other)
@@ -98,7 +102,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
             silent += [other.topic.site for other in others if _has_more(other, copy)]
             return Promotion(copy.state().seqno, 0, tuple(silent))
         before = copy.state().seqno
-        for other in sorted(others, key=lambda known: known.state().seqno):
+        for other in sorted(others, key=lambda known: known.state().seqno):  # one may have got on meanwhile
             copy_rest(other, copy)
         state = copy.state()
         above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
@@ -171,18 +175,48 @@ def _check_is_later(home: DataLog, other: DataLog) -> None:
         )
 
 
-def copy_rest(other: DataLog, copy: DataLog) -> None:
-    """Write what another site's log has beyond the copy's end, as it stands."""
-    known, theirs = copy.state(), other.state()
-    if theirs.seqno <= known.seqno:
-        return
-    differing = first_difference(known, theirs)
+def _check_can_follow(copy: DataLog, others: Iterable[DataLog]) -> None:
+    """See that the copy can be given what the others have, who come in the order of how far they reach.
+
+    Raises UsageError, before anybody is fenced.
+    """
+    known = copy.state()
+    for other in others:
+        theirs = other.state()
+        if theirs.seqno > known.seqno:
+            _check_agree(copy, known, other)
+            _after(other, copy, known.seqno)
+            known = theirs
+
+
+def _check_agree(copy: DataLog, known: SequencerState, other: DataLog) -> None:
+    differing = first_difference(known, other.state())
     if differing is not None:
         raise UsageError(
             f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them was left "
             "behind when the home moved. Promote a site that has what the others have."
         )
-    start = other.after(known.seqno)
+
+
+def _after(other: DataLog, copy: DataLog, seqno: int) -> Start:
+    try:
+        return other.after(seqno)
+    except HistoryUnavailable as gone:
+        site = copy.topic.site
+        raise UsageError(
+            f"{copy.topic} lacks seqno {seqno + 1}, and {other.topic} no longer holds it. Promote a site that has it; "
+            f"or write it from a ledger first: `abcast site add {site} --group {copy.topic.group} --ledger "
+            "DIR/ledger`, with the sites' file of the home before."
+        ) from gone
+
+
+def copy_rest(other: DataLog, copy: DataLog) -> None:
+    """Write what another site's log has beyond the copy's end, as it stands. Raises UsageError if it can't follow."""
+    known, theirs = copy.state(), other.state()
+    if theirs.seqno <= known.seqno:
+        return
+    _check_agree(copy, known, other)
+    start = _after(other, copy, known.seqno)
     if start.reader.epoch > known.epoch:
         append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch, theirs.format)))
     with producing(copy.connection) as producer:

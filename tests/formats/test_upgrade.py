@@ -18,6 +18,7 @@ from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.epochs import encode_claim
+from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.unfit import UnfitGroups
 from connectors.kafka.upgrade import upgrade
@@ -95,7 +96,7 @@ def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch:
 @pytest.mark.parametrize("killed_after", range(5))
 def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
     """After each of its records: the next one goes on, and who reads finds one order of one format behind it."""
-    kafka, append, appended = of_first_version(), takeover.append, list[str]()
+    kafka, appended = of_first_version(), list[str]()
     with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
         assert dave.broadcast(b"before").result(10) == 27
     upgrade(kafka, "g", "nyc")

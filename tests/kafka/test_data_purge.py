@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
@@ -174,3 +175,38 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
         place = TopicPartition(str(forward), 0)
         with closing(connection.consumer()) as consumer:
             eventually(lambda: consumer.end_offsets([place])[place] == 1, what="a tick")
+
+
+@pytest.mark.usefixtures("_snapshots")
+def test_casts_go_on_behind_a_purge(tmp_path: Path) -> None:
+    """Their readers begin with a state of DATA. Who begins before what is left is told what to do."""
+    kafka, group = MemoryConnection(), "g"
+    kafka.create(group, SITE)
+
+    def member(name: str, **more: Any) -> Member:
+        return Member(group, f"{SITE}/{name}", connection=kafka, casts=True, **more)
+
+    with TinySequencer(kafka, group, SITE), member("a") as alice, member("b") as bob:
+        for number in range(4):
+            alice.broadcast(b"t%d" % number).result(20)
+            alice.broadcast(b"c%d" % number, order="fifo").result(20)
+        whole = data_of(kafka, group)
+        write_ledger(tmp_path / "ledger", [record for record in whole if record.seqno], group)
+        expected = [b"%b%d" % (kind, number) for number in range(4) for kind in (b"t", b"c")]
+        seen = [got.payload for got, _ in zip(bob.deliveries(timeout=10), range(8), strict=False)]
+        assert sorted(seen) == sorted(expected)
+        assert purge(kafka, group, 3)
+        alice.broadcast(b"c4", order="fifo").result(20)
+        alice.broadcast(b"t4").result(20)
+        assert sorted(got.payload for got, _ in zip(bob.deliveries(timeout=10), range(2), strict=False)) == [
+            b"c4",
+            b"t4",
+        ]
+        with member("new") as new:
+            behind = sorted(got.payload for got in new.deliveries(from_seqno=4, timeout=1))
+            assert {b"t3", b"t4", b"c4"} <= set(behind)
+        with (
+            member("late", ledger=tmp_path / "ledger") as late,
+            pytest.raises(HistoryUnavailable, match=r"no longer holds seqno 1.*begin later"),
+        ):
+            list(late.deliveries(from_seqno=1, timeout=1))

@@ -16,10 +16,12 @@ from connectors import Member
 from connectors.kafka.acts import Act
 from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import purge_data
 from connectors.kafka.epochs import Move, encode_claim, encode_move, this_host
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.relay.beginning import beginning_of
+from connectors.relay.bootstrap import bootstrap
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.hub import HomeData
 from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
@@ -29,8 +31,10 @@ from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.streaming import working
+from ordering import sequencer
 from ordering.errors import BrokerUnreachable, NotOrderedInTime, UsageError
 from ordering.names import Topic
+from tests.ledger.ledger_of import write_ledger
 
 GROUP = "g"
 
@@ -125,6 +129,42 @@ def test_a_relay_that_serves_the_refused_group_alone_goes_on(
         assert f"The other groups go on; {GROUP} is tried again" in caplog.text
         assert list(relay.left_out.reasons) == [GROUP]
         assert not thread.done.is_set()
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "what is there", "what is gone"])
+def test_a_failover_from_a_home_whose_data_was_purged(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
+) -> None:
+    """What it no longer holds and the copy lacks comes from the ledger; nobody is fenced before that is known."""
+    monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
+    monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
+    hub.order("nyc", "b", 0 if lacks == "nothing" else 6)
+    for name in "cde":
+        hub.order("nyc", name, 1)  # a batch each
+    with hub.log("nyc") as log:
+        rows = [stored.data for stored in log.records(0, log.end()) if stored.data.seqno]
+        write_ledger(tmp_path / "ledger", rows, GROUP)
+    if lacks == "nothing":
+        hub.copy("nyc", "sfo")
+    in_ledger = {"nothing": 7, "what is there": 4, "what is gone": len(rows) - 1}[lacks]
+    nyc = hub.connections["nyc"]
+    [gone] = purge_data(nyc, GROUP, "nyc", kept_s=0.0, in_ledger=in_ledger, lacking=lambda *_: "")
+    assert gone.records
+    if lacks == "what is gone":
+        with pytest.raises(UsageError, match=r"lacks seqno 6.*abcast site add sfo --group g --ledger"):
+            promote(hub.sites, GROUP, "sfo")
+        hub.order("nyc", "f", 1)
+        before = replace(hub.sites, home="nyc")
+        assert bootstrap(before, GROUP, tmp_path / "ledger", Direction("nyc", "sfo")) == len(rows)
+    promote(hub.sites, GROUP, "sfo")
+    hub.order("sfo", "g", 2)
+    with hub.log("sfo") as log, Member(GROUP, "sfo/r", connection=hub.connections["sfo"]) as member:
+        last = log.state().seqno
+        seen = [delivery.sender for delivery in member.deliveries(from_seqno=1, timeout=0.5)]
+    assert last == len(seen) == len(rows) + 2 + (lacks == "what is gone")
+    assert seen[: len(rows)] == [row.sender for row in rows]
+    with pytest.raises(UsageError, match="the home of group g is sfo now"):
+        take_over(nyc, GROUP, "nyc")
 
 
 def test_an_old_home_that_returns_is_fenced(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
