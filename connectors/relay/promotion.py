@@ -176,26 +176,16 @@ def _check_is_later(home: DataLog, other: DataLog) -> None:
 
 
 def _check_can_follow(copy: DataLog, others: Iterable[DataLog]) -> None:
-    """See that the copy can be given what the others have, who come in the order of how far they reach.
+    """See that the others still hold what the copy lacks; they come in the order of how far they reach.
 
-    Raises UsageError, before anybody is fenced.
+    Raises UsageError, before anybody is fenced. One that was left behind with other messages is fenced all the same.
     """
     known = copy.state()
     for other in others:
         theirs = other.state()
-        if theirs.seqno > known.seqno:
-            _check_agree(copy, known, other)
+        if theirs.seqno > known.seqno and first_difference(known, theirs) is None:
             _after(other, copy, known.seqno)
             known = theirs
-
-
-def _check_agree(copy: DataLog, known: SequencerState, other: DataLog) -> None:
-    differing = first_difference(known, other.state())
-    if differing is not None:
-        raise UsageError(
-            f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them was left "
-            "behind when the home moved. Promote a site that has what the others have."
-        )
 
 
 def _after(other: DataLog, copy: DataLog, seqno: int) -> Start:
@@ -215,7 +205,12 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
     known, theirs = copy.state(), other.state()
     if theirs.seqno <= known.seqno:
         return
-    _check_agree(copy, known, other)
+    differing = first_difference(known, theirs)
+    if differing is not None:
+        raise UsageError(
+            f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them was left "
+            "behind when the home moved. Promote a site that has what the others have."
+        )
     start = _after(other, copy, known.seqno)
     if start.reader.epoch > known.epoch:
         append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch, theirs.format)))

@@ -18,6 +18,7 @@ from connectors.kafka.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data, f
 from connectors.kafka.connection import Connection
 from connectors.kafka.plain_record import PlainRecord
 from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.unfit import UnfitGroups
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
@@ -79,7 +80,11 @@ class Carrier:
         self.job = kind(None, options, sites, direction)  # type: ignore[arg-type]
         self._source, self._target = memory(self.job.source), memory(self.job.target)
         names = self.job.select_topics(self._topics()).get(group, [])
-        self.positions = self.job.positions([topic for name in names if (topic := Topic.parse(name))])
+        try:
+            self.positions = self.job.positions([topic for name in names if (topic := Topic.parse(name))])
+        except UnfitGroups as unfit:
+            [error] = unfit.errors.values()  # it serves one
+            raise error from unfit
         self.job.target_finder.close()
 
     def _topics(self) -> list[Topic]:
