@@ -27,6 +27,7 @@ from jobs.options import (
     run_script,
 )
 from ordering.casts import TOTAL
+from ordering.events import BEGIN
 from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def deliver(
                 else client.deliveries(from_seqno, timeout, remember=remember)
             )
             if casts and events and as_json:
-                typer.echo(json.dumps({"event": "begin"}))
+                typer.echo(json.dumps({"event": BEGIN}))
             for what in _told_of(stream, client, from_seqno):
                 is_message = hasattr(what, "payload")
                 typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))

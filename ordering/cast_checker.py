@@ -10,9 +10,17 @@ Invariant. A pair of deliveries in the wrong order is found if the log has both.
 (who joins late begins late), unless it has casts of the same sender and view on both sides. A cast that no topic has
 any more has no clock, and only its sender's order is checked.
 
-A log with views that tells where each run of its reader begins says more, as nothing is left out within a run. Numbers
-of a life go on from one view to the next. All that were delivered in a view were delivered by everybody who has seen
-both its ends. And what a cast of a view depends on, within that view, has come.
+A log that says where each run of its reader begins (`begins`) promises more, since a run goes on without a hole:
+
+* the numbers of a life go on from view to view, so a cast that is missing before another is a gap;
+* what a cast depends on stands before it, or was taken with a state: a life whose casts the run knows must have come
+  that far;
+* all members that go on from a view to the next have the same casts of it. Who is not in the next one (an observer, a
+  member that was put out) may have more of a life that the next view lost, but never less (`ordering.causal`).
+
+A run knows how far a life has come once it has delivered a cast of it, or if that life came into the views after the
+run's first cast, or in or after the first view that has its reader: a state, or the view in which a newcomer begins,
+may hide what was before.
 """
 
 from __future__ import annotations
@@ -31,6 +39,7 @@ from ordering.checker import (
     FIFO_VIOLATION,
     GAP,
     LISTED_SEQNOS,
+    VIEW_VIOLATION,
     Anomaly,
 )
 from ordering.clocks import Clock, ClockMalformed
@@ -44,17 +53,24 @@ class Numbering(NamedTuple):
     in_view: bool
 
 
-class _Ends(NamedTuple):
-    """The first and the last of a life's casts in a view."""
+@dataclass(slots=True)
+class _Run:
+    """One run of a reader: the view that it is in, and how far each life has come."""
 
-    first: int
-    last: int
+    reader: Life | None
+    """Of an observer: None."""
+    knows: bool = False
+    """Whether it is behind what a state, or the view in which a newcomer begins, may hide."""
+    now: int = NO_VIEW
+    reached: dict[Life, int] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return f"{self.first} to {self.last}" if self.last else "none"
 
+class _End(NamedTuple):
+    """What a run had at the end of a view: how many casts of a life."""
 
-_NONE = _Ends(0, 0)
+    member: str
+    goes_on: bool
+    reached: int
 
 
 @dataclass(slots=True)
@@ -67,30 +83,20 @@ class _Log:
     """Of each life, the view of the last one that it cast in a view."""
     needed: dict[Life, int] = field(default_factory=dict)
     needed_seqno: int = 0
-    is_told: bool = False
-    """Whether the log tells where runs begin."""
-    in_run: dict[Life, int] = field(default_factory=dict)
-    """The last cast of each life in a view, of those that this run has."""
-    open_view: int = NO_VIEW
-    """The view that has begun in this run; what was delivered in it is in `of_view`."""
-    of_view: dict[Life, _Ends] = field(default_factory=dict)
-    lacking: dict[Life, tuple[int, str]] = field(default_factory=dict)
-    """Casts that must have come, each with what depends on it."""
+    run: _Run | None = None
+    """None: the log does not say where runs begin."""
 
 
 class CastChecker:
     """Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
 
-    def __init__(self, *, one_order: bool = True) -> None:
-        """`one_order`: all logs are of sites whose views have one count."""
-        self._one_order = one_order
-        self._ends: dict[int, dict[str, dict[Life, _Ends]]] = {}
-        """Of each view, the casts of each life, as each member that has seen both its ends has it."""
+    def __init__(self) -> None:
         self._lives: dict[int, tuple[Life, ...]] = {}
         self._casts: dict[tuple[Life, int, int], Cast] = {}
         self._totals: dict[int, Depends] = {}
         self._clocks: dict[tuple[Life, int, int], Clock | None] | None = None
         self._logs: dict[str, _Log] = {}
+        self._ends: dict[tuple[int, Life], list[_End]] = {}
         self._found: dict[tuple[str, str], list[str]] = {}
 
     def view(self, view_id: int, lives: tuple[Life, ...]) -> None:
@@ -106,102 +112,130 @@ class CastChecker:
         """A cast of the log, in the order of its partition; again, if it stands there again."""
         self._casts.setdefault((cast.life, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
 
-    def begins(self, member: str) -> None:
-        """A run of the member begins: up to the next one, its log leaves nothing out."""
+    def begins(self, member: str, reader: Life | None = None) -> None:
+        """A run of the member's reader begins here. `reader`: its life in the views, if it takes part in them."""
         log = self._logs.setdefault(member, _Log())
-        log.is_told, log.open_view = True, NO_VIEW
-        log.in_run.clear()
-        self._note_lacking(member, log)
+        log.run = _Run(reader)
+        log.view.clear()  # a hole before it is none
 
-    def delivered_view(self, member: str, view_id: int) -> None:
+    def delivered_view(self, member: str, view: int) -> None:
         """The member's next delivery is a view."""
-        log = self._logs.setdefault(member, _Log())
-        if not log.is_told:
-            return
-        if log.open_view != NO_VIEW and self._lives.get(view_id):  # a group that gives up flush promises less
-            self._ends.setdefault(log.open_view, {})[member] = log.of_view
-        self._note_lacking(member, log)
-        log.open_view, log.of_view = (view_id if self._lives.get(view_id) else NO_VIEW), {}
+        run = self._logs.setdefault(member, _Log()).run
+        self._enter(member, run, view)
+        if run is not None and not run.knows and run.reader in self._lives.get(view, ()):
+            run.knows = True
+            self._begin_lives(run, view)
 
-    def delivered_total(self, member: str, seqno: int) -> None:
+    def delivered_total(self, member: str, seqno: int, view: int = NO_VIEW) -> None:
         """The member's next delivery is a total message."""
         log = self._logs.setdefault(member, _Log())
+        self._enter(member, log.run, view)
         if seqno <= log.needed_seqno:
             self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind a cast that depends on it", str(seqno))
         depends = self._totals.get(seqno)
         if depends is not None:
-            self._need(log, depends.view, self._read(depends.clock, None, depends.view), str(seqno), None)
+            clock = self._read(depends.clock, None, depends.view)
+            self._miss(member, log.run, depends.view, clock, str(seqno))
+            self._need(log, depends.view, clock)
 
     def delivered_cast(self, member: str, life: Life, local_seqno: int, view: int) -> None:
         """The member's next delivery is a cast."""
         log = self._logs.setdefault(member, _Log())
         name = f"{life.address}#{life.incarnation}.{local_seqno}"
+        self._arrive(member, log.run, view, name)
         numbering = Numbering(life, view != NO_VIEW)
         if view != NO_VIEW and self._counts_anew(life, log.counted_in.get(life, view), view):
             log.last.pop(numbering, None)
             log.needed.pop(life, None)
-            log.in_run.pop(life, None)
-        last, view_before = log.last.get(numbering, local_seqno - 1), log.view.get(life)
+        last = log.last.get(numbering, local_seqno - 1)
         if local_seqno <= last:
             if local_seqno == last:
                 self._find(DUPLICATE, f"deliveries of {member} have a cast twice", name)
             else:
                 self._find(FIFO_VIOLATION, f"deliveries of {member} break the order of a sender's casts", name)
-        elif local_seqno > last + 1 and view_before == view != NO_VIEW:
+        elif local_seqno > last + 1 and view != NO_VIEW and log.view.get(life) == view:
             self._find(GAP, f"deliveries of {member} lack casts of the same view before it", name)
+        elif view != NO_VIEW and log.run is not None and local_seqno > log.run.reached.get(life, local_seqno) + 1:
+            self._find(GAP, f"deliveries of {member} lack casts before it, of a sender that was there", name)
         log.last[numbering], log.view[life] = max(last, local_seqno), view
         if view == NO_VIEW:
             return
-        if local_seqno > log.in_run.get(life, local_seqno) + 1 and log.is_told and view_before != view:
-            self._find(GAP, f"deliveries of {member} lack casts before it, of a sender that was in both views", name)
         log.counted_in[life] = view
-        log.in_run[life] = max(local_seqno, log.in_run.get(life, 0))
-        if view == log.open_view:
-            log.of_view[life] = _Ends(log.of_view.get(life, _Ends(local_seqno, 0)).first, log.in_run[life])
-        if life in log.lacking and log.lacking[life][0] <= local_seqno:
-            del log.lacking[life]
         if last < local_seqno <= log.needed.get(life, 0):
             self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind what depends on it", name)
         cast = self._casts.get((life, view, local_seqno))
         if cast is not None and cast.order == CAUSAL:
             log.needed_seqno = max(log.needed_seqno, cast.after)
-            self._need(log, view, self._clock_of(cast), name, life)
+            clock = self._clock_of(cast)
+            self._miss(member, log.run, view, clock, name, but=life)
+            self._need(log, view, clock)
+        if log.run is not None:
+            log.run.reached[life] = max(log.run.reached.get(life, 0), local_seqno)
 
     def finish(self) -> list[Anomaly]:
         """What was found, in the order of `ANOMALIES`."""
-        for member, log in self._logs.items():
-            self._note_lacking(member, log)
-        for view_id, ends in sorted(self._ends.items()) if self._one_order else ():
-            (first, of_first), *others = ends.items()
-            for member, of_view in others:
-                for life in sorted(of_first.keys() | of_view.keys()):
-                    one, other = of_first.get(life, _NONE), of_view.get(life, _NONE)
-                    if one != other:
-                        detail = f"deliveries of {first} and {member} end view {view_id} with other casts of a sender"
-                        self._find(DIVERGENT, detail, f"{life.address}#{life.incarnation}: {one}, {other}")
+        self._compare_ends()
         found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
         return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
 
     def _counts_anew(self, life: Life, before: int, view: int) -> bool:
         """Whether a life that had cast in the view `before` has been in none since then: the group gave up flush."""
-        return any(life not in self._lives.get(between, (life,)) for between in range(before + 1, view))
+        return view > before + 1 and any(
+            life not in lives for between, lives in self._lives.items() if before < between < view
+        )
 
-    def _need(self, log: _Log, view: int, clock: Clock | None, name: str, sender: Life | None) -> None:
+    def _arrive(self, member: str, run: _Run | None, view: int, name: str) -> None:
+        """A cast of a view comes to the run."""
+        if run is None or view == NO_VIEW:
+            return
+        if view < run.now:
+            self._find(VIEW_VIOLATION, f"deliveries of {member} have it behind the view that ended its own", name)
+        self._enter(member, run, view)
+        run.knows = True
+
+    def _enter(self, member: str, run: _Run | None, view: int) -> None:
+        """The run is in this view from here on: it keeps how far it was at the end of those before."""
+        if run is None or view <= run.now:
+            return
+        ended = range(run.now, min(view, max(self._lives, default=0) + 1)) if run.knows else ()
+        run.now = view
+        for number in ended:
+            goes_on = run.reader in self._lives.get(number + 1, ())
+            for life in self._lives.get(number, ()):
+                if life in run.reached:
+                    self._ends.setdefault((number, life), []).append(_End(member, goes_on, run.reached[life]))
+            self._begin_lives(run, number + 1)
+
+    def _begin_lives(self, run: _Run, view: int) -> None:
+        """No life that is new in this view has cast before it."""
+        before = self._lives.get(view - 1, () if view == 1 else None)
+        if before is not None:
+            run.reached |= dict.fromkeys(set(self._lives.get(view, ())) - set(before), 0)
+
+    def _miss(
+        self, member: str, run: _Run | None, view: int, clock: Clock | None, name: str, but: Life | None = None
+    ) -> None:
+        """Whether all has come that a delivery depends on. `but`: whose cast it is, which waits for those before it."""
+        if run is None or run.now != view:
+            return
+        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
+            if life != but and run.reached.get(life, number) < number:
+                self._find(CAUSAL_VIOLATION, f"deliveries of {member} lack what it depends on", name)
+                return
+
+    def _compare_ends(self) -> None:
+        for (view, life), ends in sorted(self._ends.items()):
+            stays = life in self._lives.get(view + 1, ())
+            most = max((end.reached for end in ends if stays or end.goes_on), default=0)
+            for end in ends:
+                if end.reached < most:
+                    detail = f"deliveries of {end.member} lack casts that others had before the next view"
+                    self._find(DIVERGENT, detail, f"{life.address}#{life.incarnation} in view {view}")
+
+    def _need(self, log: _Log, view: int, clock: Clock | None) -> None:
         for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
             if number > log.needed.get(life, 0):
                 log.needed[life] = number
-            is_of_view = view == log.open_view and (life, view, number) in self._casts
-            if (
-                is_of_view
-                and life != sender
-                and number > max(log.in_run.get(life, 0), log.lacking.get(life, (0, ""))[0])
-            ):
-                log.lacking[life] = number, name
-
-    def _note_lacking(self, member: str, log: _Log) -> None:
-        for _, name in log.lacking.values():
-            self._find(CAUSAL_VIOLATION, f"deliveries of {member} lack what it depends on", name)
-        log.lacking.clear()
 
     def _clock_of(self, cast: Cast) -> Clock | None:
         """Its clock, by those of its sender's causal casts before it in the view: all are read in their order, once."""

@@ -18,6 +18,9 @@ from ordering.membership import Life, Membership
 from ordering.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.sequencer import SequencerState
 
+BEGIN = "begin"
+"""The `event` of the line with which each run of a reader begins in a delivery log that has casts."""
+
 
 class ViewChange(NamedTuple):
     """A new view, in force from `seqno` on. `members` stand oldest first, `lives` has their incarnations, too."""

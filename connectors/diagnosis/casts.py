@@ -22,6 +22,7 @@ from connectors.kafka.ranges import read_range
 from ordering.cast_checker import CastChecker
 from ordering.casts import NO_VIEW, TOTAL, Ordered
 from ordering.checker import LOST, Anomaly
+from ordering.events import BEGIN
 from ordering.membership import Life, Settings
 from ordering.merging import separates
 from ordering.names import Topic
@@ -29,8 +30,6 @@ from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, SETTINGS, VIEW, Data
 
 CASTS_OF = "casts of {member}"
-BEGIN = "begin"
-"""The `event` of the line by which `abcast deliver` tells where a run of it begins."""
 
 
 def is_cast(row: dict[str, Any]) -> bool:
@@ -66,7 +65,7 @@ def check_casts(
     """
     counts = {log.name: sum(map(is_cast, _rows(log))) for log in logs}
     has_casts, compares = any(counts.values()), settled and len(connections) > 1
-    checker = CastChecker(one_order=one_order)
+    checker = CastChecker()
     found: dict[str, dict[str, _Log]] = {}
     for site, connection in connections.items() if has_casts or compares else ():
         if has_casts:
@@ -78,12 +77,12 @@ def check_casts(
             if is_cast(row):
                 life = Life(row["sender"], row["incarnation"])
                 checker.delivered_cast(log.name, life, row["local_seqno"], row.get("view_id", 0))
-            elif "event" not in row:
-                checker.delivered_total(log.name, row["seqno"])
-            elif row["event"] == BEGIN:
-                checker.begins(log.name)
-            elif row["event"] == "view":
+            elif row.get("event") == BEGIN:
+                checker.begins(log.name, Life(row["sender"], row["incarnation"]) if "sender" in row else None)
+            elif row.get("event") == VIEW:
                 checker.delivered_view(log.name, row["view_id"])
+            elif "event" not in row:
+                checker.delivered_total(log.name, row["seqno"], row.get("view_id", NO_VIEW))
     told = {CASTS_OF.format(member=name): count for name, count in counts.items() if count}
     return told, [*lost, *checker.finish()]
 

@@ -20,7 +20,7 @@ from ordering.errors import UsageError
 from ordering.mesh_checker import MeshChecker, Shortfall
 from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
-from ordering.records import STRAY, WITHOUT_SEQNO, MessageId
+from ordering.records import STRAY, VIEW, WITHOUT_SEQNO, MessageId
 
 STALLED_AFTER_S = 15.0
 """A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
@@ -202,15 +202,17 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
+            if not all(
+                isinstance(row.get(name, 0), int) for name in ("incarnation", "local_seqno", "seqno", "view_id")
+            ):
+                raise TypeError("it has a number that is none")
             if "event" in row:
-                if row["event"] == "view" and not isinstance(row["view_id"], int):
-                    raise TypeError("a view has a number")
+                if row["event"] == VIEW:
+                    row["view_id"]
                 continue
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
             if is_cast(row):  # `check_casts` looks at those
-                if not all(isinstance(row.get(name, 0), int) for name in ("incarnation", "local_seqno", "view_id")):
-                    raise TypeError("a cast has numbers")
                 continue
             checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

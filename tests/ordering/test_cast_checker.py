@@ -99,7 +99,7 @@ def test_a_line_without_numbers_is_no_delivery() -> None:
     assert check_deliveries(Checker(), "log", [json.dumps(line | {"local_seqno": 1})]) == 0
 
 
-C = Life("s/c", 1)
+C, Z = Life("s/c", 1), Life("s/z", 1)
 Line = tuple[Life, int, int] | int
 """A cast (its life, number and view), or the id of a view."""
 
@@ -107,14 +107,14 @@ Line = tuple[Life, int, int] | int
 def of_logs(
     views: Mapping[int, tuple[Life, ...]], logs: Mapping[str, Sequence[Line]], casts: Sequence[Cast] = ()
 ) -> list[str]:
-    """What the checker says of logs with views, of one run each."""
+    """What the checker says of logs with views, of one run each: of a member, or an observer."""
     checker = CastChecker()
     for view_id, lives in views.items():
         checker.view(view_id, lives)
     for cast in casts:
         checker.cast(cast)
     for member, lines in logs.items():
-        checker.begins(member)
+        checker.begins(member, {"a": A, "b": B, "c": C, "n": Z, "z": Z}.get(member))
         for line in lines:
             if isinstance(line, int):
                 checker.delivered_view(member, line)
@@ -134,10 +134,10 @@ def test_members_that_go_on_have_had_the_same_casts_of_a_dead_one() -> None:
 
 
 def test_numbers_of_a_life_go_on_behind_a_view() -> None:
-    views = {1: (A, B), 2: (A, B)}
-    assert of_logs(views, {"b": [1, (A, 4, 1), 2, (A, 6, 2)]}) == ["gap"]
-    assert of_logs(views, {"b": [1, (A, 4, 1), 2, (A, 5, 2)]}) == []
-    assert of_logs({1: (A, B), 2: (B,), 3: (A, B)}, {"b": [1, (A, 4, 1), 2, 3, (A, 1, 3)]}) == []  # it counts anew
+    views = {3: (A, B), 4: (A, B)}
+    assert of_logs(views, {"b": [3, (A, 4, 3), 4, (A, 6, 4)]}) == ["gap"]
+    assert of_logs(views, {"b": [3, (A, 4, 3), 4, (A, 5, 4)]}) == []
+    assert of_logs({3: (A, B), 4: (B,), 5: (A, B)}, {"b": [3, (A, 4, 3), 4, 5, (A, 1, 5)]}) == []  # it counts anew
 
 
 def test_a_run_may_begin_behind_the_last_one() -> None:
@@ -153,8 +153,9 @@ def test_a_run_may_begin_behind_the_last_one() -> None:
 def test_what_a_cast_depends_on_has_come() -> None:
     """b's first cast depends on a's first one, which is of the same view."""
     casts = [Cast(*A, 1, order=CAUSAL, view=3, clock="0"), Cast(*B, 1, order=CAUSAL, view=3, clock="1")]
-    assert of_logs({3: (A, B)}, {"m": [3, (B, 1, 3)]}, casts) == ["causal-violation"]
-    assert of_logs({3: (A, B)}, {"m": [3, (A, 1, 3), (B, 1, 3)]}, casts) == []
+    assert of_logs({2: (B,), 3: (A, B)}, {"b": [2, 3, (B, 1, 3)]}, casts) == ["causal-violation"]
+    assert of_logs({2: (B,), 3: (A, B)}, {"b": [2, 3, (A, 1, 3), (B, 1, 3)]}, casts) == []
+    assert of_logs({3: (A, B)}, {"m": [3, (B, 1, 3)]}, casts) == []  # it may have begun with a state
 
 
 @st.composite
@@ -167,7 +168,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[Life, ...]], list[Line]]
     for view_id in range(1, draw(st.integers(2, 5)) + 1):
         members = tuple(life for life in (A, B, C) if life not in gone and draw(st.booleans()))
         gone |= {life for life in sent if life not in members}
-        views[view_id] = (*members, Life("s/z", 1))
+        views[view_id] = (*members, Z)
         lines.append(view_id)
         for life in members:
             sent.setdefault(life, 0)
@@ -182,9 +183,17 @@ def test_each_cast_that_one_reader_lacks_is_found(
     history: tuple[dict[int, tuple[Life, ...]], list[Line]], data: st.DataObject
 ) -> None:
     views, lines = history
-    assert of_logs(views, {"m": lines, "n": lines}) == []
+    assert of_logs(views, {"z": lines, "n": lines}) == []
     last_view = max(views)
     places = [at for at, line in enumerate(lines) if not isinstance(line, int) and line[2] < last_view]
     if places:
         lacks = data.draw(st.sampled_from(places))
-        assert of_logs(views, {"m": lines, "n": [*lines[:lacks], *lines[lacks + 1 :]]})
+        assert of_logs(views, {"n": lines, "z": [*lines[:lacks], *lines[lacks + 1 :]]})
+
+
+def test_an_observer_may_have_more_of_who_died_and_never_less() -> None:
+    """c is lost with view 3. The observer has two casts of it, or none; the member has one."""
+    views = {2: (A,), 3: (A, C), 4: (A,)}
+    for count, found in ((2, []), (0, ["divergent"])):
+        observed: list[Line] = [(A, 1, 2), *((C, number + 1, 3) for number in range(count)), 4]
+        assert of_logs(views, {"a": [2, (A, 1, 2), 3, (C, 1, 3), 4], "observer": observed}) == found

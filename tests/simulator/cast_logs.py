@@ -1,0 +1,52 @@
+"""What each process of a simulated history delivered, as a delivery log that `CastChecker` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ordering.cast_checker import CastChecker
+from ordering.casts import NO_VIEW, Cast, Ordered
+from ordering.checker import Anomaly
+from ordering.membership import Life
+from ordering.records import MESSAGE, VIEW
+from tests.simulator.orders import Orders, Process
+
+Line = Cast | Ordered
+
+
+class LoggedOrders(Orders):
+    """A history that notes what each life delivered, casts, total messages and views."""
+
+    def __init__(self, seed: int) -> None:
+        self.logs: dict[Life, list[Line]] = {}
+        super().__init__(seed)
+
+    def _deliver(self, process: Process, record: Cast | Ordered) -> None:
+        if isinstance(record, Cast) or record.kind in (MESSAGE, VIEW):
+            self.logs.setdefault(process.life, []).append(record)
+        super()._deliver(process, record)
+
+    def checked(self, logs: Mapping[Life, Sequence[Line]], *, marked: bool = True) -> list[Anomaly]:
+        """What the checker says of these logs. `marked`: they say where they begin."""
+        checker = CastChecker()
+        for record in self.data:
+            if record.kind == VIEW:
+                checker.view(record.view, record.lives)
+            elif record.kind == MESSAGE:
+                checker.total(record.seqno, record.depends)
+        for partition in self.partitions:
+            for cast in partition.records:
+                checker.cast(cast)
+        for life, lines in logs.items():
+            view = NO_VIEW
+            if marked:
+                checker.begins(str(life), life)
+            for line in lines:
+                if isinstance(line, Cast):
+                    checker.delivered_cast(str(life), line.life, line.local_seqno, line.view)
+                elif line.kind == VIEW:
+                    view = line.view
+                    checker.delivered_view(str(life), view)
+                else:
+                    checker.delivered_total(str(life), line.seqno, view)
+        return checker.finish()
