@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 import time
 from functools import cached_property
@@ -59,6 +60,7 @@ _SEQNO = "seqno="
 _AFTER = "after="
 _DELIVERIES = "deliveries"
 _LETTERS = "letters"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _CLOCK_IS_SET_MS = 1_700_000_000_000
 """November 2023. A machine that tells an earlier time has none."""
 _TAKEN_TIMEOUT_S = 2.0  # deliveries wait for this commit, and the next one makes up for it
@@ -176,8 +178,8 @@ class MemberMemory:
                     "Kafka no longer knows up to where (it forgets after offsets.retention.minutes)"
                 )
             return 0
-        if committed.metadata and committed.metadata.startswith(_SEQNO):
-            return int(committed.metadata.removeprefix(_SEQNO))
+        if (seqno := _told(committed, _SEQNO)) is not None:
+            return seqno
         return self._seqno_before(int(committed.offset))
 
     def remember_taken(self, seqno: int, offset: int) -> None:
@@ -322,9 +324,7 @@ class MemberMemory:
 
     def _recall(self, partition: TopicPartition, prefix: str) -> int | None:
         committed = self._committed(partition)
-        if committed is None or not (committed.metadata or "").startswith(prefix):
-            return None
-        return int(committed.metadata.removeprefix(prefix))
+        return None if committed is None else _told(committed, prefix)
 
     def _committed(self, partition: TopicPartition) -> Any:
         """The committed offset with its metadata, or None."""
@@ -332,6 +332,12 @@ class MemberMemory:
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
         self.shared.desk.commit(self._name, offsets, timeout_s)
+
+
+def _told(committed: Any, prefix: str) -> int | None:
+    """Return the number behind a prefix; None for anything else, as other members may write here."""
+    found = _NUMBER.fullmatch((committed.metadata or "").removeprefix(prefix))
+    return int(found[0]) if found and committed.metadata.startswith(prefix) else None
 
 
 def _offset(offset: int, metadata: str = "") -> OffsetAndMetadata:

@@ -39,6 +39,7 @@ _ASK_S = 3.0
 _MOST_TOLD = 250
 """Characters of a trouble: Kafka takes 4,096 bytes of metadata."""
 
+_MOST_DIGITS = 18
 _logger = logging.getLogger(__name__)
 
 
@@ -65,7 +66,9 @@ class Sign(NamedTuple):
         if committed is None:
             return None
         try:
-            host, engine, at_ms, *more = committed.metadata.split()
+            host, engine, at_ms, *more = (committed.metadata or "").split()
+            if len(at_ms) > _MOST_DIGITS:
+                return None
             return cls(int(committed.offset), host, engine, int(at_ms), unquote(more[0]) if more else "")
         except ValueError:
             return None

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.client.cast_keeper import settled_in
+from connectors.client.member_memory import MemberMemory
 from connectors.diagnosis.casts import _read_casts, _read_data
 from connectors.diagnosis.check import check_data
 from connectors.diagnosis.dead_letters import read_dead_letters
@@ -23,13 +24,16 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
 from connectors.kafka.letter_bases import read_noted
 from connectors.kafka.letter_purge import purge_letters
-from connectors.relay.marks import last_relayed
+from connectors.kafka.sign_of_life import read_signs
+from connectors.relay.letter_copies import _newest_of_relays
+from connectors.relay.marks import is_anew, last_copy, last_relayed
 from connectors.relay.presence import _Group
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.cast_checker import CastChecker
 from ordering.checker import Checker
-from ordering.names import Role, Topic
+from ordering.errors import PositionLost
+from ordering.names import BY_RELAYS, Address, Role, Topic
 from ordering.records import DeadLetter, Source
 from tests.waiting import WAIT
 
@@ -51,7 +55,7 @@ class Reader(NamedTuple):
 
 def place(role: Role, group: str = GROUP) -> TopicPartition:
     """Where records of that role stand, as the readers below read them."""
-    return TopicPartition(str(Topic(group, role, SITE, "sfo" if role == "relayed" else "")), 0)
+    return TopicPartition(str(Topic(group, role, SITE, "sfo" if role in BY_RELAYS else "")), 0)
 
 
 def _member(connection: Connection, group: str, **options: Any) -> Member:
@@ -105,7 +109,35 @@ def _relayed(connection: Connection, group: str) -> int:
     return last_relayed(connection, place("relayed", group).topic, 0, "sfo", f"abcast.{group}.forward.sfo", 0)
 
 
+def _copied(role: Role) -> Callable[[Connection, str], object]:
+    """What a relay asks of a topic that it fills, and of one that it fills it from."""
+
+    def run(connection: Connection, group: str) -> bool:
+        there = place(role, group)
+        made_of = [
+            last_copy(connection, there.topic, 0, Source(source, 0, 0))
+            for source in (f"sfo/abcast.{group}.{role}.sfo", f"sfo/abcast.{group}.forward.sfo", "", "nyc/x")
+        ]
+        with contextlib.closing(connection.consumer()) as consumer:
+            end = int(consumer.end_offsets([there])[there])
+            _newest_of_relays(connection, consumer, there, 0, end)
+            return any(is_anew(connection, consumer, there, copy) for copy in made_of)
+
+    return run
+
+
+def _memory(connection: Connection, group: str) -> object:
+    """A name's position and letters, as somebody else has set them, and the sign of life of a sequencer."""
+    with contextlib.closing(MemberMemory(connection, group, Address(SITE, "alice"))) as memory:
+        with contextlib.suppress(PositionLost):
+            memory.position()
+        memory.taken(), memory.incarnation(), memory.letters_taken(place("inbox", group))
+    return read_signs(connection, [group], SITE, [place("forward", group)])
+
+
 READERS = (
+    *(Reader("copies", role, _copied(role)) for role in ("inbox", "cast", "relayed", "entries")),
+    Reader("a member's memory", "memory", _memory),
     Reader("status", "forward", lambda connection, group: read_status(connection, group, SITE).lag),
     Reader("status", "data", lambda connection, group: read_status(connection, group, SITE).last_seqno),
     Reader("deliveries", "data", _deliveries),
@@ -141,7 +173,8 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     """A Kafka in memory in which something stands in each topic of the group. Nobody orders there any more."""
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
-    kafka.topics.partitions[place("relayed")] = []
+    for role in BY_RELAYS:
+        kafka.topics.partitions[place(role)] = []
     monkeypatch.setattr(letter_purge, "SETTLED_S", 0.0)
     fill(kafka, GROUP)
     return kafka

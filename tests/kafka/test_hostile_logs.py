@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
+import confluent_kafka
 import pytest
+from kafka.structs import OffsetAndMetadata
 
+from connectors import Member
+from connectors.diagnosis.status import read_status
 from connectors.kafka.codec import DEPENDS_HEADER
+from connectors.kafka.connection import Connection
 from connectors.kafka.letter_bases import key_of_base, read_noted
 from connectors.kafka.plain_record import UNREAD_HEADER
+from connectors.kafka.topics import create_topics, new_topic
+from connectors.kafka.transport import TRANSPORTS
+from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.errors import AbcastError
 from ordering.letter_care import Base
-from tests.kafka.readers import GROUP, READERS, SITE, Reader, place
+from ordering.names import BY_RELAYS, Topic
+from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place
 from tests.kafka.readers import kafka as kafka
 from tests.kafka.test_marks import within
 from tests.waiting import WAIT
@@ -79,6 +90,62 @@ def test_no_record_stops_a_reader(kafka: MemoryConnection, reader: Reader, seed:
         headers = [(rng.choice(_NAMES), _text(rng)) for _ in range(rng.choice([0, 1, 1, 1, 2, 4]))]
         kafka.topics.append(where, _text(rng), _text(rng), headers)  # type: ignore[arg-type]  # Kafka allows null
     within(WAIT, lambda: reader.read(kafka, GROUP))
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_no_compressed_record_stops_a_reader(
+    broker: EmbeddedBroker, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each codec, among them some that are larger than any may be."""
+    monkeypatch.setattr("connectors.kafka.letter_purge.SETTLED_S", 0.0)
+    connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hostile-{transport}"
+    create_topics(connection, group, [SITE])
+    with connection.admin() as admin:
+        admin.create_topics([new_topic(Topic(group, role, SITE, "sfo")) for role in BY_RELAYS])
+        admin.wait_for_topics([place(role, group).topic for role in BY_RELAYS])
+    fill(connection, group)
+    rng, readers = random.Random(transport), [reader for reader in READERS if reader.role != "epoch"]
+    for codec in ("gzip", "lz4", "snappy", "zstd"):
+        settings = {"compression.type": codec, "message.max.bytes": 100_000_000, "linger.ms": 50}
+        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, **settings})
+        for where in dict.fromkeys(place(reader.role, group) for reader in readers):
+            for number in range(30):
+                large = bytes(9_000_000) if number == 10 else None
+                headers = [(rng.choice(_NAMES[:6]), large if number == 20 else _text(rng)) for _ in range(2)]
+                key = _text(rng) or b"k"  # without one, the memory topic takes nothing
+                producer.produce(where.topic, large or _text(rng), key, 0, headers=dict(headers))
+        assert producer.flush(WAIT) == 0
+    for reader in readers:
+        within(WAIT, lambda reader=reader: reader.read(connection, group))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_positions_that_somebody_else_has_set(kafka: MemoryConnection, seed: int) -> None:
+    """Each member may set those of all names, and of the sequencer's signs of life who may read that group."""
+    rng = random.Random(seed)
+    names = [f"abcast.member.{GROUP}.{SITE}.alice", f"abcast.sequencer.{SITE}"]
+    [reader] = [each for each in READERS if each.name == "a member's memory"]
+    with Member(GROUP, f"{SITE}/alice", connection=kafka) as alice:
+        for _ in range(20):
+            words = list(map(_words, [rng] * 3))
+            begin = rng.choice(["seqno=", "incarnation=", "after=", "host process "])
+            told = rng.choice([None, "", " ".join(words), begin + words[0], begin + " ".join(words)])
+            where = place(rng.choice(["forward", "data", "epoch", "inbox", "memory"]))
+            offset = rng.choice([0, 1, 10**6, 2**62])
+            kafka.topics.committed[rng.choice(names), where] = OffsetAndMetadata(offset, told, -1)
+            reader.read(kafka, GROUP)
+            with contextlib.suppress(AbcastError):
+                next(alice.deliveries(timeout=0.0), None)
+            with contextlib.suppress(AbcastError):
+                next(alice.inbox(timeout=0.0), None)
+            read_status(kafka, GROUP, SITE)
+
+
+def _words(rng: random.Random) -> str:
+    return rng.choice(_WORDS).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from ordering.errors import BrokerUnreachable
-from ordering.names import Topic
+from ordering.names import BY_RELAYS, Topic
 from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place
 from tests.kafka.readers import kafka as kafka
 from tests.waiting import WAIT
@@ -85,8 +85,8 @@ class TestOnABroker:
         group = f"marks-{name}"
         create_topics(connection, group, [SITE])
         with connection.admin() as admin:
-            admin.create_topics([new_topic(Topic(group, "relayed", SITE, "sfo"))])
-            admin.wait_for_topics([place("relayed", group).topic])
+            admin.create_topics([new_topic(Topic(group, role, SITE, "sfo")) for role in BY_RELAYS])
+            admin.wait_for_topics([place(role, group).topic for role in BY_RELAYS])
         fill(connection, group)
         return group
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from kafka import KafkaConsumer, KafkaProducer
@@ -13,6 +14,7 @@ from kafka.errors import (
     BrokerResponseError,
     IllegalStateError,
     KafkaError,
+    LeaderNotAvailableError,
     LogTruncationError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
@@ -27,6 +29,9 @@ from connectors.kafka.plain_record import Record
 from connectors.kafka.transport.fetcher import QuickFetcher
 from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer, Sent
 from ordering.records import MAX_RECORD_BYTES
+
+_LEADERS_S = 0.1
+"""How soon it is looked again whether the leaders of all partitions are known."""
 
 _logger = logging.getLogger(__name__)
 
@@ -127,6 +132,34 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
             return super().poll(timeout_ms=timeout_ms)  # type: ignore[no-any-return]
         except LogTruncationError as error:
             raise OffsetOutOfRangeError(str(error)) from error
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Of all of them."""
+        return self._of_all(super().beginning_offsets, partitions, None)
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> Mapping[TopicPartition, int]:
+        """Of all of them."""
+        return self._of_all(super().end_offsets, partitions, timeout_ms)
+
+    def _of_all(
+        self,
+        ask: Callable[..., Mapping[TopicPartition, int]],
+        partitions: Iterable[TopicPartition],
+        timeout_ms: int | None,
+    ) -> Mapping[TopicPartition, int]:
+        """The library leaves out partitions whose leader it does not know yet, and then trips over that."""
+        asked = list(partitions)
+        patience_ms = self.config["bootstrap_timeout_ms"] if timeout_ms is None else timeout_ms
+        deadline = time.monotonic() + patience_ms / 1000
+        while True:
+            try:
+                return ask(asked, timeout_ms)
+            except KeyError as error:
+                if time.monotonic() >= deadline:
+                    raise LeaderNotAvailableError(str(error)) from error
+                time.sleep(_LEADERS_S)
 
     def position(self, partition: TopicPartition) -> int:
         """As the last poll has left it. The library's own may ask a broker first."""
