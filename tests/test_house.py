@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,10 @@ def test_what_completion_shows() -> None:
     assert [name for name in dir(abcast) if not name.startswith("__")] == sorted(
         name for name in _public.__all__ if not name.startswith("__")
     )
+
+
+def test_the_package_tells_its_version() -> None:
+    import abcast
+
+    assert abcast.__version__ == version("abcast")
+    assert "__version__" in dir(abcast)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Load the client when one of its names is asked for: `abcast --help` needs neither it nor Kafka."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("abcast")
     if name == "__all__" or not name.startswith("_"):
         from abcast import _public
 
@@ -34,4 +38,4 @@ def __dir__() -> list[str]:
     """The public names, for help() and completion."""
     from abcast import _public
 
-    return sorted([*(name for name in globals() if name.startswith("__")), *_public.__all__])
+    return sorted(["__version__", *(name for name in globals() if name.startswith("__")), *_public.__all__])
