@@ -8,8 +8,12 @@ Invariant: DATA always holds a snapshot that every reader knows to be in force. 
 below the snapshot; once it is there, claims alone no longer tell that the snapshot counts. So EPOCH has a note, which
 does, before the first record is deleted. A crash in between leaves a note that is true, and DATA as it was.
 
-Left alone are copies, which no sequencer has claimed, groups whose sites agree, since their logs stand in DATA, and
-what a relay may still have to carry. No retention of Kafka's does all this: it takes the last snapshot, too.
+Where sites agree, their logs stand in DATA. All below an entry goes that every other site of the group has read, as its
+own log has told, and below which no start of the site reads (`connectors.kafka.entries.needed_from`). Both only move
+on, so a crash between any two steps leaves what is needed.
+
+Left alone are copies, which no sequencer has claimed, and what a relay may still have to carry. No retention of Kafka's
+does all this: it takes the last snapshot, too.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from contextlib import closing
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Snapshot
+from connectors.kafka.entries import needed_from
 from connectors.kafka.epochs import Note, encode_note
 from connectors.kafka.purge import Purged, delete_below
 from connectors.kafka.sending import append
@@ -51,7 +56,7 @@ def purge_data(
         check_relayed_is_seen(desk, group, site)
     with DataLog(connection, group, site) as data:
         why = _left_alone(data)
-        snapshot = None if why else deletable(data, data.offset_before_the_end(kept_s), in_ledger)
+        snapshot = None if why else deletable(data, _older(data, kept_s), in_ledger)
         if snapshot is None or (why := lacking(group, snapshot.state)):
             if why:
                 _logger.warning("DATA of group %s is left alone: %s", group, why)
@@ -63,10 +68,14 @@ def purge_data(
 
 
 def _left_alone(data: DataLog) -> str:
-    claim = data.newest_claim()
-    if claim is None:
-        return f"{data.topic} is the copy of another site's." if data.is_copy() else ""
-    return "its sites agree, and their logs stand in DATA." if claim.agreement else ""
+    is_copy = data.newest_claim() is None and data.is_copy()
+    return f"{data.topic} is the copy of another site's." if is_copy else ""
+
+
+def _older(data: DataLog, kept_s: float) -> int:
+    """Below which offset all is older, and needed by no site that agrees with others."""
+    claim, older = data.newest_claim(), data.offset_before_the_end(kept_s)
+    return min(older, needed_from(data, data.end())) if claim is not None and claim.agreement else older
 
 
 def lacking_unknown_sites(connection: Connection) -> Lacking:

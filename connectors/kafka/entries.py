@@ -37,8 +37,31 @@ def last_state(data: DataLog, end: int) -> SiteState | None:
     return state_of(entries if entries[-1].snapshot else _counting(data, end, entries[-1].base))
 
 
+def needed_from(data: DataLog, end: int) -> int:
+    """The offset from which on entries below `end` are needed: by the site itself at a start, and by the others.
+
+    A site goes on at the last entry that it has read, and has said in its own log that it has: that is its `known`
+    row, or further on. So what is below the lowest of these is read by nobody, nor is what is below the last base.
+    """
+    state = last_state(data, end)
+    if state is None:
+        return 0
+    view = state.process.view
+    others = {life.name for life in (*view.members, *(life for life, _ in view.rows))} - {state.process.me.name}
+    known = {row.site: row.known for row in state.logs}
+    return _since(data, end, min([state.base, *(known.get(name, 0) for name in others)]))[0]
+
+
 def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
     """Entries below offset `end` that count: from one whose number is at most `number`, or from the first, to the last.
+
+    Raises HistoryUnavailable if retention has dropped the entries.
+    """
+    return counting(_since(data, end, number)[1], read_entry)
+
+
+def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
+    """Where the first of these stands, and they and the seals between them; 0 where it is the first of all.
 
     Reads back to an entry that is known to count, and from there on by the rule. Such a one stands below the floor of
     every claim of a higher epoch: none of their seals is before it, and a job writes its entries in their order.
@@ -49,14 +72,14 @@ def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
         stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]
         for index in range(len(stored) - 1, -1, -1):
             if stored[index].data.local_seqno <= number and _counts_for_certain(stored[index], claims):
-                return counting([*(each.data for each in stored[index:]), *tail], read_entry)
+                return stored[index].offset, [*(each.data for each in stored[index:]), *tail]
         tail = [*(each.data for each in stored), *tail]
     if beginning > 0:
         raise HistoryUnavailable(
             f"retention has dropped all entries of {data.topic}: what this site has promised to the others is not "
             f"known any more. {OUT_FOR_GOOD}"
         )
-    return counting(tail, read_entry)
+    return 0, tail
 
 
 def _counts_for_certain(stored: Stored, claims: Sequence[Claim]) -> bool:

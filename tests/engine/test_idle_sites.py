@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.data_purge import purge_data
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.plain_record import PlainRecord
 from connectors.kafka.sites import SUSPECT_AFTER_MS
@@ -46,7 +48,8 @@ class Site:
             topic = Topic.parse(place.topic)
             if topic is not None and (source := neighbours.input(topic, place.partition)) is not None:
                 self.inputs[place] = source
-        self.read = {place: self.group.start_of(source, 0) for place, source in self.inputs.items()}
+        first = kafka.topics.beginnings
+        self.read = {place: self.group.start_of(source, first.get(place, 0)) for place, source in self.inputs.items()}
 
     def step(self, elapsed_ms: int) -> None:
         """Take what there is, write the entry, then DATA."""
@@ -81,24 +84,38 @@ class World:
         place = TopicPartition(f"abcast.g.forward.{site}", 0)
         self.kafka.topics.append(place, f"{site}/m".encode(), value, forward_headers(1, number, kind=kind))
 
-    def idle(self, seconds: float) -> None:
-        """So much time goes by, with a heartbeat and a tick a second at each site."""
-        for number in range(int(seconds / STEP_S)):
-            self.now_ms += int(STEP_S * 1000)
-            if number % int(1 / STEP_S) == 0:
+    def idle(self, seconds: float, step_s: float = STEP_S) -> None:
+        """So much time goes by, with a heartbeat and a tick a second at each site, or in each step."""
+        for number in range(int(seconds / step_s)):
+            self.now_ms += int(step_s * 1000)
+            if number % max(1, int(1 / step_s)) == 0:
                 for name in SITES:
                     self.send(name, HEARTBEAT, 1)
                     tick = TopicPartition(f"abcast.g.forward.{name}", 0)
                     headers = forward_headers(1, 1, kind=HEARTBEAT)
                     self.kafka.topics.append(tick, f"{name}/abcast.tick".encode(), b"", headers)
             for site in self.sites:
-                site.step(int(STEP_S * 1000))
+                site.step(int(step_s * 1000))
 
     def log(self, site: str) -> list[PlainRecord]:
         return self.kafka.topics.partitions[TopicPartition(f"abcast.g.data.{site}", 0)]
 
     def messages(self, site: str) -> list[bytes | None]:
         return [each.value for each in self.log(site) if each.headers[0][1].split(b" ")[1] == MESSAGE.encode()]
+
+    def purge(self, site: str, before: int) -> int:
+        """Delete DATA that the ledger has, as if a snapshot at or behind `before` were old; how much there was."""
+        place = TopicPartition(f"abcast.g.data.{site}", 0)
+        began = self.kafka.topics.beginnings.get(place, 0)
+        state = self.sites[0].group.site.sequenced.state
+        purge_data(self.kafka, "g", site, kept_s=0, in_ledger=state.seqno, lacking=lambda *_: "")
+        now = self.kafka.topics.beginnings.get(place, 0)
+        assert now == began or now > before
+        return now - began
+
+    def held(self) -> int:
+        """What the jobs know, in bytes."""
+        return sum(len(site.group._group.state().to_bytes()) for site in self.sites)
 
     def cost(self, site: str, first: int) -> Cost:
         of_entries, of_others = list[int](), list[int]()
@@ -125,4 +142,48 @@ def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion()
         world.idle(6 * STEP_S)
         for name in SITES:
             assert world.messages(name)[-1] == b"%d" % number
+    assert {site.group.site.process.view.id for site in world.sites} == {1}
+
+
+def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
+    """Not while one of them is away. Whoever begins again finds what it needs, in its own log and in the others'."""
+    world = World()
+    for number in range(2, 12):
+        world.send("nyc", MESSAGE, number, b"%d" % number)
+        world.idle(20, 2)
+    away = world.sites.pop()
+    world.idle(4_000, 2)
+    for site in world.sites:
+        world.purge(site.name, before=0)
+        place = TopicPartition(f"abcast.g.data.{site.name}", 0)
+        assert world.kafka.topics.beginnings.get(place, 0) <= away.read[place]
+    world.sites.append(away)
+    world.idle(4_000, 2)
+    before = {name: world.messages(name) for name in SITES}
+    for name in SITES:
+        assert world.purge(name, before=len(world.log(name)) // 2) > 0
+        assert world.purge(name, before=0) == 0
+    world.sites = [Site(world.kafka, name) for name in SITES]
+    for number in range(12, 15):
+        world.send("nyc", MESSAGE, number, b"%d" % number)
+        world.idle(20, 2)
+    for name in SITES:
+        assert world.messages(name) == [*before[name], *(b"%d" % number for number in range(12, 15))]
+
+
+@pytest.mark.slow
+def test_a_day_of_an_idle_group() -> None:
+    """Ten megabytes at most, by a sixth of it, and no more in memory at the end than in the beginning."""
+    world = World()
+    world.idle(1_800, 2)
+    sizes, first = list[int](), {name: len(world.log(name)) for name in SITES}
+    for _ in range(16):
+        world.idle(DAY_S / 6 / 16, 2)
+        sizes.append(world.held())
+    for name in SITES:
+        cost = world.cost(name, first[name])
+        assert cost.entries <= DAY_S / 6 / (SUSPECT_AFTER_MS / 4000)
+        assert cost.entry_bytes + cost.other_bytes <= 10_000_000 / 6
+        assert 3 <= cost.others <= 8
+    assert max(sizes[8:]) <= 1.2 * max(sizes[:8])
     assert {site.group.site.process.view.id for site in world.sites} == {1}
