@@ -6,6 +6,9 @@ life), in the other half it takes what was not stored yet (sites: every step is 
 All that is sent goes as datagrams, by the code that ships: packed, in parts if it is longer than one may be, and read
 again. In some seeds a datagram is so small that most messages go in parts.
 
+These processes use no Kafka, so of `tests.simulator.kafka` they have nothing: their log is their memory, their time a
+clock that never goes back. Their incarnation is the time of their start, and that clock may.
+
     python -m tests.simulator --isis --seeds 2000
 """
 
@@ -101,6 +104,9 @@ class World:
         self.logs: list[Log] = []
         self.views: dict[tuple[int, int], View] = {}
         self.lives = 0
+        self.clocks = random.Random(f"clocks {seed}")
+        self.has_bad_clocks = self.clocks.random() < 0.4
+        self.used: set[tuple[str, int]] = set()
         self.has_excluded = False
         self.gone = False
         self.anomalies: list[Anomaly] = []
@@ -154,10 +160,25 @@ class World:
         node.process = Process(state, Formation(node.life, self.nodes))
         self.logs.append(Log(node.life, node.delivered))
 
-    def _next_life(self, _node: Node) -> int:
-        """A number that no life has had."""
+    def _next_life(self, node: Node) -> int:
+        """A number that no life of the name has had: the time, of a clock that goes back now and then."""
         self.lives += 1
-        return self.lives
+        back = self.clocks.random() < 0.5 if self.has_bad_clocks else False
+        return self._unused(node, self.clocks.randrange(self.lives) if back else self.lives)
+
+    def _unused(self, node: Node, least: int) -> int:
+        while (node.name, least) in self.used:
+            least += 1
+        self.used.add((node.name, least))
+        return least
+
+    def _begin_again(self, node: Node, incarnation: int) -> None:
+        """As `connectors.isis.process` does when others know of a later start of its name."""
+        node.incarnation = self._unused(node, incarnation)
+        node.history, node.delivered = History(), []
+        state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
+        node.process = Process(state, Formation(node.life, self.nodes))
+        self.logs.append(Log(node.life, node.delivered))
 
     def _act(self) -> None:
         kind = self.dice.choices(
@@ -350,6 +371,8 @@ class World:
             self._hand_out(node, output, lost=lost)
         if lost:
             self._kill(node)
+        elif node.process.latest_incarnation > node.incarnation:
+            self._begin_again(node, node.process.latest_incarnation + 1)
 
     def _hand_out(self, node: Node, output: Output, *, lost: bool) -> None:
         """What leaves a process; with `lost`, it crashes after it has stored the step and before it sends."""

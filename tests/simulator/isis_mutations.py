@@ -127,6 +127,12 @@ def same_life(world: Any, node: Any) -> int:
     return int(node.incarnation or world.lives)
 
 
+@property  # type: ignore[misc]
+def own_incarnation(process: Process) -> int:
+    """The number of the own start, whatever the others know of."""
+    return process.me.incarnation
+
+
 def what_fits(message: bytes, room: int) -> Iterator[bytes]:
     """What is longer than a datagram is lost, as by a socket that does not take it."""
     if len(message) <= room:
@@ -206,6 +212,12 @@ MUTATIONS = (
         "what is longer than a datagram is not sent",
         LOST,
         (("connectors.isis.wire._in_parts", what_fits),),
+    ),
+    Mutation(
+        "an-earlier-life",
+        "whose clock went back takes no later number",
+        DUPLICATE,
+        (("ordering.isis_views.Process.latest_incarnation", own_incarnation),),
     ),
 )
 
