@@ -5,7 +5,8 @@ stands at the next offset then, as if nothing had been.
 
 Invariant. Each record that is given followed the one before it in the log. So after each error and each pause the last
 record of each partition is read once more, and must be the same; and where nothing comes, it is seen now and then that
-the log does not end before its reader. Where retention has dropped that record, nothing tells.
+the log does not end before its reader. Who begins reads the record before it, and passes it over: so an idle log has a
+last record, too. Where retention has dropped that record, or a transaction's mark stands there, nothing tells.
 
 It costs nothing while records come. A crash forgets what was read: who keeps a position keeps a `Trace` with it.
 """
@@ -72,6 +73,7 @@ class SameLogConsumer:
         self._last: dict[TopicPartition, tuple[Any, ...]] = {}
         self._doubted: set[TopicPartition] = set()
         self._back: set[TopicPartition] = set()
+        self._begun: set[TopicPartition] = set()
         self._quiet: set[TopicPartition] = set()
         self._asked_at = self._looked_at = time.time()  # a clock that goes on while the machine sleeps
 
@@ -82,9 +84,10 @@ class SameLogConsumer:
         self._next = dict(positions)
         self._quiet = set(positions)
         self._doubted, self._back = self._doubted & self._last.keys(), set()
+        self._begun = {place for place, offset in positions.items() if offset and place not in self._last}
         self._consumer.assign(list(positions))
         for place, offset in positions.items():
-            self._consumer.seek(place, offset)
+            self._consumer.seek(place, offset - (place in self._begun))
 
     def poll(self, timeout_s: float) -> Mapping[TopicPartition, Sequence[Any]]:
         """Return what comes within that time.
@@ -108,6 +111,8 @@ class SameLogConsumer:
         except KafkaError:
             self._doubt()
             raise
+        if self._begun:
+            polled = self._begin(polled)
         read = self._compared(polled) if self._doubted else polled
         for place, records in read.items():
             last = records[-1]
@@ -118,6 +123,17 @@ class SameLogConsumer:
                 self._looked_at, self._quiet = now, set(self._next)
             self._quiet.difference_update(polled)
         return read
+
+    def _begin(self, polled: Mapping[TopicPartition, Sequence[Any]]) -> Mapping[TopicPartition, Sequence[Any]]:
+        """What stands from the beginning on. What stands before it is the last record."""
+        followed = dict(polled)
+        for place in self._begun & polled.keys():
+            before = polled[place][0]
+            if before.offset < self._next[place]:  # else it was a transaction's mark
+                self._last[place] = _told(before)
+                followed[place] = polled[place][1:]
+        self._begun -= polled.keys()
+        return {place: records for place, records in followed.items() if records}
 
     def _doubt(self) -> None:
         self._doubted, self._back = set(self._last), set()
@@ -154,6 +170,9 @@ class SameLogConsumer:
             return True  # it is asked again
         if any(beginning > self._next[place] for place, beginning in beginnings.items()):
             return False
+        for place in [place for place in self._begun if self._next[place] == beginnings[place]]:
+            self._consumer.seek(place, self._next[place])
+            self._begun.discard(place)
         for place in [place for place in self._back if self._last[place][0] < beginnings[place]]:
             self._consumer.seek(place, self._next[place])
             self._doubted.discard(place)

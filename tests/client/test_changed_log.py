@@ -16,6 +16,8 @@ from connectors.client.letter import Letter
 from connectors.kafka import same_log_consumer
 from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_cursor import DataCursor
+from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.topics import create_topics, delete_topics, find_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
@@ -23,8 +25,9 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.names import ROLES, Role, Topic
-from ordering.records import Data
-from ordering.sequencer import seal
+from ordering.reader import Reader as SequenceReader
+from ordering.records import Data, Source
+from ordering.sequencer import SequencerState, seal
 from tests.changed_logs import CHANGES, Change, change
 from tests.client.members import with_casts
 from tests.waiting import eventually
@@ -213,3 +216,42 @@ def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> No
             reader.join()
             assert isinstance(reader.problem, HistoryChanged)
             assert [payload for _, payload in reader.got] == [b"old %d" % number for number in range(5)]
+
+
+def idle_log() -> tuple[MemoryConnection, TopicPartition, SequencerState]:
+    kafka = MemoryConnection()
+    kafka.create("g", SITE)
+    with TinySequencer(kafka, "g", SITE):
+        broadcast(kafka, "g", "a", [b"%d" % number for number in range(8)])
+    with DataLog(kafka, "g", SITE) as log:
+        return kafka, TopicPartition(str(log.topic), 0), log.state()
+
+
+def begin_at_the_end(kafka: MemoryConnection, place: TopicPartition, state: SequencerState) -> DataCursor:
+    start = Start(len(kafka.topics.partitions[place]), SequenceReader(state.epoch, state.seqno))
+    return DataCursor(kafka.consumer(), place, start)
+
+
+@pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
+def test_who_has_read_nothing_yet_is_told_so_too(how: Change) -> None:
+    """It began at the end of an idle log, whose last record it knows all the same."""
+    kafka, place, state = idle_log()
+    cursor = begin_at_the_end(kafka, place, state)
+    assert list(cursor.poll(0.0)) == []
+    change(kafka, place.topic, how)
+    assert list(cursor.poll(0.0)) == []  # the connection is lost
+    with pytest.raises(HistoryChanged):
+        cursor.poll(0.0)
+
+
+def test_who_begins_behind_what_retention_has_dropped_reads_on() -> None:
+    """Nothing stands before it that it could know."""
+    kafka, place, state = idle_log()
+    kafka.topics.drop(place.topic, len(kafka.topics.partitions[place]))
+    cursor = begin_at_the_end(kafka, place, state)
+    assert list(cursor.poll(0.0)) == []
+    new = Data(
+        "message", state.epoch, state.seqno + 1, 0, f"{SITE}/b", 1, 1, b"new", Source("abcast.g.forward.nyc", 0, 99)
+    )
+    kafka.topics.append(place, *encode_data(new))
+    assert [each.value for each in cursor.poll(0.0)] == [b"new"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tests.simulator import (
+    cuts,
     hub,
     hub_mutations,
     isis,
@@ -82,6 +83,11 @@ def report_hub(seed: int, name: str) -> list[str]:
     return [f"{anomaly.name}: {anomaly.detail}" for anomaly in found]
 
 
+def report_cuts(seed: int, _: str) -> list[str]:
+    """Logs that lose their ends, or all."""
+    return [f"{anomaly.name}: {anomaly.detail}" for anomaly in cuts.run(seed)]
+
+
 def report_isis(seed: int, name: str) -> list[str]:
     """Processes that agree without a sequencer."""
     return [f"{anomaly.name}: {anomaly.detail}" for anomaly in isis.run(seed, isis_mutations.by_name(name))]
@@ -105,6 +111,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
         [mutation.name for mutation in membership_mutations.MEMBER_MUTATIONS],
     ),
     "orders": Simulation("histories of fifo, causal and total messages", report_orders),
+    "cuts": Simulation("histories of logs that are cut and made anew", report_cuts),
     "isis": Simulation(
         "histories of processes that agree without a sequencer",
         report_isis,

@@ -1,0 +1,449 @@
+"""A group whose logs lose their ends, their beginnings, or all they have, while it goes on: one seed, one history.
+
+It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, the keeper, the process engine's
+intake, the cursor of members and deliverers. Members send until they see their messages. The end of DATA or of FORWARD
+is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave marks; the broker's
+clock jumps. Then an operator does what errors say. What must hold:
+
+* nobody goes on in silence: all that a reader is given, from where it began, stands so in the log that is there now, or
+  it is told (HistoryChanged, HistoryUnavailable), and given nothing more;
+* a start that knows that DATA went further, or that a ledger has more, is refused;
+* nobody is told so without a reason;
+* at last whatever waits is ordered, once, and each reader has all.
+
+What is not here: a cut between a takeover and the first record that its job writes, which is refused by nobody.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from unittest.mock import patch
+
+from kafka.structs import TopicPartition
+
+from connectors.engine.intake import Intake, PartitionsFailed
+from connectors.kafka.codec import decode_data, decode_forward, encode_data, forward_headers
+from connectors.kafka.data_cursor import DataCursor
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import purge_data
+from connectors.kafka.same_log import Row
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.takeover import Claimer, take_over_groups
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.checker import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
+from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable
+from ordering.names import ROLES, Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import MESSAGE, Data, Partition, Source
+from ordering.sequencer import begin_batch, end_batch, step
+
+GROUP, SITE = "g", "s"
+DATA, FORWARD = (Partition(str(Topic(GROUP, role, SITE)), 0) for role in ("data", "forward"))
+ACTIONS = 120
+LONG_S = 10.0
+"""Longer than anybody goes without a look whether its log is the same."""
+ROUNDS = 12
+
+SILENT = "went on in silence"
+FALSE_ALARM = "false alarm"
+GIVEN_AGAIN = "given again"
+STUCK = "stuck"
+
+
+class Told(NamedTuple):
+    """A record as a reader is given it."""
+
+    seqno: int
+    sender: str
+    incarnation: int
+    local_seqno: int
+
+
+@dataclass
+class Log:
+    """What a reader, or a member, follows. `is_told`: why it was given nothing more."""
+
+    cursor: DataCursor
+    given: list[Told] = field(default_factory=list)
+    is_told: str = ""
+    damage: int = 0
+    """How often DATA had been damaged when it began."""
+
+
+@dataclass
+class Sender:
+    """A member: what it has sent and not seen yet."""
+
+    address: str
+    incarnation: int
+    log: Log
+    last: int = 0
+    pending: list[int] = field(default_factory=list)
+
+
+class Job:
+    """A sequencer's process."""
+
+    def __init__(self, world: Cuts) -> None:
+        self.connection = world.connection
+        claimed: dict[str, int] = {}
+        by = Claimer(self.connection, SITE, claimed, ledger=world if world.has_ledger else None)
+        self.state = take_over_groups(by, {GROUP: [FORWARD.topic]})[GROUP]
+        self.keeper = Keeper(self.connection, SITE, claimed, "process")
+        self.keeper.take({GROUP: [FORWARD.topic]})
+        self.keeper.sign({}, world.clock)
+        self.restarts = self.connection.topics.restarts
+        """Of the broker, when it wrote last."""
+        self.intake = Intake(self.connection, threading.Event())
+        place = TopicPartition(*FORWARD)
+        begins = self.intake.beginnings([place])[place]
+        self.intake.positions[place] = max(self.state.positions.get(FORWARD, 0), begins)
+        self.intake.read([place])
+
+    def decide(self, cut: int | None) -> bool:
+        """A batch; only `cut` records of it are written, if it is killed then. Whether it lives.
+
+        Raises PartitionsFailed.
+        """
+        batch = []
+        for place, records in self.intake.poll(0.0).items():
+            for record in records:
+                source = Source(place.topic, place.partition, record.offset)
+                batch.append(decode_forward(source, record.key, record.value, record.headers, record.timestamp))
+        self.state, opening = begin_batch(self.state)
+        self.state, decided = step(self.state, batch)
+        self.state, closing = end_batch(self.state)
+        outputs = [*opening, *(record for record in decided if isinstance(record, Data)), *closing]
+        if outputs and self.restarts != self.connection.topics.restarts:
+            return False  # an idempotent producer's next batch does not follow the last one that the broker knows
+        for output in outputs[:cut]:
+            self.connection.topics.append(TopicPartition(*DATA), *encode_data(output))
+            self.restarts = self.connection.topics.restarts
+        return cut is None or cut >= len(outputs)
+
+    def look(self, now: float) -> None:
+        """What it does each 2 seconds. Raises Fenced, HistoryChanged."""
+        self.keeper.check_not_fenced()
+        self.keeper.sign({}, now)
+
+    def close(self) -> None:
+        self.keeper.close()
+
+
+class Cuts:
+    """The world of a seed; it is its own ledger."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.clock = 1_750_000_000.0
+        self.connection = MemoryConnection()
+        self.topics = self.connection.topics
+        self.topics.clock = lambda: self.clock
+        self.topics.silence_s = 0.0
+        self.connection.create(GROUP, SITE)
+        self.job: Job | None = None
+        self.readers: list[Log] = []
+        self.senders: list[Sender] = []
+        self.lives = self.damage = 0
+        self.is_damaged = False
+        """Whether DATA has lost anything since the group was made."""
+        self.has_ledger = self.dice.random() < 0.5
+        self.ledger: Log | None = None
+        self.rows: list[Row] = []
+        self.anomalies: list[Anomaly] = []
+        self.seen: set[str] = set()
+
+    # What ships asks a ledger.
+
+    def last_seqno(self, _: str) -> int:
+        return self.rows[-1].seqno if self.rows else 0
+
+    def row(self, _: str, seqno: int) -> Row | None:
+        return next((row for row in reversed(self.rows) if row.seqno <= seqno), None)
+
+    # What happens.
+
+    def run(self, steps: int = ACTIONS) -> list[Anomaly]:
+        acts: list[tuple[float, Callable[[], None]]] = [
+            (20, self.send),
+            (8, self.resend),
+            (25, self.decide),
+            (8, self.look),
+            (6, self.start),
+            (3, self.kill),
+            (25, self.read),
+            (5, self.read_ledger),
+            (5, self.begin_to_read),
+            (8, self.wait),
+            (1.5, self.truncate),
+            (0.5, self.make_anew),
+            (2, self.drop),
+            (3, self.mark),
+            (2, self.jump),
+        ]
+        weights = [weight for weight, _ in acts]
+        self.start()
+        for act in self.dice.choices([act for _, act in acts], weights, k=steps):
+            act()
+            if self.anomalies:
+                return self.anomalies
+        self.end()
+        return self.anomalies
+
+    def blame(self, name: str, detail: str) -> None:
+        self.anomalies.append(Anomaly(name, detail, ()))
+
+    def effective(self) -> dict[int, tuple[Data, int, int]]:
+        """What DATA decides now, by seqno, with its offset and time; also what retention has dropped of it."""
+        reader, found = Reader(), dict[int, tuple[Data, int, int]]()
+        for record in self.topics.partitions[TopicPartition(*DATA)]:
+            data = decode_data(record.key, record.value, record.headers)
+            if reader.judge(data) is Verdict.TAKE:
+                found[data.seqno] = data, record.offset, record.timestamp
+        return found
+
+    def follow(self, after: int | None = None) -> Log | None:
+        """Begin to read behind a seqno; None for the newest."""
+        with DataLog(self.connection, GROUP, SITE) as data, suppress(HistoryUnavailable):
+            start = data.after(data.state().seqno if after is None else after, or_end=after is None)
+            log = Log(DataCursor(self.connection.consumer(), TopicPartition(*DATA), start), damage=self.damage)
+            self.take(log)
+            return log
+        return None
+
+    def take(self, log: Log) -> list[Told]:
+        """What it is given next, which must stand there."""
+        if log.is_told:
+            return []
+        try:
+            given = [Told(each.seqno, each.sender, each.incarnation, each.local_seqno) for each in log.cursor.poll(0.0)]
+        except (HistoryChanged, HistoryUnavailable) as error:
+            log.is_told = type(error).__name__
+            self.seen.add(log.is_told)
+            if isinstance(error, HistoryChanged) and log.damage == self.damage:
+                self.blame(FALSE_ALARM, f"DATA is whole, and yet: {error}")
+            return []
+        log.given += given
+        if given:
+            self.see_that_it_stands(log)
+        return given
+
+    def see_that_it_stands(self, log: Log) -> None:
+        there = self.effective()
+        for told in log.given:
+            data = there[told.seqno][0] if told.seqno in there else None
+            if data is None or told != Told(told.seqno, *data.id):
+                self.blame(SILENT, f"a reader that had {told} goes on with {log.given[-1]}, where {data} stands.")
+                return
+
+    def begin_to_read(self) -> None:
+        after = self.dice.choice([None, 0, self.dice.randint(0, max(self.effective(), default=0))])
+        if (log := self.follow(after)) is not None:
+            self.readers.append(log)
+
+    def read(self) -> None:
+        logs = [*self.readers, *(sender.log for sender in self.senders)]
+        for log in self.dice.sample(logs, min(2, len(logs))):
+            self.take(log)
+        for sender in list(self.senders):
+            self.acknowledge(sender)
+
+    def acknowledge(self, sender: Sender) -> None:
+        """What it has seen of its own it sends no more. If its log has changed, it begins with a new life."""
+        own = {told.local_seqno for told in sender.log.given if told[1:3] == (sender.address, sender.incarnation)}
+        sender.pending = [number for number in sender.pending if number not in own]
+        if sender.log.is_told and (log := self.follow()) is not None:
+            self.lives += 1
+            sender.log, sender.incarnation, sender.last = log, self.lives, len(sender.pending)
+            sender.pending = list(range(1, sender.last + 1))
+
+    def read_ledger(self) -> None:
+        """It commits what it reads. When it is told, an operator begins another one."""
+        if not self.has_ledger:
+            return
+        if self.ledger is None or self.ledger.is_told:
+            self.ledger, self.rows = self.follow(0), []
+        if self.ledger is not None:
+            there = self.effective()
+            for told in self.take(self.ledger):
+                if told.seqno in there:
+                    data, offset, at_ms = there[told.seqno]
+                    self.rows.append(Row(data.seqno, data.epoch, *data.id, offset, at_ms, data.forwarded_at_ms))
+
+    def send(self) -> None:
+        if len(self.senders) < 3 and self.dice.random() < 0.3 and (log := self.follow()) is not None:
+            self.lives += 1
+            self.senders.append(Sender(f"{SITE}/{'abc'[len(self.senders)]}", self.lives, log))
+        if self.senders:
+            sender = self.dice.choice(self.senders)
+            sender.last += 1
+            sender.pending.append(sender.last)
+            self.write(sender, [sender.last])
+
+    def resend(self) -> None:
+        for sender in self.senders:
+            self.write(sender, sender.pending)
+
+    def write(self, sender: Sender, numbers: list[int]) -> None:
+        for number in numbers:
+            headers = forward_headers(sender.incarnation, number)
+            self.topics.append(TopicPartition(*FORWARD), sender.address.encode(), b"", headers)
+
+    def start(self) -> None:
+        if self.job is not None:
+            return
+        known = list(self.rows) if self.has_ledger else []
+        try:
+            self.job = Job(self)
+        except AbcastError as error:
+            self.seen.add(f"a start: {type(error).__name__}")
+            if isinstance(error, HistoryChanged) and not self.is_damaged:
+                self.blame(FALSE_ALARM, f"DATA is whole, and yet: {error}")
+            return
+        there = self.effective()
+        if any(row.seqno not in there or not row.is_of(there[row.seqno][0]) for row in known):
+            self.blame(GIVEN_AGAIN, f"a sequencer has started, and the ledger has {known[-1]}.")
+
+    def kill(self) -> None:
+        if self.job is not None:
+            self.job.close()
+        self.job = None
+
+    def decide(self) -> None:
+        if self.job is None:
+            return
+        try:
+            if not self.job.decide(self.dice.choice([None, None, None, None, 0, 1, 3])):
+                self.kill()
+        except PartitionsFailed:
+            self.seen.add("FORWARD is another")
+            self.kill()
+
+    def look(self) -> None:
+        if self.job is None:
+            return
+        try:
+            self.job.look(self.clock)
+        except AbcastError as error:
+            self.seen.add(f"a job: {type(error).__name__}")
+            self.kill()
+
+    def wait(self) -> None:
+        self.clock += self.dice.choice([0.1, 1.0, LONG_S])
+
+    def jump(self) -> None:
+        self.topics.ahead_ms = self.dice.choice([0, self.dice.randint(-86_400_000, 86_400_000)])
+
+    def mark(self) -> None:
+        """A transaction of somebody who sends by himself."""
+        self.topics.mark(TopicPartition(*FORWARD))
+
+    def drop(self) -> None:
+        """Retention of FORWARD, or a purge of DATA."""
+        if self.dice.random() < 0.4:
+            known = self.last_seqno(GROUP) if self.has_ledger else max(self.effective(), default=0)
+            age = self.dice.choice([0.0, 1.0, LONG_S])
+            with suppress(AbcastError):
+                purge_data(self.connection, GROUP, SITE, kept_s=age, in_ledger=known, lacking=lambda *_: "")
+            return
+        place = TopicPartition(*FORWARD)
+        begins, end = self.topics.beginnings.get(place, 0), len(self.topics.partitions[place])
+        self.topics.drop(place.topic, self.dice.randint(begins, end), place.partition)
+
+    def truncate(self) -> None:
+        """The newest records, mostly few, of one log."""
+        topic = self.dice.choice([DATA, DATA, FORWARD]).topic
+        end = len(self.topics.partitions[TopicPartition(topic, 0)])
+        self.damaged(topic)
+        begins = self.topics.beginnings.get(TopicPartition(topic, 0), 0)
+        self.topics.truncate(topic, max(begins, end - self.dice.choice([1, 2, 5, 20])))
+        self.forget_marks()
+
+    def make_anew(self) -> None:
+        topic = self.dice.choice([DATA, FORWARD]).topic
+        if self.dice.random() < 0.5:
+            self.make_group_anew()
+        else:
+            self.damaged(topic)
+            self.topics.make_anew([topic])
+            self.forget_marks()
+
+    def make_group_anew(self) -> None:
+        """As the errors say: all its topics, and another ledger. Whatever sequencer runs has stopped before."""
+        self.kill()
+        self.damaged(DATA.topic)
+        self.topics.make_anew(str(Topic(GROUP, role, SITE)) for role in ROLES)
+        self.forget_marks()
+        self.is_damaged, self.ledger, self.rows = False, None, []
+
+    def damaged(self, topic: str) -> None:
+        self.clock += 5  # a power failure takes its time
+        if topic == DATA.topic:
+            self.damage += 1
+            self.is_damaged = True
+
+    def forget_marks(self) -> None:
+        logs = self.topics.partitions
+        self.topics.marks = {(place, offset) for place, offset in self.topics.marks if offset < len(logs[place])}
+
+    # The end.
+
+    def end(self) -> None:
+        for _ in range(ROUNDS):
+            self.clock += LONG_S
+            self.look()
+            self.start()
+            if self.job is None:
+                self.make_group_anew()
+                self.start()
+            self.resend()
+            self.decide_for_good()
+            for log in [*self.readers, *(sender.log for sender in self.senders)]:
+                self.take(log)
+            for sender in self.senders:
+                self.acknowledge(sender)
+        self.judge()
+
+    def decide_for_good(self) -> None:
+        if self.job is not None:
+            with suppress(PartitionsFailed):
+                if self.job.decide(None):
+                    return
+            self.kill()
+
+    def judge(self) -> None:
+        there = self.effective()
+        lives: dict[tuple[str, int], int] = {}
+        for data, _, _ in there.values():
+            if data.kind != MESSAGE:
+                continue
+            if data.local_seqno <= lives.get(data.id[:2], 0):
+                again = data.local_seqno == lives[data.id[:2]]
+                self.blame(DUPLICATE if again else FIFO_VIOLATION, f"{data.id} comes late.")
+            lives[data.id[:2]] = data.local_seqno
+        for sender in self.senders:
+            if sender.pending:
+                self.blame(LOST, f"{sender.address} waits for {sender.pending}: {sorted(self.seen)}")
+        for log in self.readers:
+            if not log.is_told and log.given and log.given[-1].seqno != max(there, default=0):
+                self.blame(GAP, f"a reader has {log.given[-1]}, and the log {max(there, default=0)}.")
+
+
+@contextmanager
+def playing(seed: int) -> Iterator[Cuts]:
+    """A world in which a history can be played."""
+    world = Cuts(seed)
+    with patch("time.time", lambda: world.clock):
+        yield world
+        world.kill()
+
+
+def run(seed: int) -> list[Anomaly]:
+    """What a history breaks."""
+    with playing(seed) as world:
+        return world.run()

@@ -1,0 +1,86 @@
+"""Logs that are cut and made anew, in the simulator: nobody goes on in silence; without a rule, that is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from connectors.kafka.same_log_consumer import SameLogConsumer
+from ordering.checker import LOST
+from tests.simulator import cuts
+from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT, playing
+from tests.simulator.seeds import blocks
+
+SEEDS = 1_000
+FAST_SEEDS = 10
+SEEDS_FOR_A_MUTATION = 100
+
+
+class Mutation(NamedTuple):
+    """A rule that is broken: what must show, and what is patched."""
+
+    name: str
+    expected: Collection[str]
+    target: str
+    replacement: Any
+    from_seed: int = 0
+
+
+def followed(_: SameLogConsumer, polled: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    return polled
+
+
+def from_there_on(log: SameLogConsumer, positions: Mapping[Any, int]) -> None:
+    _true_read(log, positions)
+    log._begun = set()
+    for place, offset in positions.items():
+        log._consumer.seek(place, offset)
+
+
+_true_read = SameLogConsumer.read
+_LOG = "connectors.kafka.same_log_consumer.SameLogConsumer"
+MUTATIONS = (
+    Mutation("compares-nothing", (SILENT, LOST), f"{_LOG}._doubt", lambda _: None),
+    Mutation("looks-at-no-end", (SILENT, LOST), f"{_LOG}._look_at_ends", lambda *_: None),
+    Mutation("begins-with-nothing", (SILENT, LOST), f"{_LOG}.read", from_there_on),
+    Mutation("doubts-all", (FALSE_ALARM,), "tests.simulator.cuts.Cuts.damaged", lambda *_: None),
+    Mutation("no-ledger", (GIVEN_AGAIN,), "connectors.sequencer.survey._check_ledger", lambda *_: None, 5_061),
+)
+
+
+def check(seeds: range) -> set[str]:
+    seen: set[str] = set()
+    for seed in seeds:
+        with playing(seed) as world:
+            assert world.run() == [], f"python -m tests.simulator --cuts --seed {seed}"
+            seen |= world.seen
+    return seen
+
+
+def test_nobody_goes_on_in_silence() -> None:
+    check(range(FAST_SEEDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 100, SEEDS))
+def test_nobody_goes_on_in_silence_in_many_histories(seeds: range) -> None:
+    seen = check(seeds)
+    assert {"HistoryChanged", "a start: HistoryChanged", "a job: HistoryChanged", "FORWARD is another"} <= seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
+    with patch(mutation.target, mutation.replacement):
+        for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):
+            if {anomaly.name for anomaly in cuts.run(seed)} & {*mutation.expected}:
+                return
+    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected}")
+
+
+def test_a_seed_is_a_history() -> None:
+    with patch(f"{_LOG}._doubt", lambda _: None):
+        assert [cuts.run(seed) for seed in range(5)] == [cuts.run(seed) for seed in range(5)]
