@@ -11,14 +11,15 @@ may be silent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
+from connectors.kafka.transport import Record
 from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
-from ordering.errors import HistoryUnavailable
+from ordering.errors import EnvironmentProblem, HistoryUnavailable
 from ordering.isis_site import MAX_RUN_RECORDS
 from ordering.names import Topic
 from ordering.records import Partition
@@ -48,6 +49,13 @@ class Agreed(Relay):
         source = super().kafka_source(topics, positions)
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_BATCH_RECORDS)
         return {**source, "maxOffsetsPerTrigger": str(most)}
+
+    def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
+        """Raise EnvironmentProblem: at other sites, it may be read."""
+        raise EnvironmentProblem(
+            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
+            "agree read the same. Start again with more: spark.driver.memory, or spark.executor.memory in a cluster."
+        )
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Marked with where it came from; FORWARD also with when it was there."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
@@ -24,6 +24,7 @@ from connectors.kafka.backlog import find_backlog
 from connectors.kafka.inputs import Input
 from connectors.kafka.same_copy import changed_copies
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.transport import Record
 from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.agreeing_query import (
     REPORT,
@@ -41,7 +42,7 @@ from connectors.spark.forward_rows import forward_rows
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 from ordering.isis_group import Group, after_takeover
 from ordering.isis_site import MAX_RUN_RECORDS
 from ordering.isis_site_state import Mark
@@ -131,6 +132,13 @@ class AgreeingLane(SequencerLane):
         role = F.col("role")
         reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
         return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
+
+    def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
+        """Raise EnvironmentProblem: at other sites, it may be read."""
+        raise EnvironmentProblem(
+            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
+            "agree read the same. Start again with more: spark.driver.memory, or spark.executor.memory in a cluster."
+        )
 
     def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
         groups: dict[str, Group] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,9 +17,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.codec import decode_forward, encode_dead_letter
 from connectors.kafka.data_log import topic_missing
+from connectors.kafka.sending import append
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.transport import Record
 from connectors.ledger.last_row import LedgerEnd
 from connectors.sequencer.groups import forward_topics, needed_to_order, positions_of
 from connectors.sequencer.keeper import Keeper
@@ -32,8 +35,8 @@ from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS, own_producer
 from ordering.errors import AbcastError, BrokerUnreachable
 from ordering.names import Topic
-from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO, DeadLetter, Source
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, step
 
 HANGS_S = 5.0
 """A batch that has been in hand for so long, and a group of which nothing is told: the others go on without it."""
@@ -91,6 +94,7 @@ class SequencerLane(StreamingJob):
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._watchdog: Watchdog | None = None
         self._seen_batch = -1
+        self._states: dict[str, SequencerState] = {}
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The site's forward topics, and those that relays fill, of the lane's groups with a DATA topic at the site."""
@@ -157,11 +161,40 @@ class SequencerLane(StreamingJob):
         """What is read, decided, as the sink takes it."""
         site, names = self.options.site, [name for group in topics.values() for name in group]
         session, at_once = self.session(len(states))
+        self._states = dict(states)
         source = self.kafka_source(names, positions_of(states.values()))
+        states = self._states
         forward = session.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         runs = sequence(read_by_few(forward, at_once), site, states, at_once, relayed=relayed)
         return encode_decided(self.observed(runs), site)
+
+    def skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
+        """Behind what gives nothing but dead letters, which are written here: DATA never tells that it was considered.
+
+        A crash before the next snapshot finds the same record again, and writes its dead letter once more.
+        """
+        topic = Topic.parse(place.topic)
+        assert topic is not None
+        raw = [*before, record]
+        decoded = [
+            decode_forward(
+                Source(place.topic, place.partition, each.offset), each.key, each.value, each.headers, each.timestamp
+            )
+            for each in raw
+        ]
+        state, outputs = step(self._states[topic.group], decoded)
+        letters = [output for output in outputs if isinstance(output, DeadLetter)]
+        if len(letters) < len(outputs):
+            return False
+        of_offset = {each.offset: each for each in raw}
+        for letter in letters:
+            it = of_offset[letter.source.offset]
+            key, value, headers = encode_dead_letter(letter, it.key, it.value, it.headers)
+            dead = str(Topic(topic.group, "dead-letter", self.options.site))
+            append(self.options.connection, dead, (key, value or b"", headers))
+        self._states[topic.group] = state
+        return True
 
     def session(self, groups: int) -> tuple[SparkSession, int]:
         """One for this query of so many groups, and how many of them it decides at once.

@@ -29,13 +29,15 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.backlog import find_backlog, records_that_fit
+from connectors.kafka.backlog import Backlog, find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.large_records import Large, find_large
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.open_transactions import READ_COMMITTED
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.transport import Record
 from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
@@ -53,6 +55,8 @@ __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJ
 
 _logger = logging.getLogger(__name__)
 
+SMALLER = 16
+"""What does not fit into memory is tried again in batches of so much less."""
 WATCH_S = 1
 """How often a running job looks whether all is well, and a sequencer for a newer epoch."""
 LAST_S = 30.0
@@ -160,6 +164,10 @@ class StreamingJob(ABC):
         """Groups that can't be served, and that the others go on without."""
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
+        self._looks_for_large = False
+        self._large: Large | None = None
+        """What was found before this query, if it was looked for."""
+        self._passed: dict[TopicPartition, int] = {}
 
     def stop(self) -> None:
         """Ask `run` to return after the batch in hand, as the application ends."""
@@ -191,11 +199,12 @@ class StreamingJob(ABC):
                     f"{self.name}: Spark's JVM has ended (was it killed, or out of memory?): start again."
                 ) from error
             except BatchTooLarge as error:
-                if self._batch_records == 1:
+                if self._batch_records == 1 and self._large is not None and not self._large.before:
                     raise EnvironmentProblem(
                         f"{self.name}: a single record did not fit into memory: free some, and start again."
                     ) from error
-                self._max_batch_records = self._batch_records // 2
+                self._looks_for_large = True
+                self._max_batch_records = max(1, self._batch_records // SMALLER)
                 _logger.warning(
                     "%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records
                 )
@@ -332,7 +341,7 @@ class StreamingJob(ABC):
             if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
                 return
             now = time.monotonic()
-            if self._takes_back():
+            if self._takes_back() or self._has_come_to_large(query):
                 return
             if not self.ready.is_set():
                 if self._works(query, now - started):
@@ -430,6 +439,10 @@ class StreamingJob(ABC):
                 backlog = find_backlog(consumer, topics, positions)
         finally:
             consumer.close()
+        # What a producer takes back of these was not broadcast. Elsewhere all is read as by all other readers, and no
+        # open transaction holds it up.
+        isolation = "read_committed" if _are_to_be_committed(topics) else "read_uncommitted"
+        self._pass_over_large(backlog, isolation)
         fitting = records_that_fit(connection, backlog)
         self._batch_records = min(self._max_batch_records, fitting or self._max_batch_records)
         starts: dict[str, dict[str, int]] = {}
@@ -454,9 +467,49 @@ class StreamingJob(ABC):
             "kafka.fetch.max.wait.ms": "1",
             # Retention may drop records that were read long ago; a real gap is found by the reading rule.
             "failOnDataLoss": "false",
-            # Elsewhere it is read as all other readers do, and no open transaction holds it up.
-            "kafka.isolation.level": "read_committed" if _are_to_be_committed(topics) else "read_uncommitted",
+            "kafka.isolation.level": isolation,
         }
+
+    def _pass_over_large(self, backlog: dict[TopicPartition, Backlog], isolation: str) -> None:
+        """After a query that did not fit into memory: begin behind records that are larger than any of abcast's, and
+        stop before those that come later. Raises EnvironmentProblem, BrokerUnreachable, HistoryUnavailable.
+        """
+        known, self._large = self._large, None
+        if not self._looks_for_large:
+            return
+        self._looks_for_large = False
+        most = self.options.max_batch_records
+        self._large = found = find_large(self.options.connection, backlog, most, isolation, self._skips)
+        for place, start in found.starts.items():
+            backlog[place] = backlog[place]._replace(start=start)
+            if self._passed.get(place, 0) < start:
+                self._passed[place], self._max_batch_records = start, most
+        if found.before and (known is None or known.before != found.before):
+            self._max_batch_records = most
+        waiting = sum(each.end - each.start for each in backlog.values())
+        for place, count in found.before.items():  # Spark takes from each in proportion to what waits there
+            share = count * waiting // max(1, backlog[place].end - backlog[place].start)
+            self._max_batch_records = max(1, min(self._max_batch_records, share))
+
+    def _has_come_to_large(self, query: StreamingQuery) -> bool:
+        """Whether what stands before a record that is too large has been read: the next query goes on behind it."""
+        batch = newest(query) if self._large is not None and self._large.before else None
+        self._looks_for_large |= batch is not None and batch.records > 0
+        return self._looks_for_large
+
+    def _skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
+        if not self.skips(place, before, record):
+            return False
+        where = f"{place.topic}-{place.partition}:{record.offset}"
+        _logger.warning("%s: %s did not fit into memory and is passed over.", self.name, where)
+        return True
+
+    def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
+        """Whether the query may begin behind a record that fits into no memory, if these stand before it.
+
+        Raises BrokerUnreachable, KafkaRefused; EnvironmentProblem if it may never.
+        """
+        return not before
 
 
 def _are_to_be_committed(topics: Iterable[str]) -> bool:

@@ -114,6 +114,8 @@ SETTINGS = {
     # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
     # `connectors.kafka.backlog`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    # A record that fits into no memory ends its task: the job goes on behind it. By default it ends the JVM.
+    "spark.executor.killOnFatalError.depth": "0",
     "spark.ui.enabled": "false",
     # For each batch Spark describes its plan, for the page that is off: the shortest way.
     "spark.sql.ui.explainMode": "simple",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka
 import pytest
 from kafka.structs import TopicPartition
 from pyspark.errors import StreamingQueryException
@@ -15,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from connectors.kafka import backlog
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
+from connectors.kafka.transport import Record
 from connectors.local.broker import EmbeddedBroker
 from connectors.sequencer.lane import SequencerLane
 from connectors.spark.job import JobOptions, StreamingJob
@@ -113,12 +116,12 @@ class _Greedy(StreamingJob):
 
 
 @pytest.mark.broker
-def test_after_a_batch_too_large_the_next_is_half_as_large(connection: Connection, tmp_path: Path) -> None:
+def test_after_a_batch_too_large_the_next_is_much_smaller(connection: Connection, tmp_path: Path) -> None:
     """As often as it takes, which may be more often than a job tries again after other failures."""
     create_topics(connection, "backlog.greedy", [SITE])
     job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=100_000), fitting=100)
     job.run()
-    assert job.tried == [100_000 // 2**halved for halved in range(11)]
+    assert job.tried == [100_000, 6_250, 390, 24]
 
 
 @pytest.mark.broker
@@ -127,6 +130,88 @@ def test_a_record_too_large_by_itself_ends_the_job(connection: Connection, tmp_p
     job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=1), fitting=0)
     with pytest.raises(EnvironmentProblem, match="a single record did not fit into memory"):
         job.run()
+
+
+class _Bounded(StreamingJob):
+    """A job whose query fails when it comes to a record that is too large: one batch a query, from where the last came.
+
+    `advances`: which records it remembers to have read. Those of a sequencer that give nothing are read again.
+    """
+
+    name = "bounded"
+
+    def __init__(self, options: JobOptions, topic: str, *, advances: bool, gives_up_at: int) -> None:
+        super().__init__(SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=str)), options)  # type: ignore[arg-type]
+        self.topic = TopicPartition(topic, 0)
+        self.position, self.end = 0, 0
+        self.advances, self.gives_up_at = advances, gives_up_at
+        self.tried: list[tuple[int, int]] = []
+
+    def select_topics(self, _: list[Topic]) -> dict[str, list[str]]:
+        return {"g": [self.topic.topic]}
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> Any:
+        del topics, checkpoint
+        source = self.kafka_source([self.topic.topic], {self.topic: self.position})
+        start = json.loads(source["startingOffsets"])[self.topic.topic]["0"]
+        count = int(source["maxOffsetsPerTrigger"])
+        self.tried.append((start, count))
+        with closing(self.options.connection.consumer()) as consumer:
+            self.end = consumer.end_offsets([self.topic])[self.topic]
+        read = range(start, min(start + count, self.end))
+        fits = not set(read) & set(LARGE)
+        if len(self.tried) == self.gives_up_at or (fits and read.stop == self.end):
+            self.stop()
+        if fits and self.advances:
+            self.position = read.stop
+
+        def wait(_: float) -> bool:
+            if not fits:
+                raise StreamingQueryException(OVER_2_GB)
+            return False
+
+        return query_with([report(0, len(read))], awaitTermination=wait, isActive=False, stop=lambda: None)
+
+    def _takes_back(self) -> bool:
+        return self._ends.is_set()
+
+
+class _Sequencer(_Bounded):
+    """As a lane: what gives nothing is behind it when it has looked."""
+
+    def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
+        return len(before) <= 100
+
+
+LARGE = (100, 130, 131)
+ALL = 200_000
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("job", "advances", "tried"),
+    [(_Bounded, True, [(0, ALL), (0, 100), (101, 29), (132, ALL)]), (_Sequencer, False, [(0, ALL), (132, ALL)])],
+)
+def test_records_that_fit_into_no_memory_are_passed_over(
+    connection: Connection, tmp_path: Path, job: type[_Bounded], advances: bool, tried: list[tuple[int, int]]
+) -> None:
+    """What stands before is read, and what stands behind."""
+    group = f"backlog.large.{job.__name__.strip('_').lower()}"
+    create_topics(connection, group, [SITE])
+    topic = str(Topic(group, "forward", SITE))
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": connection.bootstrap_servers,
+            "compression.type": "zstd",
+            "message.max.bytes": 100_000_000,
+        }
+    )
+    for offset in range(150):
+        producer.produce(topic, bytes(9_000_000 if offset in LARGE else 10), b"nyc/a", 0)
+    assert producer.flush(60) == 0
+    bounded = job(JobOptions(connection, SITE, tmp_path), topic, advances=advances, gives_up_at=8)
+    bounded.run()
+    assert bounded.tried == tried
 
 
 def test_the_largest_replica_counts() -> None:
