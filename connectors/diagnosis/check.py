@@ -181,12 +181,16 @@ def check_ledger(checker: Checker, path: Location, group: str, progress: Progres
     """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
     from pyarrow import dataset as ds
 
-    from connectors.ledger.delta_files import dataset_of, open_delta
+    from connectors.ledger.delta_files import dataset_of
+    from connectors.ledger.table_state import open_table
 
     columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
     rows = 0
     progress.say("reading the ledger")
-    table = dataset_of(open_delta(path), path)
+    opened = open_table(path)
+    if opened is None:
+        return 0
+    table = dataset_of(opened, path)
     for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
         for row in batch.to_pylist():
             message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)

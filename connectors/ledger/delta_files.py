@@ -8,23 +8,52 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
+from ordering.errors import AbcastError
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 
+ONLY_SPARK_READS = frozenset({"columnMapping", "deletionVectors"})
+"""Features with which a file does not tell by itself which rows and columns the table has."""
+
+
+class LedgerUnreadable(AbcastError):
+    """A table was given a feature of Delta that only Spark can read."""
+
+
 def open_delta(path: Location) -> DeltaTable:
-    """The table at `path`, as it is now. Raises DeltaError; of a store that lets us not in, what to do about it."""
+    """The table at `path`, as it is now.
+
+    Raises LedgerUnreadable, DeltaError; of a store that lets us not in, what to do about it.
+    """
     try:
         if isinstance(path, RemotePath):
-            return interruptibly(lambda: DeltaTable(str(path), storage_options=delta_options(path)))
-        return DeltaTable(str(path))
+            return _readable(interruptibly(lambda: DeltaTable(str(path), storage_options=delta_options(path))), path)
+        return _readable(DeltaTable(str(path)), path)
     except DeltaError:
         raise
     except OSError as error:
         if isinstance(path, RemotePath):
             raise explain(path, str(error)) from error
         raise
+
+
+def _readable(table: DeltaTable, path: Location) -> DeltaTable:
+    protocol = table.protocol()
+    features = set(protocol.reader_features or ())
+    if (
+        protocol.min_reader_version == 2
+        and table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    ):
+        features.add("columnMapping")
+    if found := sorted(features & ONLY_SPARK_READS):
+        raise LedgerUnreadable(
+            f"the Delta table {path} was given {' and '.join(found)}, which nothing but Spark reads (`abcast query "
+            "--engine spark` does). With the job stopped, take its feature away with Spark (ALTER TABLE), or move "
+            f"the tables of {path.parent} away, and start it: what DATA and the cast topics still have is written anew."
+        )
+    return table
 
 
 def dataset_of(table: DeltaTable, path: Location) -> Dataset:

@@ -59,13 +59,12 @@ def message_numbers(directory: Location, group: str) -> Table:
 
 def _dataset(directory: Location) -> Dataset:
     # Only those who need old history pay for loading Delta and Arrow.
-    from deltalake.exceptions import TableNotFoundError
+    from connectors.ledger.delta_files import dataset_of
+    from connectors.ledger.table_state import open_table
 
-    from connectors.ledger.delta_files import dataset_of, open_delta
-
-    try:
-        return dataset_of(open_delta(directory), directory)
-    except TableNotFoundError as error:
+    table = open_table(directory)
+    if table is None:
         raise UsageError(
             f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
-        ) from error
+        )
+    return dataset_of(table, directory)
