@@ -164,7 +164,7 @@ class StreamingJob(ABC):
         """Groups that can't be served, and that the others go on without."""
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
-        self._looks_for_large = False
+        self._looks_for_large = self._has_come = False
         self._large: Large | None = None
         """What was found before this query, if it was looked for."""
         self._passed: dict[TopicPartition, int] = {}
@@ -486,6 +486,13 @@ class StreamingJob(ABC):
                 self._passed[place], self._max_batch_records = start, most
         if found.before and (known is None or known.before != found.before):
             self._max_batch_records = most
+        if self._has_come and known is not None and known.before == found.before:
+            places = ", ".join(f"{place.topic}-{place.partition}" for place in found.before)
+            raise EnvironmentProblem(
+                f"{self.name}: a record of {places} does not fit into memory, and what stands before it is read again "
+                "by each start: start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
+            )
+        self._has_come = False
         waiting = sum(each.end - each.start for each in backlog.values())
         for place, count in found.before.items():  # Spark takes from each in proportion to what waits there
             share = count * waiting // max(1, backlog[place].end - backlog[place].start)
@@ -494,7 +501,8 @@ class StreamingJob(ABC):
     def _has_come_to_large(self, query: StreamingQuery) -> bool:
         """Whether what stands before a record that is too large has been read: the next query goes on behind it."""
         batch = newest(query) if self._large is not None and self._large.before else None
-        self._looks_for_large |= batch is not None and batch.records > 0
+        self._has_come = batch is not None and batch.records > 0
+        self._looks_for_large |= self._has_come
         return self._looks_for_large
 
     def _skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:

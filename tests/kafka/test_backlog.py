@@ -214,6 +214,25 @@ def test_records_that_fit_into_no_memory_are_passed_over(
     assert bounded.tried == tried
 
 
+@pytest.mark.broker
+def test_a_job_that_never_gets_behind_one_says_so(connection: Connection, tmp_path: Path) -> None:
+    create_topics(connection, "backlog.never", [SITE])
+    topic = str(Topic("backlog.never", "forward", SITE))
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": connection.bootstrap_servers,
+            "compression.type": "zstd",
+            "message.max.bytes": 100_000_000,
+        }
+    )
+    for offset in range(110):
+        producer.produce(topic, bytes(9_000_000 if offset in LARGE else 10), b"nyc/a", 0)
+    assert producer.flush(60) == 0
+    job = _Bounded(JobOptions(connection, SITE, tmp_path), topic, advances=False, gives_up_at=8)
+    with pytest.raises(EnvironmentProblem, match=f"a record of {topic}-0 does not fit"):
+        job.run()
+
+
 def test_the_largest_replica_counts() -> None:
     """One that is still catching up says less."""
     place = TopicPartition("abcast.g.forward.nyc", 0)
