@@ -94,7 +94,7 @@ class CastReader:
     def __init__(self, topics: CastTopics, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
         """`wake` is called, in a thread of its own, when there is something to take. Raises BrokerUnreachable."""
         self._consumer = topics.connection.consumer()
-        self._log = SameLogConsumer(self._consumer, _changed)
+        self._log = SameLogConsumer(self._consumer, _changed, looks=False)
         self._topics = topics
         self._wake = wake
         self._looked_at = time.monotonic()

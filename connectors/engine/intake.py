@@ -51,7 +51,7 @@ class Intake:
         self._assigned: list[TopicPartition] = []
         # What a producer takes back was not broadcast.
         self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
-        self._log = SameLogConsumer(self._consumer, _changed)
+        self._log = SameLogConsumer(self._consumer, _changed, looks=False)
         self._is_idle = True
         self._is_away = False
 
