@@ -1,4 +1,4 @@
-"""One Kafka in memory for all simulators: what is durable, and what becomes of it. No thread, and no clock of its own.
+"""One Kafka in memory for simulators of the core: what is durable, and what becomes of it. No thread, no clock.
 
 A partition is a `Log`. Appends are atomic and get the next offset; whoever uses it may die between any two. What a
 Kafka does beside that is a *power*, which a simulator asks for by name and a seed's dice draw (`Kafka.mishap`):
@@ -8,8 +8,9 @@ Kafka does beside that is a *power*, which a simulator asks for by name and a se
 * `marker`: an offset is taken by what no reader gets: the end of a transaction, or a record that it has aborted.
 
 The rest needs to know what may go, so simulators call it: `Log.drop` is retention, or an operator's DeleteRecords;
-`Log.truncate` loses a tail, which a leader does that was not in sync; `Kafka.make_anew` deletes a topic and creates it
-again. The judge sees what is gone from the readers: `Log.records` keeps it. `limit` refuses large records.
+`Log.truncate` loses a tail, which a leader does that was not in sync. The judge sees what is gone from the readers:
+`Log.records` keeps it. Simulators that run clients as they ship have `connectors.testing.memory_kafka` in its place,
+where topics are made anew, too.
 
 The dice of the powers are their own. So a history without powers is the same as one that never heard of them.
 """
@@ -17,7 +18,7 @@ The dice of the powers are their own. So a history without powers is the same as
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ordering.records import Partition
@@ -36,10 +37,6 @@ class OutOfRange(Exception):
     """Nothing stands at that offset: retention has dropped it, or the log ends below it."""
 
 
-class TooLarge(Exception):
-    """The broker refuses the record."""
-
-
 class Log:
     """A partition. `records` has all that was appended and not truncated, by offset; None is a marker."""
 
@@ -51,8 +48,6 @@ class Log:
         self.skew_ms = 0
         """How far the leader's clock is before the true time."""
         self.is_away = False
-        self.leader_epoch = 0
-        self.topic_id = kafka.next_topic_id()
 
     @property
     def end(self) -> int:
@@ -66,10 +61,8 @@ class Log:
         return self.kafka.now_ms + self.skew_ms
 
     def append(self, record: Any) -> int:
-        """Write a record; its offset. Raises Away, TooLarge."""
+        """Write a record; its offset. Raises Away."""
         self._check_leader()
-        if self.kafka.limit is not None and self.kafka.size_of(record) > self.kafka.limit:
-            raise TooLarge
         self.records.append(record)
         return len(self.records) - 1
 
@@ -94,7 +87,6 @@ class Log:
         """A leader that was not in sync has lost what stands from there on."""
         del self.records[end:]
         self.beginning = min(self.beginning, len(self.records))
-        self.leader_epoch += 1
 
     def _check_leader(self) -> None:
         if self.is_away:
@@ -104,25 +96,11 @@ class Log:
 class Kafka:
     """The partitions, and the true time, which none of their leaders need know."""
 
-    def __init__(
-        self,
-        seed: int = 0,
-        powers: Sequence[str] = (),
-        *,
-        limit: int | None = None,
-        size_of: Callable[[Any], int] = lambda record: len(record.payload),
-    ) -> None:
+    def __init__(self, seed: int = 0, powers: Sequence[str] = ()) -> None:
         self.now_ms = NOW_MS
-        self.limit, self.size_of = limit, size_of
         self.logs: dict[Partition, Log] = {}
         self.powers = tuple(powers)
         self._dice = random.Random(f"kafka {seed}")
-        self._topics = 0
-
-    def next_topic_id(self) -> int:
-        """An id that no topic has had."""
-        self._topics += 1
-        return self._topics
 
     def log(self, topic: str, number: int = 0) -> Log:
         """A partition; made if it is not there."""
@@ -130,11 +108,6 @@ class Kafka:
         if place not in self.logs:
             self.logs[place] = Log(self)
         return self.logs[place]
-
-    def make_anew(self, topic: str) -> None:
-        """Somebody deletes a topic, and creates it again: its offsets begin at 0."""
-        for place in [place for place in self.logs if place.topic == topic]:
-            self.logs[place] = Log(self)
 
     def mishap(self, of: Sequence[Partition], chance: float = 1.0) -> None:
         """Now and then, one of the powers comes over one of these partitions; and who was away is back."""
