@@ -95,7 +95,9 @@ class _Published:
         with Progress("publishing") as progress:
             for number, line in enumerate(lines, 1):
                 try:
-                    self._waiting.append(client.broadcast(line.rstrip(b"\r\n"), timeout=self._timeout))
+                    self._waiting.append(
+                        client.broadcast(line.removesuffix(b"\n").removesuffix(b"\r"), timeout=self._timeout)
+                    )
                 except UsageError as error:
                     refused = UsageError(f"line {number}: {error}")
                     break
