@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -69,7 +69,9 @@ class SameLogConsumer:
 
     def __init__(self, consumer: Consumer, changed: Changed, *, looks: bool = True) -> None:
         self._consumer, self._changed, self._looks = consumer, changed, looks
+        self._places: Set[TopicPartition] = frozenset()
         self._next: dict[TopicPartition, int] = {}
+        """Of these, and of those that were left alone and may be read again."""
         self._last: dict[TopicPartition, tuple[Any, ...]] = {}
         self._doubted: set[TopicPartition] = set()
         self._back: set[TopicPartition] = set()
@@ -79,11 +81,12 @@ class SameLogConsumer:
 
     def read(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read these partitions from there on, and no others."""
-        for place in [place for place in self._last if positions.get(place) != self._next[place]]:
-            del self._last[place]  # what stands before the new position is not known
-        self._next = dict(positions)
-        self._quiet = set(positions)
-        self._doubted, self._back = self._doubted & self._last.keys(), set()
+        for place, offset in positions.items():
+            if self._next.get(place) != offset:
+                self._last.pop(place, None)  # what stands before the new position is not known
+        self._doubted = (self._doubted | (positions.keys() - self._places)) & self._last.keys()
+        self._next.update(positions)
+        self._places, self._quiet, self._back = frozenset(positions), set(positions), set()
         self._begun = {place for place, offset in positions.items() if offset and place not in self._last}
         self._consumer.assign(list(positions))
         for place, offset in positions.items():
@@ -120,7 +123,7 @@ class SameLogConsumer:
         if self._looks:
             if now - self._looked_at > LOOK_S:
                 self._look_at_ends(self._quiet)
-                self._looked_at, self._quiet = now, set(self._next)
+                self._looked_at, self._quiet = now, set(self._places)
             self._quiet.difference_update(polled)
         return read
 
@@ -139,7 +142,7 @@ class SameLogConsumer:
         self._doubted, self._back = set(self._last), set()
 
     def _go_back(self) -> None:
-        for place in self._doubted - self._back:
+        for place in (self._doubted & self._places) - self._back:
             self._consumer.seek(place, self._last[place][0])
             self._back.add(place)
 
@@ -163,9 +166,9 @@ class SameLogConsumer:
 
     def _see_what_is_gone(self) -> bool:
         """Return whether it is only what was read already."""
-        self._look_at_ends(self._next)
+        self._look_at_ends(self._places)
         try:
-            beginnings = self._consumer.beginning_offsets(list(self._next))
+            beginnings = self._consumer.beginning_offsets(list(self._places))
         except (KafkaError, KeyError):
             return True  # it is asked again
         if any(beginning > self._next[place] for place, beginning in beginnings.items()):
