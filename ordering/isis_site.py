@@ -323,8 +323,9 @@ class Site:
         self._take_outputs(self.process.end_batch())
         self.notices, broken, self._broken = (*self.notices, *self._broken), self._broken, []
         is_snapshot_due = self._is_snapshot_due(is_last=is_last)
-        is_due = has_begun or broken or self._refused > self.complete or is_last or self._is_turn() or self._is_urgent()
-        if not is_due or not (self._unsaid or self._news or broken or self._refused > self.complete or is_snapshot_due):
+        is_due = broken or self._refused > self.complete or is_snapshot_due
+        may_wait = not (has_begun or is_last or self._is_turn() or self._is_urgent())
+        if not is_due and (may_wait or not (self._unsaid or self._news)):
             return None
         letters, self._unsaid = tuple(self._unsaid), []
         told, self._just_told = self._just_told, []

@@ -27,10 +27,11 @@ from ordering.isis_log import (
     write_letter,
 )
 from ordering.isis_messages import Exclude, Stuck
-from ordering.isis_process import suspecting_after
+from ordering.isis_process import SUSPECT_AFTER_MS, suspecting_after
 from ordering.isis_site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
+    SNAPSHOT_AFTER_SUSPICIONS,
     SNAPSHOT_EVERY_ENTRIES,
     SNAPSHOT_EVERY_RUNS,
     UNPACED_RUNS,
@@ -94,8 +95,11 @@ def place(site: str) -> str:
 class Cluster:
     """Sites whose relays carry all at once, entry by entry. `logs` is what stands in each site's log."""
 
-    def __init__(self, sites: tuple[str, ...] = SITES) -> None:
-        self.sites = {name: Site(first_state("g", name, sites), 1) for name in sites}
+    def __init__(
+        self, sites: tuple[str, ...] = SITES, *, suspect_after_ms: int = SUSPECT_AFTER_MS, of_format: int = 1
+    ) -> None:
+        first = {name: first_state("g", name, sites, suspect_after_ms=suspect_after_ms) for name in sites}
+        self.sites = {name: Site(state, 1, of_format=of_format) for name, state in first.items()}
         self.logs: dict[str, list[Entry]] = {name: [] for name in sites}
         self.read = {name: dict.fromkeys(sites, 0) for name in sites}
         self.data: dict[str, list[Data | DeadLetter]] = {name: [] for name in sites}
@@ -263,6 +267,28 @@ def test_of_many_entries_one_has_the_snapshot() -> None:
     lost = [entry._replace(snapshot=b"") for entry in log]
     with pytest.raises(ProtocolViolation, match="needs the snapshot"):
         state_told("sfo", [1, *lost])
+
+
+@pytest.mark.parametrize("of_format", [1, 2])
+@pytest.mark.parametrize("every_ms", [140, 300, 1000])
+def test_what_was_in_data_for_long_enough_is_in_a_snapshot(of_format: int, every_ms: int) -> None:
+    """At each step, whatever was said just before: a retention may drop it from then on, and the job be killed."""
+    suspect_after_ms = 400
+    after_ms = SNAPSHOT_AFTER_SUSPICIONS * suspect_after_ms
+    cluster = Cluster(suspect_after_ms=suspect_after_ms, of_format=of_format)
+    in_data: list[tuple[int, dict[str, int]]] = []
+    told = dict.fromkeys(SITES, 0)
+    while cluster.now_ms < 3 * after_ms:
+        if cluster.now_ms % every_ms == 0:
+            cluster.forward("nyc", 1)
+        cluster.settle(1)
+        in_data.append((cluster.now_ms, {name: site.sequenced.position for name, site in cluster.sites.items()}))
+        for_long = [positions for at_ms, positions in in_data if cluster.now_ms - at_ms >= after_ms]
+        for name, log in cluster.logs.items():
+            if log and log[-1].snapshot:
+                told[name] = state_told(name, log[-1:]).sequenced
+            assert told[name] >= (for_long[-1][name] if for_long else 0), (name, cluster.now_ms)
+    assert all(told.values())
 
 
 def test_as_many_sites_as_one_likes() -> None:
