@@ -293,10 +293,15 @@ class Group:
         if any(reading is None or reading.end < part.end for part, reading in readings):
             return None
         for part, reading in readings:
-            if reading is not None and part.first < reading.begin:
+            if reading is not None and part.first < reading.begin and not self._is_whole(part):
                 raise HistoryUnavailable(self._what_is_lost(run, part))
             self._compare(run, part)
         return run
+
+    def _is_whole(self, part: Range) -> bool:
+        """Whether all that its site has read of it was read here: where it begins, there may have been no record."""
+        told = self.site.told(part)
+        return told is not None and told == self._contents(part)
 
     def _compare(self, run: Ordered, part: Range) -> None:
         told, read = self.site.told(part), self._contents(part)

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from ordering.errors import Disagreement, ProtocolViolation
+from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.isis_formation import Life
 from ordering.isis_group import Group, GroupState, going_on
 from ordering.isis_log import (
@@ -248,6 +248,28 @@ def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
     site._forget_marks(runs[0])
     (said,) = site.state().told
     assert (said.of(runs[0]), said.of(runs[1])) == (None, holes[1])
+
+
+@pytest.mark.parametrize(
+    ("read_there", "is_copy", "is_lost"),
+    [((2, 4), True, False), ((2, 4), False, False), ((1, 4), True, True), ((1, 4), False, True), (None, True, True)],
+)
+def test_a_run_that_begins_without_a_record_may_begin_where_retention_ends(
+    read_there: tuple[int, int] | None, is_copy: bool, is_lost: bool
+) -> None:
+    """As with a transaction's marker: who has submitted the run has read no record there either, and says so."""
+    run = Range(place("nyc"), 1, 4)
+    told = () if read_there is None else (Told(*run, (contents_of(run, [read_there]),)),)
+    since = (Ordered(1, Life("nyc"), run_of((run,), 2)),)
+    group = Group(Site(replace(first_state("g", "lax", SITES), position=3, since=since, told=told), 1), 0)
+    group.keep_with(lambda _: [(2, 4)])
+    group.start_of(run.place, 2, is_copy=is_copy)
+    group.arrived(run.place, 2, 3, 4)
+    if not is_lost:
+        assert group.due() == since[0]
+        return
+    with pytest.raises(HistoryUnavailable, match="retention has dropped some of it"):
+        group.due()
 
 
 def test_of_many_entries_one_has_the_snapshot() -> None:

@@ -71,8 +71,7 @@ KINDS = {
 }
 """What happens, and how often."""
 POWERS = ((), ("clock",), (), ("clock",))
-"""What befalls the Kafkas of a history, by its seed. Not yet here: `marker`, as a run that begins with a hole is taken
-for cut off where a copy's retention ends in it; and `away`."""
+"""What befalls the Kafkas of a history, by its seed. Not yet here: `marker` and `away`."""
 MISHAPS = 0.03
 """How likely it is in each round, at each site."""
 WRONG_STATE = "wrong-state"
