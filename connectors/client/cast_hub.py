@@ -26,6 +26,7 @@ from typing import Protocol, TypeVar
 from connectors.client.cast_reader import CastTopics
 from connectors.client.feed import Feed
 from connectors.client.merged_log import Begin, MergedLog, ordered
+from connectors.client.promise import copied
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.desk import Desk
@@ -131,8 +132,7 @@ class CastHub:
     def add(self, sender: Sender) -> None:
         """It sends casts from here on. Raises AbcastError if nothing is delivered any more."""
         with self.lock:
-            if self._failure is not None:
-                raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
+            self._see_failure()
             self._senders[sender.life] = sender
 
     def remove(self, sender: Sender) -> None:
@@ -154,13 +154,19 @@ class CastHub:
         deadline = time.monotonic() + timeout
         with self.lock:
             while True:
-                if self._failure is not None:
-                    raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
+                self._see_failure()
                 fate = judge(self.receiver, what)
                 left = deadline - time.monotonic() if fate is Fate.NOT_YET else 0.0
                 if left <= 0:
                     return fate
                 self.lock.wait(left)
+
+    def _see_failure(self) -> None:
+        """Raise what the hub has failed with: an error of abcast's as itself, which says what to do."""
+        if isinstance(self._failure, AbcastError):
+            raise copied(self._failure) from self._failure
+        if self._failure is not None:
+            raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
         """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""

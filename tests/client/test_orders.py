@@ -24,7 +24,7 @@ from ordering.errors import AbcastError, KafkaRefused, UsageError
 from ordering.fate import Fate
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
-from tests.waiting import WAIT
+from tests.waiting import WAIT, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -243,8 +243,9 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
         assert list(a.deliveries(1, timeout=0.1)) == []
 
 
+@pytest.mark.parametrize("asks", ["at once", "when it is known"])
 def test_a_missing_right_is_one_sentence(
-    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: str
 ) -> None:
     """Who may not read casts hears which topic, without a stack trace, and so does whoever waits."""
     if not isinstance(connection, MemoryConnection):
@@ -258,6 +259,10 @@ def test_a_missing_right_is_one_sentence(
 
     monkeypatch.setattr(MemoryConsumer, "poll", refuse)
     a = with_casts(connection, group, "a")
+    if asks == "when it is known":
+        with pytest.raises(KafkaRefused):
+            a.broadcast(b"m", order="fifo").result(WAIT)
+        eventually(lambda: f"may not READ {cast}" in caplog.text)
     with pytest.raises(KafkaRefused, match=f"may not READ {cast}"):
         a.broadcast(b"m", order="fifo").result(WAIT)
     with contextlib.suppress(AbcastError):
