@@ -40,6 +40,8 @@ def _has_order(sites: Sites, group: str, other: str) -> bool:
             return bool(data.claims()) or data.is_copy()
     except TopicMissing:
         return False
-    except (BrokerUnreachable, KafkaRefused) as error:
+    except KafkaRefused:
+        _logger.info("group %s begins here. Its rights don't show whether %s has an order of it", group, other)
+    except BrokerUnreachable as error:
         _logger.warning("group %s begins here: whether %s has an order of it is not known (%s)", group, other, error)
-        return False
+    return False

@@ -231,7 +231,7 @@ def test_a_group_that_never_had_a_sequencer() -> None:
     connection.create("g", "nyc")
     assert (
         say_why(connection, "g", "nyc")
-        == "The group never had a sequencer: an `abcast run` that works finds it within 10 s; else start one."
+        == "The group never had a sequencer: start `abcast run`; one that works finds the group within 10 s."
     )
 
 

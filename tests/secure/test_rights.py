@@ -284,6 +284,7 @@ class TestDoctor:
         marks = {line[2:].split(" of ")[0].split(":")[0]: line[0] for line in done.stdout.splitlines()}
         assert marks == {
             **dict.fromkeys(("library", "name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
+            "transactions in ill": "✓",
             "sequencer": "✗",
             "ledger": "-",
         }, done.stdout + done.stderr

@@ -135,7 +135,7 @@ MUTATIONS = (
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 240),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 310),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
     for writer in (other, one):
         writer.write(rest, 1)
         writer.check()
-    assert CastWriter(path).state == one.state == other.state
+    states = CastWriter(path).state, one.state, other.state
+    known, *others = [
+        replace(state, written_ms={}) for state in states
+    ]  # a writer does not know when the broker had it
+    assert others == [known, known]
     assert read_cast_state(path).offsets == {("abcast.g.cast.nyc", 0): 9, ("abcast.g.cast.sfo", 0): 2}
     expected = [
         ("causal", None, 3, "0,4", "sfo/b", 1, "x", []),
