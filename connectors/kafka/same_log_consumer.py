@@ -170,7 +170,8 @@ class SameLogConsumer:
         try:
             beginnings = self._consumer.beginning_offsets(list(self._places))
         except (KafkaError, KeyError):
-            return True  # it is asked again
+            self._doubt()  # a library may wait for a seek, and never say it again
+            return True
         if any(beginning > self._next[place] for place, beginning in beginnings.items()):
             return False
         for place in [place for place in self._begun if self._next[place] == beginnings[place]]:
@@ -181,4 +182,6 @@ class SameLogConsumer:
             self._doubted.discard(place)
             self._back.discard(place)
             del self._last[place]
+        if not self._back:
+            self._doubt()
         return True
