@@ -167,21 +167,18 @@ class SameLogConsumer:
     def _see_what_is_gone(self) -> bool:
         """Return whether it is only what was read already."""
         self._look_at_ends(self._places)
+        self._doubt()  # where the end is not told now, the log may grow past its reader before it is
         try:
             beginnings = self._consumer.beginning_offsets(list(self._places))
         except (KafkaError, KeyError):
-            self._doubt()  # a library may wait for a seek, and never say it again
-            return True
+            return True  # it is asked again
         if any(beginning > self._next[place] for place, beginning in beginnings.items()):
             return False
         for place in [place for place in self._begun if self._next[place] == beginnings[place]]:
             self._consumer.seek(place, self._next[place])
             self._begun.discard(place)
-        for place in [place for place in self._back if self._last[place][0] < beginnings[place]]:
+        for place in [place for place in self._doubted & self._places if self._last[place][0] < beginnings[place]]:
             self._consumer.seek(place, self._next[place])
             self._doubted.discard(place)
-            self._back.discard(place)
             del self._last[place]
-        if not self._back:
-            self._doubt()
         return True

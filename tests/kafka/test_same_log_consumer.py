@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import PlainRecord
-from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_kafka import OFFSETS, MemoryConnection
 from ordering.errors import HistoryChanged
 from tests.changed_logs import CHANGES, change
 
@@ -23,6 +23,7 @@ class Read:
     def __init__(self) -> None:
         self.kafka = MemoryConnection()
         self.given: dict[TopicPartition, list[PlainRecord]] = {place: [] for place in PLACES}
+        self.kafka.topics.silence_s = 0.0
         self.kafka.topics.partitions.update({place: [] for place in PLACES})
         self.log = SameLogConsumer(self.kafka.consumer(), lambda place, _: HistoryChanged(place.topic))
         self.read(PLACES)
@@ -70,10 +71,28 @@ def test_what_is_given_is_of_one_log(seed: int) -> None:
             reader.read([place for place in PLACES if dice.random() < 0.6])
         if dice.random() < 0.1:
             topics.restart()
+        topics.away = {dice.choice(PLACES): frozenset({OFFSETS})} if dice.random() < 0.5 else {}
         if not reader.goes_on():
             return
+    topics.away.clear()
     for place in PLACES:  # what comes next is compared
         topics.append(place, b"k", b"", [])
     reader.read(PLACES)
     goes_on = [reader.goes_on() for _ in range(5)]
     assert all(goes_on) is all(map(reader.stands, PLACES))
+
+
+def test_a_log_that_grows_past_its_reader_before_its_end_is_told() -> None:
+    """The reader learns that its place is out of range, and not yet why; the next records are of another log."""
+    reader = Read()
+    topics, place = reader.kafka.topics, PLACES[0]
+    for _ in range(5):
+        topics.append(place, b"k", b"", [])
+    assert reader.goes_on()
+    topics.partitions[place], topics.ahead_ms = [], 5_000  # no connection is lost by that
+    topics.take_away(place.topic, OFFSETS)
+    assert reader.goes_on()
+    for _ in range(9):
+        topics.append(place, b"k", b"", [])
+    topics.bring_back(place.topic)
+    assert not reader.goes_on()
