@@ -187,6 +187,15 @@ LARGE = (100, 130, 131)
 ALL = 200_000
 
 
+def produce(connection: Connection, topic: str, count: int) -> None:
+    """Small records, and those at LARGE, which are compressed."""
+    settings = {"compression.type": "zstd", "message.max.bytes": 100_000_000}
+    producer = confluent_kafka.Producer({"bootstrap.servers": connection.bootstrap_servers, **settings})
+    for offset in range(count):
+        producer.produce(topic, bytes(9_000_000 if offset in LARGE else 10), b"nyc/a", 0)
+    assert producer.flush(60) == 0
+
+
 @pytest.mark.broker
 @pytest.mark.parametrize(
     ("job", "advances", "tried"),
@@ -199,16 +208,7 @@ def test_records_that_fit_into_no_memory_are_passed_over(
     group = f"backlog.large.{job.__name__.strip('_').lower()}"
     create_topics(connection, group, [SITE])
     topic = str(Topic(group, "forward", SITE))
-    producer = confluent_kafka.Producer(
-        {
-            "bootstrap.servers": connection.bootstrap_servers,
-            "compression.type": "zstd",
-            "message.max.bytes": 100_000_000,
-        }
-    )
-    for offset in range(150):
-        producer.produce(topic, bytes(9_000_000 if offset in LARGE else 10), b"nyc/a", 0)
-    assert producer.flush(60) == 0
+    produce(connection, topic, 150)
     bounded = job(JobOptions(connection, SITE, tmp_path), topic, advances=advances, gives_up_at=8)
     bounded.run()
     assert bounded.tried == tried
@@ -218,16 +218,7 @@ def test_records_that_fit_into_no_memory_are_passed_over(
 def test_a_job_that_never_gets_behind_one_says_so(connection: Connection, tmp_path: Path) -> None:
     create_topics(connection, "backlog.never", [SITE])
     topic = str(Topic("backlog.never", "forward", SITE))
-    producer = confluent_kafka.Producer(
-        {
-            "bootstrap.servers": connection.bootstrap_servers,
-            "compression.type": "zstd",
-            "message.max.bytes": 100_000_000,
-        }
-    )
-    for offset in range(110):
-        producer.produce(topic, bytes(9_000_000 if offset in LARGE else 10), b"nyc/a", 0)
-    assert producer.flush(60) == 0
+    produce(connection, topic, 110)
     job = _Bounded(JobOptions(connection, SITE, tmp_path), topic, advances=False, gives_up_at=8)
     with pytest.raises(EnvironmentProblem, match=f"a record of {topic}-0 does not fit"):
         job.run()
