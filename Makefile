@@ -99,7 +99,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@$(BIN)/python -m compileall -q ordering connectors jobs conf
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.project conf/ivy.xml $(wildcard conf/*.scala)
+$(VENV)/.jars: $(VENV)/.project conf/ivy.xml $(wildcard conf/scala/*.scala)
 	@$(BIN)/python -m connectors.local.jars
 	@touch $@
 

@@ -10,20 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from connectors.client.async_member import AsyncMember
-    from connectors.client.delivery import Delivery
-    from connectors.client.letter import Letter
-    from connectors.client.member import Member
-    from connectors.client.receipt import Receipt
+    from connectors.client.api.async_member import AsyncMember
+    from connectors.client.api.member import Member
+    from connectors.client.values.delivery import Delivery
+    from connectors.client.values.letter import Letter
+    from connectors.client.values.receipt import Receipt
 
 __all__ = ["AsyncMember", "Delivery", "Letter", "Member", "Receipt"]
 
 _MODULES = {
-    "AsyncMember": "async_member",
-    "Delivery": "delivery",
-    "Letter": "letter",
-    "Member": "member",
-    "Receipt": "receipt",
+    "AsyncMember": "api.async_member",
+    "Delivery": "values.delivery",
+    "Letter": "values.letter",
+    "Member": "api.member",
+    "Receipt": "values.receipt",
 }
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
-from jobs.sites import SitesFile, optional_sites, required_sites
-from ordering.errors import UsageError
-from ordering.names import DEFAULT_SITE
+from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
+from jobs.terminal.sites_option import SitesFile, optional_sites, required_sites
+from ordering.base.errors import UsageError
+from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
-    from connectors.kafka.rights import Right
+    from connectors.kafka.topics.rights import Right
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or give the rights that each role needs.")
 
@@ -85,7 +85,7 @@ def apply(
     Log in as one who may give rights (ALTER of the cluster). What is there already stays. A relay has two ends: where
     these are two Kafkas, do it in both.
     """
-    from connectors.kafka.rights import give
+    from connectors.kafka.topics.rights import give
 
     rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
     connection = connection_to(bootstrap_servers, kafka_config, "acl")
@@ -104,8 +104,8 @@ def _rights(
     sites: Path | None,
     kafka_config: Path | None,
 ) -> list[Right]:
-    from connectors.kafka.rights import check_principal, rights_beside, rights_of, rights_of_relay
-    from connectors.kafka.sites import Direction
+    from connectors.kafka.connection.sites import Direction
+    from connectors.kafka.topics.rights import check_principal, rights_beside, rights_of, rights_of_relay
 
     check_principal(principal)
     if role is not Role.relay:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, EXIT_FAILED, AsJson
-from ordering.errors import UsageError
+from jobs.terminal.options import DEFAULT_DATA, EXIT_FAILED, AsJson
+from ordering.base.errors import UsageError
 
 app = typer.Typer(
     no_args_is_help=True,

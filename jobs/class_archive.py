@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import say
@@ -23,7 +23,7 @@ from connectors.local.node import class_archive as broker_archive
 from connectors.spark.job import JobOptions
 from connectors.spark.jvm import end_jvm
 from connectors.spark.session import build_session, class_archive
-from jobs.streaming import job_classes, running
+from jobs.terminal.streaming import job_classes, running
 
 _GROUP, _SITE = "training", "local"
 _MESSAGES = 3

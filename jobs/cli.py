@@ -9,27 +9,27 @@ from typer.core import TyperGroup
 
 from jobs.acl import app as acl
 from jobs.broker import app as broker
-from jobs.check import check
 from jobs.config import app as config
-from jobs.dead_letters import app as dead_letters
 from jobs.deliver import deliver
-from jobs.demo import demo
-from jobs.doctor import doctor
+from jobs.demo.demo import demo
+from jobs.inspection.check import check
+from jobs.inspection.dead_letters import app as dead_letters
+from jobs.inspection.doctor import doctor
+from jobs.inspection.members import app as members
+from jobs.inspection.query import query
+from jobs.inspection.status import status
+from jobs.inspection.view import view
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
-from jobs.members import app as members
-from jobs.options import run_command
 from jobs.package import package
 from jobs.publish import publish
-from jobs.query import query
 from jobs.relay import relay
 from jobs.run import run
 from jobs.sequence import sequence
 from jobs.site import app as site
-from jobs.status import status
+from jobs.terminal.options import run_command
 from jobs.topics import app as topics
-from jobs.view import view
 
 app = typer.Typer(
     name="abcast",

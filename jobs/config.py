@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import typer
 
-from connectors.kafka.configuration import ConfigurationFile
-from jobs.options import DEFAULT_DATA, OF_ALL, AsJson, BootstrapServers, KafkaConfig
-from ordering.names import DEFAULT_SITE
+from connectors.kafka.login.configuration import ConfigurationFile
+from jobs.terminal.options import DEFAULT_DATA, OF_ALL, AsJson, BootstrapServers, KafkaConfig
+from ordering.base.names import DEFAULT_SITE
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is in force, and where it comes from.")
 
@@ -31,7 +31,7 @@ _PREFIX = "ABCAST_"
 _SECRET = ("PASSWORD", "SECRET", "TOKEN")
 
 
-class Row(NamedTuple):
+class ConfiguredValue(NamedTuple):
     """One value: `source` is a file with its table, a variable, an argument, or the default."""
 
     name: str
@@ -46,7 +46,7 @@ def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig =
     The source is an option, a variable, a file, or the default. With --bootstrap-servers or --kafka-config: what would
     be in force with these.
     """
-    from jobs.rows import show_table
+    from jobs.terminal.rows import show_table
 
     rows = list(read_configuration(bootstrap_servers, kafka_config))
     if as_json:
@@ -56,10 +56,10 @@ def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig =
     show_table(_COLUMNS, rows, sys.stdout)
 
 
-def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[Row]:
+def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[ConfiguredValue]:
     """Each value. Raises UsageError for what can't be read, or can't be."""
-    from connectors.kafka.client_configuration import SERVERS_VARIABLE, ClientConfiguration
-    from connectors.kafka.security import SECRETS, Security
+    from connectors.kafka.connection.client_configuration import SERVERS_VARIABLE, ClientConfiguration
+    from connectors.kafka.login.security import SECRETS, Security
     from connectors.kafka.transport import choose
     from connectors.storage.settings import SECRETS as SECRETS_OF_STORAGE
     from connectors.storage.settings import storage_settings
@@ -67,28 +67,28 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
     if bootstrap_servers == os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = None  # the option has it from there
     file = ConfigurationFile()
-    yield Row("configuration file", str(file.path), _whence(file))
+    yield ConfiguredValue("configuration file", str(file.path), _whence(file))
     found = ClientConfiguration(bootstrap_servers, kafka_config)
     security = found.security
     servers = found.settings["bootstrap_servers"]
-    yield Row("bootstrap_servers", servers.value, servers.source)
+    yield ConfiguredValue("bootstrap_servers", servers.value, servers.source)
     for name in Security.model_fields:
         if (setting := found.settings.get(name)) is not None:
-            yield Row(f"kafka.{name}", MASK if name in SECRETS else setting.value, setting.source)
+            yield ConfiguredValue(f"kafka.{name}", MASK if name in SECRETS else setting.value, setting.source)
         elif name in ("protocol", "mechanism") and (name == "protocol" or security.logs_in):
-            yield Row(f"kafka.{name}", getattr(security, name), "default")
+            yield ConfiguredValue(f"kafka.{name}", getattr(security, name), "default")
     for name, default in _OF_ALL.items():
         variable = f"{_PREFIX}{name.upper()}"
         if os.environ.get(variable):
-            yield Row(name, os.environ[variable], variable)
+            yield ConfiguredValue(name, os.environ[variable], variable)
         elif name in file.values:
-            yield Row(name, str(file.values[name]), str(file.path))
+            yield ConfiguredValue(name, str(file.values[name]), str(file.path))
         elif name == "transport":
-            yield Row(name, choose("", security), "default")
+            yield ConfiguredValue(name, choose("", security), "default")
         elif default:
-            yield Row(name, default, "default")
+            yield ConfiguredValue(name, default, "default")
     for name, each in storage_settings().items():
-        yield Row(f"storage.{name}", MASK if name in SECRETS_OF_STORAGE else each.value, each.source)
+        yield ConfiguredValue(f"storage.{name}", MASK if name in SECRETS_OF_STORAGE else each.value, each.source)
     yield from _others(file.values, str(file.path))
 
 
@@ -98,23 +98,23 @@ def _whence(file: ConfigurationFile) -> str:
     return "this directory" if file.path.exists() else "not there"
 
 
-def _others(values: Mapping[str, Any], path: str) -> Iterator[Row]:
+def _others(values: Mapping[str, Any], path: str) -> Iterator[ConfiguredValue]:
     """What single commands have been elsewhere, in tables of the file and in variables."""
-    from connectors.kafka.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
+    from connectors.kafka.connection.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
     from connectors.storage.settings import PREFIX as OF_STORAGE
 
     for key, value in values.items():
         if isinstance(value, dict) and key not in OF_ALL:
             for name, each in _flattened(value, key):
-                yield Row(name, str(each), path)
+                yield ConfiguredValue(name, str(each), path)
         elif key not in (*_OF_ALL, *OF_ALL, "bootstrap_servers", "kafka_config"):
-            yield Row(key, str(value), path)
+            yield ConfiguredValue(key, str(value), path)
     elsewhere = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX) and not variable.startswith((PREFIX, OF_STORAGE)) and variable not in elsewhere:
             is_secret = any(word in variable for word in _SECRET)
             name = variable.removeprefix(_PREFIX).lower()
-            yield Row(name, MASK if is_secret else os.environ[variable], variable)
+            yield ConfiguredValue(name, MASK if is_secret else os.environ[variable], variable)
 
 
 def _flattened(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from connectors.kafka.configuration import configured
-from jobs import interruption
-from jobs.options import (
+from connectors.kafka.login.configuration import configured
+from jobs.terminal import interruption
+from jobs.terminal.options import (
     AsJson,
     BootstrapServers,
     Group,
@@ -26,15 +26,15 @@ from jobs.options import (
     location,
     run_script,
 )
-from ordering.casts import TOTAL
-from ordering.events import BEGIN
-from ordering.names import DEFAULT_SITE, Address
+from ordering.base.names import DEFAULT_SITE, Address
+from ordering.casts.casts import TOTAL
+from ordering.participant.events import BEGIN
 
 if TYPE_CHECKING:
     from connectors import Delivery
     from connectors import Member as MemberClient
-    from connectors.client.stream import Stream
-    from ordering.events import Event
+    from connectors.client.values.stream import Stream
+    from ordering.participant.events import Event
 
 WAITED_S = 2.0
 _POLL_S = 0.2
@@ -112,7 +112,7 @@ def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) 
     if not sys.stderr.isatty():
         yield from stream
         return
-    from connectors.kafka.liveness import say_why
+    from connectors.kafka.log.liveness import say_why
 
     waiting = _Waiting("from its position on" if from_seqno is None else f"from seqno {from_seqno} on")
     is_over = threading.Event()

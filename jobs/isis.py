@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs import interruption
-from jobs.options import run_script
+from jobs.terminal import interruption
+from jobs.terminal.options import run_script
 
 if TYPE_CHECKING:
     from connectors.isis.process import Event, IsisProcess
@@ -87,10 +87,10 @@ def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) ->
 
 def _say(process_id: int, event: Event, *, verbose: bool) -> None:
     from connectors.isis.process import BegunAgain
-    from ordering.isis_history import Gone
-    from ordering.isis_messages import Deliver, Installed, Stuck
+    from ordering.agreement.history import Gone
+    from ordering.agreement.messages import DeliverRun, Installed, Stuck
 
-    if isinstance(event, Deliver):
+    if isinstance(event, DeliverRun):
         seq = f"({event.key}, {int(event.proposer.name)})"
         sender = int(event.sender.name)
         sys.stdout.write(f"{process_id}: Processed message {event.number} from sender {sender} with seq {seq}\n")

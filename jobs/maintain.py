@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.options import (
+from jobs.terminal.options import (
     DEFAULT_DATA,
     EXIT_FAILED,
     AsJson,
@@ -25,21 +25,21 @@ from jobs.options import (
     Why,
     run_script,
 )
-from jobs.sites import SitesFile, kafka_of_site, optional_sites
-from jobs.streaming import job_options, session_of_command
-from ordering.errors import AbcastError, UsageError
-from ordering.names import DEFAULT_SITE
+from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
+from jobs.terminal.streaming import job_options, session_of_command
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from connectors.kafka.data_purge import Lacking
-    from connectors.kafka.purge import Purged
-    from connectors.kafka.sites import Sites
+    from connectors.kafka.connection.sites import Sites
+    from connectors.kafka.topics.data_purge import Lacking
+    from connectors.kafka.topics.purge import Purged
     from connectors.ledger.maintenance import Care
     from connectors.ledger.maintenance_job import Idle, Maintained, PurgeCopies
     from connectors.spark.job import JobOptions, SparkJob
-    from jobs.streaming import MakeJob
+    from jobs.terminal.streaming import MakeJob
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SHORTEST_S = 10
@@ -98,7 +98,7 @@ def maintain(
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
-    from connectors.kafka.acts import act_of_this_user
+    from connectors.kafka.log.acts import act_of_this_user
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, Data, require
+from jobs.terminal.options import DEFAULT_DATA, Data, require
 
 _MANAGERS = ("standalone", "yarn", "kubernetes")
 

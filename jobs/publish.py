@@ -11,12 +11,12 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from connectors.kafka.configuration import configured
-from jobs.interruption import EXIT_INTERRUPTED, tell
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
-from jobs.progress import Progress
-from ordering.errors import AbcastError, NotOrderedInTime, UsageError, counted
-from ordering.names import DEFAULT_SITE, Address
+from connectors.kafka.login.configuration import configured
+from jobs.terminal.interruption import EXIT_INTERRUPTED, tell
+from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
+from jobs.terminal.progress import Progress
+from ordering.base.errors import AbcastError, NotOrderedInTime, UsageError, counted
+from ordering.base.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors import Member as MemberClient
@@ -119,7 +119,7 @@ class _Published:
 
 
 def _why(client: MemberClient, address: Address) -> str:
-    from connectors.kafka.liveness import say_why
+    from connectors.kafka.log.liveness import say_why
 
     why = say_why(client.connection, client.group, address.site)
     return (

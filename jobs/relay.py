@@ -6,11 +6,20 @@ from typing import Annotated
 
 import typer
 
-from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.options import DEFAULT_DATA, Data, Groups, KafkaConfig, LookEvery, MaxBatchRecords, WorkDir, run_script
-from jobs.sites import SitesFile, required_sites
-from jobs.streaming import Relays, job_options, run_jobs, served
-from ordering.errors import UsageError
+from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.terminal.options import (
+    DEFAULT_DATA,
+    Data,
+    Groups,
+    KafkaConfig,
+    LookEvery,
+    MaxBatchRecords,
+    WorkDir,
+    run_script,
+)
+from jobs.terminal.sites_option import SitesFile, required_sites
+from jobs.terminal.streaming import Relays, job_options, run_jobs, served
+from ordering.base.errors import UsageError
 
 
 def relay(

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job
+from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.maintain import DataRetention, every, kept_of_data, seconds
-from jobs.options import (
+from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job
+from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
@@ -22,10 +22,10 @@ from jobs.options import (
     WorkDir,
     run_script,
 )
-from jobs.sites import SitesFile, kafka_of_site, optional_sites
-from jobs.streaming import Relays, job_options, run_jobs, served
-from ordering.errors import UsageError
-from ordering.names import DEFAULT_SITE
+from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
+from jobs.terminal.streaming import Relays, job_options, run_jobs, served
+from ordering.base.errors import UsageError
+from ordering.base.names import DEFAULT_SITE
 
 
 def run(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
-from jobs.options import (
+from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
+from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
@@ -17,9 +17,9 @@ from jobs.options import (
     WorkDir,
     run_script,
 )
-from jobs.sites import SitesFile, check_sequences, kafka_of_site, optional_sites
-from jobs.streaming import job_options, run_jobs, served
-from ordering.names import DEFAULT_SITE
+from jobs.terminal.sites_option import SitesFile, check_sequences, kafka_of_site, optional_sites
+from jobs.terminal.streaming import job_options, run_jobs, served
+from ordering.base.names import DEFAULT_SITE
 
 
 def sequence(

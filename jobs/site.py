@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig, Location, Why, location
-from jobs.progress import Progress
-from jobs.sites import SitesFile, required_sites
-from ordering.errors import UsageError, counted
+from jobs.terminal.options import EXIT_FAILED, AsJson, Group, KafkaConfig, Location, Why, location
+from jobs.terminal.progress import Progress
+from jobs.terminal.sites_option import SitesFile, required_sites
+from ordering.base.errors import UsageError, counted
 
 EXCLUDED_S = 30.0
 
@@ -59,7 +59,7 @@ def add(
     rows are written first, and the relay goes on after them without a seam. A member at the new site can then
     deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
     """
-    from connectors.kafka.topics import create_topics
+    from connectors.kafka.topics.topics import create_topics
     from connectors.relay.joining import check_has_begun, direction_of_history
 
     topology = required_sites(sites, kafka_config, "site")

@@ -8,9 +8,19 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, AsJson, BootstrapServers, Data, Group, KafkaConfig, Location, Why, connection_to
-from ordering.errors import AbcastError, UsageError, counted
-from ordering.names import DEFAULT_SITE, Topic
+from jobs.terminal.options import (
+    DEFAULT_DATA,
+    AsJson,
+    BootstrapServers,
+    Data,
+    Group,
+    KafkaConfig,
+    Location,
+    Why,
+    connection_to,
+)
+from ordering.base.errors import AbcastError, UsageError, counted
+from ordering.base.names import DEFAULT_SITE, Topic
 
 SHORTEST_SILENCE_MS = 3_000
 """A member sends a heartbeat each second. With less than some of them, members that live are taken for dead."""
@@ -58,8 +68,8 @@ def create(
 
     The options on members can be given again later, alone: they hold from when the sequencer has read them.
     """
-    from connectors.kafka.settings import change_settings
-    from connectors.kafka.topics import check_layout, create_topics
+    from connectors.kafka.topics.settings import change_settings
+    from connectors.kafka.topics.topics import check_layout, create_topics
 
     connection, sites = connection_to(bootstrap_servers, kafka_config, "topics"), site or [DEFAULT_SITE]
     check_layout(connection, group, sites, partitions, replication_factor)
@@ -113,7 +123,7 @@ def upgrade(
     Do so once all of its processes know it: whoever does not stops, and says which version to install. It is in force
     once the sequencer starts again.
     """
-    from connectors.kafka.upgrade import upgrade as upgraded
+    from connectors.kafka.topics.upgrade import upgrade as upgraded
 
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     for name in site or [DEFAULT_SITE]:
@@ -132,7 +142,7 @@ def list_(
     bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig = None, as_json: AsJson = False
 ) -> None:
     """List the topics of all groups."""
-    from connectors.kafka.topics import find_topics
+    from connectors.kafka.topics.topics import find_topics
 
     topics = find_topics(connection_to(bootstrap_servers, kafka_config, "topics"))
     if not topics and not as_json:
@@ -157,7 +167,7 @@ def delete(
     Stop its members first. A ledger keeps what it has of the group; so take another name for a new group, or other
     --data: numbers begin at 1 again.
     """
-    from connectors.kafka.topics import delete_topics, find_topics
+    from connectors.kafka.topics.topics import delete_topics, find_topics
 
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     found = [topic for topic in find_topics(connection) if topic.group == group and (not site or topic.site in site)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from connectors.kafka import codec
-from connectors.kafka.plain_record import UNREAD_HEADER
-from ordering.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from ordering.base.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
 RELAYED = "abcast.orders.relayed-sfo.nyc"
@@ -373,5 +373,5 @@ CORPUS: tuple[Case, ...] = (
     Case("payload too large", ALICE, b"x" * (MAX_PAYLOAD_BYTES + 1), GOOD, codec.PAYLOAD_TOO_LARGE),
     Case("two reasons: the first in the list counts", b"nyc/bob", None, _says("1"), codec.WRONG_VERSION),
 )
-"""An address that only `ordering.sequencer` refuses (`nyc/`, `nyc/a/b`) would be good here: it is a dead letter one
-step later."""
+"""An address that only `ordering.sequencer.sequencer` refuses (`nyc/`, `nyc/a/b`) would be good here: it is a dead
+letter one step later."""

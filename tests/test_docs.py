@@ -14,21 +14,23 @@ from hypothesis import strategies as st
 from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
-from connectors.kafka import cast_codec, codec, topics
-from connectors.kafka.client_configuration import ClientConfiguration
-from connectors.kafka.sites import SUSPECT_AFTER_MS, read_sites
+from connectors.kafka.codec import cast_codec, codec
+from connectors.kafka.connection.client_configuration import ClientConfiguration
+from connectors.kafka.connection.sites import SUSPECT_AFTER_MS, read_sites
+from connectors.kafka.topics import topics
 from connectors.storage.settings import configured_storage
-from jobs import options
 from jobs.cli import command
-from ordering import names, records, sequencer
-from ordering.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
-from ordering.checker import ANOMALIES
-from ordering.forgetting import MAX_NAMED
-from ordering.membership import MAX_LEFT, NOT_A_MEMBER
-from ordering.names import BY_RELAYS, ROLES, Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH
-from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
+from jobs.terminal import options
+from ordering.base import names, records
+from ordering.base.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
+from ordering.base.names import BY_RELAYS, ROLES, Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH
+from ordering.checker.checker import ANOMALIES
+from ordering.membership.forgetting import MAX_NAMED
+from ordering.membership.membership import MAX_LEFT, NOT_A_MEMBER
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN
 from tests.papers import DOCS, PAGES, README, ROOT, SOURCE_FILES, anchors, doc, fences, prose, section, spans, tables
 
 LONGEST_README = 200
@@ -208,7 +210,7 @@ rows = st.builds(Row, st.integers(0, 3), kinds, st.integers(1, 6), st.sampled_fr
 
 @given(st.lists(rows, max_size=30))
 def test_the_reading_rule(log: list[Row]) -> None:
-    """The rule that is shown takes what `ordering.reader` takes."""
+    """The rule that is shown takes what `ordering.base.reader` takes."""
     [code] = fences(section(doc("records"), "### The reading rule"), "py")
     scope: dict[str, Callable[[list[Row]], Iterator[Row]]] = {}
     exec(code, {}, scope)
@@ -271,8 +273,8 @@ def test_variables() -> None:
         *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT", "ABCAST_STORAGE_"),
     } <= set(parameters(command()))
     for variable, file in (
-        ("ABCAST_CONFIG", "connectors/kafka/configuration.py"),
-        ("ABCAST_LOG_LEVEL", "jobs/options.py"),
+        ("ABCAST_CONFIG", "connectors/kafka/login/configuration.py"),
+        ("ABCAST_LOG_LEVEL", "jobs/terminal/options.py"),
         ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
         ("ABCAST_STORAGE_", "connectors/storage/settings.py"),
     ):
@@ -338,16 +340,16 @@ def test_errors() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
-    from connectors.client.go_back_n import MAX_RESEND_S
-    from connectors.client.lives import SendingLimits
+    from connectors.client.tail.go_back_n import MAX_RESEND_S
+    from connectors.client.values.sending_limits import SendingLimits
     from connectors.engine.group import IN_FLIGHT_BYTES
-    from connectors.kafka.acts import MAX_WHY
-    from connectors.kafka.backlog import BATCH_BYTES
-    from connectors.kafka.connection import Connection
+    from connectors.kafka.connection.backlog import BATCH_BYTES
+    from connectors.kafka.connection.connection import Connection
+    from connectors.kafka.log.acts import MAX_WHY
     from connectors.kafka.transport.librdkafka import QUEUE_BYTES, QUEUE_RECORDS
     from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
-    from ordering.pipeline import DEPTH
+    from ordering.sequencer.pipeline import DEPTH
 
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {field.name: field.default for field in dataclasses.fields(JobOptions)}

@@ -122,7 +122,7 @@ def with_jobs(wheel: Path, application: Path, tmp_path_factory: pytest.TempPathF
 
 MOVED = """from __future__ import annotations
 from abcast.connectors import Member
-from abcast.ordering.names import (  # as ordering.names has them
+from abcast.ordering.base.names import (  # as ordering.base.names has them
     Topic,
 )
 from ordering_of_others import ordering
@@ -136,7 +136,7 @@ def test_what_moves() -> None:
     """Imports of our packages go below `abcast`, in their lines; texts stay. What would break there ends the build."""
     move_imports = runpy.run_path(str(ROOT / "conf" / "hatch_build.py"))["move_imports"]
     assert move_imports(MOVED.replace("from abcast.", "from "), "code.py") == MOVED
-    for code in ("import json, ordering.names as names", "import connectors", "start('connectors.spark.session')"):
+    for code in ("import json, ordering.base.names as names", "import connectors", "start('connectors.spark.session')"):
         with pytest.raises(ValueError, match=r"^code\.py:2: "):
             move_imports(f"# first line\n{code}\n", "code.py")
 
@@ -158,7 +158,7 @@ try:
 except ImportError as error:
     print(error.name)
 """
-    assert base.output("python", "-c", code) == "False abcast.connectors.client.member True\nabcast\n"
+    assert base.output("python", "-c", code) == "False abcast.connectors.client.api.member True\nabcast\n"
     packages = next(base.python.parents[1].glob("lib/python*/site-packages"))
     assert (packages / "abcast" / "py.typed").exists()
     assert not any((packages / name).exists() for name in ("connectors", "jobs", "ordering", "conf", "tests", *OF_JOBS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line. Ctrl-C is told in one line from the first moment on, also while modules are loaded."""
-    from jobs.interruption import end_at_once
+    from jobs.terminal.interruption import end_at_once
 
     end_at_once()
     from jobs.cli import main as run

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from connectors.client.async_member import AsyncMember, AsyncStream
-from connectors.client.delivery import Delivery
-from connectors.client.letter import Letter, LetterReceipt
-from connectors.client.member import Member
-from connectors.client.receipt import Receipt
-from connectors.kafka.connection import Connection
-from connectors.kafka.security import Security
-from ordering.errors import (
+from connectors.client.api.async_member import AsyncMember, AsyncStream
+from connectors.client.api.member import Member
+from connectors.client.values.delivery import Delivery
+from connectors.client.values.letter import Letter, LetterReceipt
+from connectors.client.values.receipt import Receipt
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.security import Security
+from ordering.base.errors import (
     AbcastError,
     Blocked,
     BrokerUnreachable,
@@ -31,7 +31,7 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
-from ordering.events import Block, RemoteView, Unblock, ViewChange
+from ordering.participant.events import Block, RemoteView, Unblock, ViewChange
 
 __all__ = [
     "AbcastError",

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import decode_cast
-from connectors.kafka.codec import depends_of
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.ranges import read_range
-from ordering.cast_checker import CastChecker
-from ordering.casts import NO_VIEW, TOTAL, Ordered
-from ordering.checker import LOST, Anomaly
-from ordering.events import BEGIN
-from ordering.membership import Life, Settings
-from ordering.merging import separates
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, SETTINGS, VIEW, Data
+from connectors.kafka.codec.cast_codec import decode_cast
+from connectors.kafka.codec.codec import depends_of
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.log.data_log import DataLog
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, SETTINGS, VIEW, Data
+from ordering.casts.casts import NO_VIEW, TOTAL, OrderedRecord
+from ordering.casts.merging import separates
+from ordering.checker.cast_checker import CastChecker
+from ordering.checker.checker import LOST, Anomaly
+from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.participant.events import BEGIN
 
 CASTS_OF = "casts of {member}"
 
@@ -40,7 +40,7 @@ def is_cast(row: dict[str, Any]) -> bool:
 class _Name(NamedTuple):
     """Which cast it is."""
 
-    life: Life
+    life: MemberIncarnation
     view: int
     local_seqno: int
 
@@ -75,10 +75,12 @@ def check_casts(
     for log in logs:
         for row in _rows(log):
             if is_cast(row):
-                life = Life(row["sender"], row["incarnation"])
+                life = MemberIncarnation(row["sender"], row["incarnation"])
                 checker.delivered_cast(log.name, life, row["local_seqno"], row.get("view_id", 0))
             elif row.get("event") == BEGIN:
-                checker.begins(log.name, Life(row["sender"], row["incarnation"]) if "sender" in row else None)
+                checker.begins(
+                    log.name, MemberIncarnation(row["sender"], row["incarnation"]) if "sender" in row else None
+                )
             elif row.get("event") == VIEW:
                 checker.delivered_view(log.name, row["view_id"])
             elif "event" not in row:
@@ -106,7 +108,7 @@ def _rows(log: Path) -> Iterator[dict[str, Any]]:
 
 def _read_data(checker: CastChecker, connection: Connection, group: str, site: str) -> None:
     reader, flush = Reader(), Settings().flush
-    lives: tuple[Life, ...] = ()
+    lives: tuple[MemberIncarnation, ...] = ()
     with DataLog(connection, group, site) as log:
         for stored in log.records(log.beginning(), log.end()):
             data = stored.data
@@ -125,10 +127,10 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
                 checker.total(data.seqno, depends_of(data.headers))
 
 
-def _view(data: Data) -> Ordered:
+def _view(data: Data) -> OrderedRecord:
     body = json.loads(data.payload)
-    lives = tuple(Life(*row[:2]) for row in body["members"])
-    return Ordered(data.seqno, VIEW, view=data.view, lives=lives, is_in_flush=bool(body["flush"]))
+    lives = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
+    return OrderedRecord(data.seqno, VIEW, view=data.view, lives=lives, is_in_flush=bool(body["flush"]))
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:

@@ -11,22 +11,22 @@ from typing import NamedTuple, Protocol
 from kafka.structs import TopicPartition
 
 from connectors.diagnosis.casts import is_cast
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Sites
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.storage.location import Location
-from ordering.checker import LOST, Anomaly, Checker
-from ordering.errors import UsageError
-from ordering.mesh_checker import MeshChecker, Shortfall
-from ordering.names import Topic
-from ordering.reader import Reader, epoch_of
-from ordering.records import STRAY, VIEW, WITHOUT_SEQNO, MessageId
+from ordering.base.errors import UsageError
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, epoch_of
+from ordering.base.records import STRAY, VIEW, WITHOUT_SEQNO, MessageId
+from ordering.checker.checker import LOST, Anomaly, Checker
+from ordering.checker.mesh_checker import MeshChecker, Shortfall
 
 STALLED_AFTER_S = 15.0
 """A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
 
 
-class Progress(Protocol):
+class CheckProgress(Protocol):
     """Is told how far a check has come."""
 
     def say(self, what: str, total: int | None = None) -> None:
@@ -55,7 +55,7 @@ def check_data(
     group: str,
     site: str,
     mesh: MeshChecker | None = None,
-    progress: Progress = UNWATCHED,
+    progress: CheckProgress = UNWATCHED,
 ) -> tuple[int, Strays | None]:
     """Read the whole DATA topic of the site; return how many seqnos it holds, and what strays there are."""
     with DataLog(connection, group, site) as data:
@@ -118,7 +118,7 @@ class SitesVerdict:
 
 
 def check_sites(
-    group: str, connections: Mapping[str, Connection], *, one_order: bool, progress: Progress = UNWATCHED
+    group: str, connections: Mapping[str, Connection], *, one_order: bool, progress: CheckProgress = UNWATCHED
 ) -> SitesVerdict:
     """Read the whole DATA topic of every site."""
     verdict = SitesVerdict(connections, one_order=one_order)
@@ -177,7 +177,7 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
     return Reader()
 
 
-def check_ledger(checker: Checker, path: Location, group: str, progress: Progress = UNWATCHED) -> int:
+def check_ledger(checker: Checker, path: Location, group: str, progress: CheckProgress = UNWATCHED) -> int:
     """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
     from pyarrow import dataset as ds
 

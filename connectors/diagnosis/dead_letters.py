@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_dead_letter
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import topic_missing
-from connectors.kafka.ranges import read_range
-from ordering.names import Topic
-from ordering.records import Headers
+from connectors.kafka.codec.codec import decode_dead_letter
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.log.data_log import topic_missing
+from ordering.base.names import Topic
+from ordering.base.records import Headers
 
 
 class StoredLetter(NamedTuple):

@@ -10,21 +10,21 @@ from typing import NamedTuple
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.liveness import judge, look_again
-from connectors.kafka.open_transactions import open_transactions
-from connectors.kafka.probe import Finding, Step, probe
-from connectors.kafka.refusals import may_not
-from connectors.kafka.rights import Who, rights_of
-from connectors.kafka.sign_of_life import read_signs
-from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.liveness import judge, look_again
+from connectors.kafka.log.open_transactions import open_transactions
+from connectors.kafka.log.sign_of_life import read_signs
+from connectors.kafka.login.probe import Finding, ProbeStep, probe
+from connectors.kafka.login.refusals import may_not
+from connectors.kafka.topics.rights import Who, rights_of
+from connectors.kafka.topics.topics import TopicsFound, find_groups, look_at_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table_state import read_table_state
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, counted
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, counted
+from ordering.base.names import Topic
 
 
 class Check(NamedTuple):
@@ -45,7 +45,7 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
     lets_in = False
     for found in findings:
         passed = " → ".join(step.value for step in found.passed)
-        for step in Step:
+        for step in ProbeStep:
             if step in found.passed:
                 yield Check(f"{step.value} of {found.server}", True, _passed(connection, step))
             elif step is found.failed:
@@ -70,17 +70,17 @@ def _library(connection: Connection) -> Check:
 
 
 def _what_to_do(found: Finding) -> str:
-    if found.failed not in (Step.NAME, Step.TCP):
+    if found.failed not in (ProbeStep.NAME, ProbeStep.TCP):
         return found.sentence  # it says so itself
-    start = "`abcast broker start` starts one here; " if found.failed is Step.TCP else ""
+    start = "`abcast broker start` starts one here; " if found.failed is ProbeStep.TCP else ""
     return f"{found.sentence} {start}ABCAST_BOOTSTRAP_SERVERS names another"
 
 
-def _passed(connection: Connection, step: Step) -> str:
+def _passed(connection: Connection, step: ProbeStep) -> str:
     security = connection.security
-    if step is Step.TLS:
+    if step is ProbeStep.TLS:
         return f"trusted by {security.ca_file or 'this system'}"
-    if step is Step.LOGIN:
+    if step is ProbeStep.LOGIN:
         return f"as {security.principal}" if security.logs_in else "none asked for"
     return ""
 

@@ -9,21 +9,21 @@ from typing import NamedTuple
 from connectors.diagnosis.casts import check_casts
 from connectors.diagnosis.check import (
     UNWATCHED,
-    Progress,
+    CheckProgress,
     Strays,
     check_deliveries,
     check_ledger,
     check_sites,
     stalled,
 )
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Sites
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.storage.location import Location
-from ordering.checker import DIVERGENT, Anomaly
-from ordering.errors import UsageError
-from ordering.mesh_checker import Shortfall
-from ordering.names import DEFAULT_SITE
+from ordering.base.errors import UsageError
+from ordering.base.names import DEFAULT_SITE
+from ordering.checker.checker import DIVERGENT, Anomaly
+from ordering.checker.mesh_checker import Shortfall
 
 
 class Report(NamedTuple):
@@ -46,7 +46,7 @@ def check_group(
     ledger: Location | None = None,
     deliveries: Sequence[Path] = (),
     settled: bool = False,
-    progress: Progress = UNWATCHED,
+    progress: CheckProgress = UNWATCHED,
 ) -> Report:
     """Read the DATA topics, the ledger if it is there, and the files of deliveries; name every anomaly.
 

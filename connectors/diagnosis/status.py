@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.acts import Act
-from connectors.kafka.codec import decode_forward
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state
-from connectors.kafka.liveness import Liveness, judge, look_again
-from connectors.kafka.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
-from connectors.kafka.ranges import newest_record, read_range, windows_back
-from connectors.kafka.sign_of_life import Sign, read_signs
-from connectors.kafka.topics import find_topics, wrong_in_logs
+from connectors.kafka.codec.codec import decode_forward
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import newest_record, read_range, windows_back
+from connectors.kafka.log.acts import Act
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.entries import last_state
+from connectors.kafka.log.liveness import Liveness, judge, look_again
+from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
+from connectors.kafka.log.sign_of_life import Sign, read_signs
+from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
-from ordering.formats import FIRST
-from ordering.isis_state import Drop
-from ordering.names import BY_RELAYS, Topic
-from ordering.records import Forward, Malformed, Partition, Source
-from ordering.sequencer import SequencerState, missing_before, step
+from ordering.agreement.state import Drop
+from ordering.base.formats import FIRST
+from ordering.base.names import BY_RELAYS, Topic
+from ordering.base.records import Forward, Malformed, Partition, Source
+from ordering.sequencer.sequencer import SequencerState, missing_before, step
 
 if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd
@@ -81,9 +81,9 @@ class GroupStatus(NamedTuple):
     DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
-    `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name. `trouble`:
-    what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order it.
-    `acts`: what operators have done last. `open_transactions`: of FORWARD, those that hold up who sends there.
+    `ordering.base.formats`. `other_history`: what to do where the ledger has that of another group of this name.
+    `trouble`: what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order
+    it. `acts`: what operators have done last. `open_transactions`: of FORWARD, those that hold up who sends there.
     """
 
     group: str

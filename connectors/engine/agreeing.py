@@ -1,6 +1,6 @@
 """One group at a site that agrees with others, in the process engine: what was read in, entries and DATA out.
 
-It has no rule of its own: `ordering.isis_group` decides. It keeps the records that are read and not sequenced.
+It has no rule of its own: `ordering.agreement.group` decides. It keeps the records that are read and not sequenced.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
-from connectors.engine.writing import Written
-from connectors.kafka.codec import VERSION, encode_data
-from connectors.kafka.entry_codec import read_entry, write_entry
-from connectors.kafka.inputs import Input, of_log, original
+from connectors.engine.batch import COLUMNS_FROM, Output, OutputTopics, by_columns, by_rows
+from connectors.engine.writing import WrittenBatch
+from connectors.kafka.codec.codec import VERSION, encode_data
+from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from connectors.kafka.codec.inputs import Input, of_log, original
 from connectors.kafka.transport import Record
-from ordering.isis_group import after_takeover
-from ordering.isis_log import Ordered, Range, ranges_of
-from ordering.isis_site import Site
-from ordering.isis_site_state import Mark, Notice, SiteState
-from ordering.pipeline import Pipeline
-from ordering.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
-from ordering.sequencer import SequencerState
+from ordering.agreement.group import after_takeover
+from ordering.agreement.log import OrderedRun, Range, ranges_of
+from ordering.agreement.site import Site
+from ordering.agreement.site_state import CopyMark, Notice, SiteState
+from ordering.base.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.sequencer import SequencerState
 
 OWN_BYTES = 16 * 1024 * 1024
 """With more payload of its own that is not sequenced, a site reads no more of its FORWARD."""
@@ -75,10 +75,10 @@ class AgreeingGroup:
 
     def __init__(self, state: SiteState, taken: SequencerState) -> None:
         self._group = after_takeover(state, taken)
-        self._topics = Topics.of(state.group, self.site.me.name)
+        self._topics = OutputTopics.of(state.group, self.site.me.name)
         self._kept: dict[str, _Kept] = {}
         self._group.keep_with(lambda part: self._kept.setdefault(part.place, _Kept()).offsets(part))
-        self._in_flight: deque[tuple[Written, int]] = deque()
+        self._in_flight: deque[tuple[WrittenBatch, int]] = deque()
 
     @property
     def site(self) -> Site:
@@ -105,7 +105,7 @@ class AgreeingGroup:
     # What is written
 
     @property
-    def oldest(self) -> Written | None:
+    def oldest(self) -> WrittenBatch | None:
         """The oldest DATA in flight."""
         return self._in_flight[0][0] if self._in_flight else None
 
@@ -114,15 +114,15 @@ class AgreeingGroup:
         while self._in_flight and self._in_flight[0][0].is_there():
             self._group.written = self._in_flight.popleft()[1]
 
-    def passed(self, written: Written) -> None:
+    def passed(self, written: WrittenBatch) -> None:
         """What `due` gave is on its way."""
         self._in_flight.append((written, self._group.sent))
 
     # What is read
 
-    def mark(self, source: Input) -> Mark:
+    def mark(self, source: Input) -> CopyMark:
         """From which mark an input is to be read; of a log it has none."""
-        return self._group.mark(source.place) if source.place else Mark(0, 0)
+        return self._group.mark(source.place) if source.place else CopyMark(0, 0)
 
     def start_of(self, source: Input, beginning: int, *, is_changed: bool = False) -> int:
         """From which offset an input is to be read, whose first one is `beginning`. Raises HistoryUnavailable.
@@ -196,7 +196,7 @@ class AgreeingGroup:
             outputs = self._sequence(run)
         return outputs
 
-    def _sequence(self, run: Ordered) -> list[Output]:
+    def _sequence(self, run: OrderedRun) -> list[Output]:
         opening = [(self._topics.data, encode_data(each)) for each in self._group.open()]
         rows = [
             (TopicPartition(*Partition.parse(part.place)), self._kept.setdefault(part.place, _Kept()).take(part))

@@ -1,9 +1,9 @@
 """A batch as the process engine decides it: Kafka's records in, Kafka's records out.
 
-There are two ways, with the same result: row by row for a few records, and by columns (`ordering.columns`) for many.
-By columns, the codec looks at one record of each sender and kind. What the others say differs in the local seqno only,
-so that is read from the text. Whatever is not plain (an application's headers, control records, bad input, what a relay
-has brought) is read by the codec, row by row.
+There are two ways, with the same result: row by row for a few records, and by columns (`ordering.sequencer.columns`)
+for many. By columns, the codec looks at one record of each sender and kind. What the others say differs in the local
+seqno only, so that is read from the text. Whatever is not plain (an application's headers, control records, bad input,
+what a relay has brought) is read by the codec, row by row.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import (
+from connectors.kafka.codec.codec import (
     FORWARD_FIELDS,
     HEADER,
     decode_forward,
@@ -24,12 +24,10 @@ from connectors.kafka.codec import (
     encode_dead_letter,
     highest_incarnation,
 )
-from connectors.kafka.sending import Record
+from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
-from ordering.columns import Decisions, ForwardColumns, step_columns
-from ordering.links import LinkColumns
-from ordering.names import Topic
-from ordering.records import (
+from ordering.base.names import Topic
+from ordering.base.records import (
     HEARTBEAT,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
@@ -42,7 +40,9 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, data_of, step
+from ordering.sequencer.columns import Decisions, ForwardColumns, step_columns
+from ordering.sequencer.links import LinkColumns
+from ordering.sequencer.sequencer import SequencerState, data_of, step
 
 COLUMNS_FROM = 64
 """With fewer records the arrays cost more than they save."""
@@ -59,14 +59,14 @@ Output = tuple[str, Record]
 """A record to write, behind its topic."""
 
 
-class Topics(NamedTuple):
+class OutputTopics(NamedTuple):
     """Where a group's outputs go."""
 
     data: str
     dead_letters: str
 
     @classmethod
-    def of(cls, group: str, site: str) -> Topics:
+    def of(cls, group: str, site: str) -> OutputTopics:
         """Those of the group at the site."""
         return cls(str(Topic(group, "data", site)), str(Topic(group, "dead-letter", site)))
 
@@ -83,7 +83,7 @@ Rows = Sequence[tuple[TopicPartition, Sequence[Read]]]
 """Records in the order of the log, by partition."""
 
 
-def decide(state: SequencerState, polled: Polled, topics: Topics) -> tuple[SequencerState, list[Output]]:
+def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
     """Decide the records: the state after them, and what is to be written."""
     # The one place where a batch gets its order: topic, partition, offset.
     rows = sorted(polled.items(), key=lambda item: item[0])
@@ -92,14 +92,14 @@ def decide(state: SequencerState, polled: Polled, topics: Topics) -> tuple[Seque
     return by_columns(state, rows, topics)
 
 
-def by_rows(state: SequencerState, rows: Rows, topics: Topics) -> tuple[SequencerState, list[Output]]:
+def by_rows(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
     """One by one."""
     raws = {Source(place.topic, place.partition, raw.offset): raw for place, records in rows for raw in records}
     state, outputs = step(state, [_decoded(source, raw) for source, raw in raws.items()])
     return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
 
 
-def by_columns(state: SequencerState, rows: Rows, topics: Topics) -> tuple[SequencerState, list[Output]]:
+def by_columns(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
     """As arrays."""
     batch = _Columns(rows)
     decisions = step_columns(state, batch.forward())
@@ -202,7 +202,7 @@ class _Columns:
             link=_link_columns(links, size),
         )
 
-    def outputs(self, state: SequencerState, decisions: Decisions, topics: Topics) -> Iterator[Output]:
+    def outputs(self, state: SequencerState, decisions: Decisions, topics: OutputTopics) -> Iterator[Output]:
         """What was decided, in the order of the rows. `state` is the one before."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
         odd, data, row, seqnos = self.odd, topics.data, -1, decisions.seqno.tolist()

@@ -1,7 +1,7 @@
 """`abcast site exclude`: an operator decides that the sites of an agreement do not wait for some of them any more.
 
 The decision stands in the EPOCH topic of a site, and names the view that it is about. The site's job reads it there
-(`ordering.isis_messages.Exclude`); in any other view it means nothing.
+(`ordering.agreement.messages.Exclude`); in any other view it means nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from connectors.kafka.acts import act_header, act_of_this_user
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state
-from connectors.kafka.epochs import encode_exclusion
-from connectors.kafka.sending import append
-from ordering.errors import UsageError
-from ordering.isis_flush import may_exclude
-from ordering.isis_formation import View
-from ordering.records import Exclusion
+from connectors.kafka.codec.epochs import encode_exclusion
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.acts import act_header, act_of_this_user
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.entries import last_state
+from ordering.agreement.flush import may_exclude
+from ordering.agreement.formation import View
+from ordering.base.errors import UsageError
+from ordering.base.records import Exclusion
 
 _LOOK_S = 0.5
 
 
-class Excluded(NamedTuple):
+class ExclusionOutcome(NamedTuple):
     """The view that the site has now, and whether it goes on without those that were named."""
 
     view: int
@@ -31,7 +31,7 @@ class Excluded(NamedTuple):
     is_done: bool
 
 
-def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float, why: str = "") -> Excluded:
+def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float, why: str = "") -> ExclusionOutcome:
     """Have the job of `site` go on without `name`; wait so long, at most, until it does. EPOCH tells who asked.
 
     Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
@@ -56,7 +56,7 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
                 break
             time.sleep(_LOOK_S)
             view = _view(data)
-        return Excluded(view.id, members, is_done=name not in members)
+        return ExclusionOutcome(view.id, members, is_done=name not in members)
 
 
 def _view(data: DataLog) -> View:

@@ -1,7 +1,7 @@
 """One group in the process engine: FORWARD records in, DATA and dead letters out, `ordering` in between.
 
-It has no rule of its own. `ordering.pipeline` says when a batch may begin, `ordering.sequencer` what it decides, and
-the codec how that looks on Kafka.
+It has no rule of its own. `ordering.sequencer.pipeline` says when a batch may begin, `ordering.sequencer.sequencer`
+what it decides, and the codec how that looks on Kafka.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, Polled, Topics, decide
-from connectors.engine.writing import Written
+from connectors.engine.batch import Output, OutputTopics, Polled, decide
+from connectors.engine.writing import WrittenBatch
 from connectors.kafka.transport import Record
-from ordering.pipeline import Pipeline
-from ordering.sequencer import SequencerState, end_batch
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.sequencer import SequencerState, end_batch
 
 PATIENCE_S = 0.2
 """A group is late if Kafka has not taken its oldest batch for so long: then it decides no further one."""
@@ -34,13 +34,13 @@ class GroupSequencer:
 
     def __init__(self, state: SequencerState, site: str) -> None:
         self.pipeline = Pipeline.after_takeover(state)
-        self._topics = Topics.of(state.group, site)
-        self._in_flight: deque[tuple[Written, float]] = deque()
+        self._topics = OutputTopics.of(state.group, site)
+        self._in_flight: deque[tuple[WrittenBatch, float]] = deque()
         self._held: dict[TopicPartition, Sequence[Record]] = {}
         self._held_records = self._held_bytes = 0
 
     @property
-    def oldest(self) -> Written | None:
+    def oldest(self) -> WrittenBatch | None:
         """The oldest batch in flight."""
         return self._in_flight[0][0] if self._in_flight else None
 
@@ -105,7 +105,7 @@ class GroupSequencer:
             *(encode(each, None) for each in closing),
         ]
 
-    def passed(self, written: Written) -> None:
+    def passed(self, written: WrittenBatch) -> None:
         """What was decided last is on its way."""
         self.pipeline = self.pipeline.decided(self._decided)
         self._in_flight.append((written, time.monotonic()))

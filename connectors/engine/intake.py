@@ -15,9 +15,9 @@ from kafka.errors import (
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
-from connectors.kafka.connection import Connection
-from connectors.kafka.same_log_consumer import SameLogConsumer
-from ordering.errors import AbcastError
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from ordering.base.errors import AbcastError
 
 POLL_S = 0.1
 POLL_RECORDS = 5_000

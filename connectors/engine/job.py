@@ -1,16 +1,16 @@
 """The sequencer job in a plain Python process: the same core, takeover and DATA as the job on Spark, in milliseconds.
 
 One thread reads FORWARD of all the site's groups, decides, and writes. Another one, the attendant, looks after claims,
-ticks and new groups (`connectors.engine.attendant`).
+ticks and new groups (`connectors.engine.group_supervisor`).
 
 Invariant: what is in DATA is all that was ever decided, and it is the same whenever this process ends.
 
 * *Killed between any two sends.* DATA has a prefix of what was passed to Kafka. The next start reads the state from it,
-  whatever its engine is, and FORWARD again from the last snapshot (`connectors.sequencer.takeover`).
+  whatever its engine is, and FORWARD again from the last snapshot (`connectors.takeover.takeover`).
 * *A write fails, is uncertain, or only a part of it arrives.* The memory may then know numbers that DATA does not have.
   So it is thrown away: `WriteFailed` ends the work on that group, which is taken over anew with an epoch of its own.
   Retries inside the producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
-* *Several batches in flight* are one sequence in one partition (`ordering.pipeline`).
+* *Several batches in flight* are one sequence in one partition (`ordering.sequencer.pipeline`).
 * *Another sequencer takes a group over.* Readers ignore what stands behind its seal with our epoch. The attendant sees
   its claim within a second, and the group is left to it. Until then the two differ in nothing that counts. If it took
   the last group, this process ends with `Fenced`.
@@ -19,8 +19,8 @@ Invariant: what is in DATA is all that was ever decided, and it is the same when
 
 What is wrong with one group is that group's. The loop waits for no write: a group whose DATA can't be written now holds
 what was read of it, which is bounded, and then is not read. A group that fails is left out, and taken over again later
-and later (`connectors.kafka.left_out`). If none is left, the attempt fails. Failures that may pass are tried again
-(`connectors.kafka.retrying`); each attempt begins with a takeover.
+and later (`connectors.kafka.groups.left_out`). If none is left, the attempt fails. Failures that may pass are tried
+again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from typing import NamedTuple, Protocol, TypeVar
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
+from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.intake import POLL_S, Intake, PartitionsFailed
 from connectors.engine.writing import WriteFailed, Writer
-from connectors.kafka.connection import Connection
-from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.left_out import LeftOut
-from connectors.kafka.retrying import Retries
-from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.transport import Record
-from connectors.kafka.troubles import Troubles
-from connectors.sequencer.feud import yield_to_rival
-from connectors.sequencer.takeover import Fitness
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, ProtocolViolation
+from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.takeover import Fitness
+from ordering.base.errors import AbcastError, ProtocolViolation
 
 STOP_S = 10.0
 """How long a stop waits for what is in flight."""
@@ -63,8 +63,8 @@ _SOON_S = 0.005
 _logger = logging.getLogger(__name__)
 
 
-AnyAttendant = TypeVar("AnyAttendant", bound=Attendant)
-_Attended = TypeVar("_Attended", bound=Attendant, contravariant=True)
+AnyAttendant = TypeVar("AnyAttendant", bound=GroupSupervisor)
+_Attended = TypeVar("_Attended", bound=GroupSupervisor, contravariant=True)
 
 
 class AnyLoop(Protocol[_Attended]):
@@ -130,7 +130,7 @@ class EngineJob:
         """From a takeover to the stop, or to the first failure."""
         options = self.options
         self._work(
-            lambda: Attendant(
+            lambda: GroupSupervisor(
                 *(options.connection, options.site, options.ledger, self._finder),
                 *(self._epochs, self._left_out, options.troubles, options.fitness),
             ),
@@ -175,7 +175,7 @@ class Loop:
             self._writer.abandon()
             raise
 
-    def run(self, attendant: Attendant) -> None:
+    def run(self, attendant: GroupSupervisor) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
         while not self._stop.is_set():
             attendant.raise_failure()

@@ -1,9 +1,9 @@
-"""The job of a site that agrees with others (`ordering.isis_site`), in a plain Python process.
+"""The job of a site that agrees with others (`ordering.agreement.site`), in a plain Python process.
 
 It is the process engine's job with another loop. Claims, seals, ticks, signs of life and retries are the same. What the
-loop adds is the order of writing that `ordering.isis_group` asks for: it waits until the entry stands in Kafka before
-it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which nothing is
-known, ends the attempt, and the next one takes over.
+loop adds is the order of writing that `ordering.agreement.group` asks for: it waits until the entry stands in Kafka
+before it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which
+nothing is known, ends the attempt, and the next one takes over.
 
 What is wrong with one group (retention was faster, other sites, an order of a sequencer, a write that failed) ends the
 work on that group alone: it is tried again later, and the others go on. If none is left, the attempt fails with it. A
@@ -25,35 +25,35 @@ from typing import ClassVar, TypeVar
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
-from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
 from connectors.engine.group import IN_FLIGHT_BYTES, PATIENCE_S
+from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.intake import Intake, PartitionsFailed
 from connectors.engine.job import STOP_S, EngineJob, EngineOptions
-from connectors.engine.writing import WriteFailed, Writer, Written
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.inputs import Input
-from connectors.kafka.left_out import LeftOut
-from connectors.kafka.same_copy import changed_copies
-from connectors.kafka.topic_finder import TopicFinder
-from connectors.kafka.troubles import Troubles
-from connectors.kafka.unfit import OF_ONE_GROUP
-from connectors.sequencer.agreement import ISIS, Agreement, known_state
-from connectors.sequencer.fencing import check_not_fenced
-from connectors.sequencer.notices import told
-from ordering.errors import AbcastError, BrokerUnreachable
-from ordering.isis_site_state import Notice
-from ordering.names import Topic
-from ordering.records import Exclusion
-from ordering.sequencer import SequencerState
+from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
+from connectors.kafka.codec.inputs import Input
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.same_copy import changed_copies
+from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
+from connectors.takeover.fencing import check_not_fenced
+from connectors.takeover.notices import told
+from ordering.agreement.site_state import Notice
+from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.names import Topic
+from ordering.base.records import Exclusion
+from ordering.sequencer.sequencer import SequencerState
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-class SiteAttendant(Attendant):
+class SiteAttendant(GroupSupervisor):
     """The attendant of such a job. `inputs` has what there is to read, by group."""
 
     agreement: ClassVar[str] = ISIS
@@ -61,7 +61,7 @@ class SiteAttendant(Attendant):
     def __init__(
         self,
         connection: Connection,
-        agreement: Agreement,
+        agreement: AgreementSettings,
         finder: TopicFinder,
         epochs: dict[str, int],
         left_out: LeftOut,
@@ -118,7 +118,7 @@ class SiteJob(EngineJob):
     def __init__(
         self,
         connection: Connection,
-        agreement: Agreement,
+        agreement: AgreementSettings,
         groups: GroupChoice = ALL_GROUPS,
         look_every_s: float = LOOK_EVERY_S,
         troubles: Troubles | None = None,
@@ -140,7 +140,7 @@ class SiteJob(EngineJob):
 class SiteLoop:
     """Reads, steps and writes, in one thread."""
 
-    def __init__(self, connection: Connection, agreement: Agreement, stop: threading.Event) -> None:
+    def __init__(self, connection: Connection, agreement: AgreementSettings, stop: threading.Event) -> None:
         """Raises BrokerUnreachable."""
         self._connection, self._agreement, self._stop = connection, agreement, stop
         self._groups: dict[str, AgreeingGroup] = {}
@@ -153,7 +153,7 @@ class SiteLoop:
             self._writer.abandon()
             raise
         self._ticked_at: dict[str, float] = {}
-        self._stuck: dict[str, Written | None] = {}
+        self._stuck: dict[str, WrittenBatch | None] = {}
         """Groups that wait for a write: for their entry, or None for DATA."""
         self._left: dict[str, AbcastError] = {}
 
@@ -179,7 +179,7 @@ class SiteLoop:
         def gives_up() -> bool:
             return time.monotonic() > deadline
 
-        def write_last(group: AgreeingGroup) -> Written | None:
+        def write_last(group: AgreeingGroup) -> WrittenBatch | None:
             if not self._await_written(group, gives_up):
                 return None
             output = group.end_step(is_last=True)
@@ -189,7 +189,7 @@ class SiteLoop:
         for name, entry in entries.items():
             self._act(name, partial(self._await_entry, entry=entry, gives_up=gives_up))
 
-    def _await_entry(self, _: AgreeingGroup, entry: Written | None, gives_up: Callable[[], bool]) -> bool:
+    def _await_entry(self, _: AgreeingGroup, entry: WrittenBatch | None, gives_up: Callable[[], bool]) -> bool:
         return entry is None or self._writer.wait(entry, gives_up)
 
     def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
@@ -286,7 +286,7 @@ class SiteLoop:
         def gives_up() -> bool:
             return self._stop.is_set() or time.monotonic() >= until
 
-        entries: dict[str, Written | None] = {}
+        entries: dict[str, WrittenBatch | None] = {}
         for name in [name for name in self._groups if name not in self._stuck]:
             self._act(name, self._tick)
             if self._act(name, partial(self._await_written, gives_up=gives_up)) is False:
@@ -303,11 +303,11 @@ class SiteLoop:
         self._ticked_at[group.name] = before + elapsed_ms / 1000  # the rest counts in the next step
         group.tick(elapsed_ms)
 
-    def _write_entry(self, group: AgreeingGroup) -> Written | None:
+    def _write_entry(self, group: AgreeingGroup) -> WrittenBatch | None:
         output = group.end_step()
         return None if output is None else self._writer.write([output])
 
-    def _end_step(self, group: AgreeingGroup, entry: Written | None, gives_up: Callable[[], bool]) -> None:
+    def _end_step(self, group: AgreeingGroup, entry: WrittenBatch | None, gives_up: Callable[[], bool]) -> None:
         """Write DATA, once the entry stands in Kafka."""
         if not self._await_entry(group, entry, gives_up):
             self._stuck[group.name] = entry

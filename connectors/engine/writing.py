@@ -2,9 +2,9 @@
 
 One producer for all groups of an attempt: what goes to one partition stands there in the order in which it was passed,
 up to the first record that fails (`connectors.kafka.transport.seam`). A write that fails, or whose outcome is
-not known, is `WriteFailed`. It ends the work on its group, which begins again with a takeover (`ordering.pipeline`).
-What the producer still writes after that stands behind the new seal, or before it: in the first case no reader counts
-it, in the second the takeover does.
+not known, is `WriteFailed`. It ends the work on its group, which begins again with a takeover
+(`ordering.sequencer.pipeline`). What the producer still writes after that stands behind the new seal, or before it: in
+the first case no reader counts it, in the second the takeover does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from connectors.engine.batch import Output
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Sent
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 
 _POLL_S = 0.1
 
@@ -28,7 +28,7 @@ class WriteFailed(AbcastError):
     retriable = True
 
 
-class Written(NamedTuple):
+class WrittenBatch(NamedTuple):
     """A batch that was passed to Kafka: its records on their way, and how many bytes of payload they have."""
 
     sent: Sequence[Sent]
@@ -54,7 +54,7 @@ class Writer:
         # While one request is in flight, the next batch gathers by itself: waiting for more would only take time.
         self._producer = connection.producer(linger_ms=0)
 
-    def write(self, outputs: Iterable[Output]) -> Written:
+    def write(self, outputs: Iterable[Output]) -> WrittenBatch:
         """Pass records to Kafka; does not wait. Raises WriteFailed."""
         send, sent, size = self._producer.send, list[Sent](), 0
         try:
@@ -63,9 +63,9 @@ class Writer:
                 size += len(value or b"")
         except KafkaError as error:
             raise WriteFailed(f"a record could not be passed to Kafka ({error!r}): taking over anew.") from error
-        return Written(sent, size)
+        return WrittenBatch(sent, size)
 
-    def wait(self, written: Written, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
+    def wait(self, written: WrittenBatch, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
         """Wait until Kafka has the batch; False if `gives_up` said so before. Raises WriteFailed.
 
         It is asked after every `ask_s`.

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ordering.errors import EnvironmentProblem, UsageError, in_short
+from ordering.base.errors import EnvironmentProblem, UsageError, in_short
 
 MAX_PROCESSES = 100
 """More than a group should have in which all agree with all about everything."""

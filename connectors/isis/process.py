@@ -1,4 +1,4 @@
-"""A plain process of the ISIS agreement: UDP around `ordering.isis_views`. No Kafka, no JVM.
+"""A plain process of the ISIS agreement: UDP around `ordering.agreement.views`. No Kafka, no JVM.
 
 Source: Total Order Multicast (docs/sources.md), "Process" and "UDP Client and Server".
 
@@ -7,8 +7,8 @@ into as few datagrams as it needs. Nothing is acknowledged here: a question of t
 come, so a datagram may be lost at any point, and that is what happens to one that the socket does not take.
 
 A process stores nothing. Killed and started again it is another life: it joins the view that the others have gone on
-in, and asks them for what was delivered before (`ordering.isis_history`). Its incarnation is the time of its start. If
-the others know of a later one of its name, since the clock went back, it begins again as one above that.
+in, and asks them for what was delivered before (`ordering.agreement.history`). Its incarnation is the time of its
+start. If the others know of a later one of its name, since the clock went back, it begins again as one above that.
 
 Bounds: the core's (runs in flight, backlog), the history's, `MAX_DELAYED` datagrams that wait on purpose, and the
 socket's buffers.
@@ -30,23 +30,23 @@ from typing import NamedTuple
 from connectors.isis.hostfile import Host, digest
 from connectors.isis.wire import (
     MAX_PAYLOAD_BYTES,
-    Assembly,
-    Malformed,
+    DatagramAssembly,
+    MalformedDatagram,
     Packet,
     Part,
     encode_message,
     pack,
     unpack,
 )
-from ordering.errors import EnvironmentProblem, UsageError
-from ordering.hold_back import Run
-from ordering.isis_formation import Formation, Life
-from ordering.isis_history import Answer, Ask, Gone, History
-from ordering.isis_messages import Deliver, Installed, Missing, Outside, Stuck, To
-from ordering.isis_process import SUSPECT_AFTER_MS, fresh
-from ordering.isis_state import Refused
-from ordering.isis_views import Process
-from ordering.records import MAX_NUMBER
+from ordering.agreement.formation import Formation, ProcessIncarnation
+from ordering.agreement.history import Ask, Gone, History, MissedDeliveries
+from ordering.agreement.hold_back import Run
+from ordering.agreement.messages import DeliverRun, Installed, Missing, Outside, Stuck, To
+from ordering.agreement.process import SUSPECT_AFTER_MS, fresh
+from ordering.agreement.state import Refused
+from ordering.agreement.views import Process
+from ordering.base.errors import EnvironmentProblem, UsageError
+from ordering.base.records import MAX_NUMBER
 
 TICK_S = 0.01
 """How often the core is told the time."""
@@ -67,10 +67,10 @@ MAX_DELAYED = 4_096
 class BegunAgain(NamedTuple):
     """Others know of a later start of this process, which is impossible but for a clock. It is another life now."""
 
-    life: Life
+    life: ProcessIncarnation
 
 
-Event = Deliver | Gone | Installed | Outside | Stuck | BegunAgain
+Event = DeliverRun | Gone | Installed | Outside | Stuck | BegunAgain
 """What a process has to say to its application."""
 
 
@@ -120,7 +120,7 @@ class IsisProcess:
         self._socket = _bound(hosts[me], self._addresses[me])
         self._suspect_after_ms = suspect_after_ms
         self.process = self._begun(time.time_ns() // 1_000)
-        self._history, self._assembly = History(), Assembly()
+        self._history, self._assembly = History(), DatagramAssembly()
         self._delayed: list[tuple[float, int, tuple[str, int], bytes]] = []
         self._dice = random.Random()
         self._numbers = 0
@@ -129,7 +129,7 @@ class IsisProcess:
             self.process.begin_alone()
 
     def _begun(self, incarnation: int) -> Process:
-        life = Life(name_of(self.me), incarnation)
+        life = ProcessIncarnation(name_of(self.me), incarnation)
         formation = Formation(life, [name_of(place) for place in range(len(self._addresses))])
         now_ms = _in_ms(time.monotonic())
         return Process(fresh(life, now_ms=now_ms, suspect_after_ms=self._suspect_after_ms), formation)
@@ -142,7 +142,7 @@ class IsisProcess:
             self.process.submit(run)
 
     @property
-    def life(self) -> Life:
+    def life(self) -> ProcessIncarnation:
         """Which life of the process this is."""
         return self.process.me
 
@@ -174,7 +174,7 @@ class IsisProcess:
         for output in self.process.end_batch():
             if isinstance(output, To):
                 outgoing.setdefault(output.receiver.name, []).append(output.message)
-            elif isinstance(output, Deliver):
+            elif isinstance(output, DeliverRun):
                 events += self._history.add(output)
             elif isinstance(output, Missing):
                 self._history.miss(output.last)
@@ -204,19 +204,19 @@ class IsisProcess:
         place = self._places.get(address)
         try:
             if place is None:
-                raise Malformed("from an address that is not in the hostfile")
+                raise MalformedDatagram("from an address that is not in the hostfile")
             datagram = unpack(self._group, raw)
             if datagram.sender != place or place == self.me:
-                raise Malformed("under another's id")
-        except Malformed as error:
+                raise MalformedDatagram("under another's id")
+        except MalformedDatagram as error:
             self.rejected[str(error)] += 1
             return True
-        sender = Life(name_of(place), datagram.incarnation)
+        sender = ProcessIncarnation(name_of(place), datagram.incarnation)
         self.process.note_pace(sender.name, min(datagram.suspect_after_ms, MAX_SUSPECT_AFTER_MS))
         for message in self._whole(place, datagram.messages):
             if isinstance(message, Ask):
                 outgoing.setdefault(sender.name, []).append(self._history.answer(message))
-            elif isinstance(message, Answer):
+            elif isinstance(message, MissedDeliveries):
                 events += self._history.fill(sender, message, self._others())
             else:
                 self.process.receive(sender, message)
@@ -230,7 +230,7 @@ class IsisProcess:
                 continue
             try:
                 yield from self._assembly.take(place, message)
-            except Malformed as error:
+            except MalformedDatagram as error:
                 self.rejected[str(error)] += 1
 
     def _tick(self, now_ms: int, outgoing: dict[str, list[Packet]]) -> None:
@@ -239,7 +239,7 @@ class IsisProcess:
         if question is not None:
             outgoing.setdefault(question[0].name, []).append(question[1])
 
-    def _others(self) -> list[Life]:
+    def _others(self) -> list[ProcessIncarnation]:
         return [life for life in self.process.view.members if life != self.life]
 
     def _send(self, outgoing: dict[str, list[Packet]]) -> None:

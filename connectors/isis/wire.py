@@ -18,14 +18,25 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
-from ordering.errors import ProtocolViolation
-from ordering.hold_back import Key, Run
-from ordering.isis_codec import decode, encode
-from ordering.isis_formation import Hello
-from ordering.isis_history import Answer, Ask
-from ordering.isis_messages import Accept, Accepted, Beat, Decided, Hears, Join, Message, Prepare, Promise, Refuse
-from ordering.isis_state import Finals, Known, Propose, Send
-from ordering.records import MAX_NUMBER
+from ordering.agreement.codec import decode, encode
+from ordering.agreement.formation import Hello
+from ordering.agreement.history import Ask, MissedDeliveries
+from ordering.agreement.hold_back import Key, Run
+from ordering.agreement.messages import (
+    Accept,
+    BallotAccepted,
+    BallotPromise,
+    Beat,
+    DecidedView,
+    Hears,
+    Join,
+    Message,
+    Prepare,
+    Refuse,
+)
+from ordering.agreement.state import Finals, Known, Propose, Send
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import MAX_NUMBER
 
 MAX_DATAGRAM_BYTES = 60_000
 """The largest datagram; a message that does not fit is sent in parts."""
@@ -46,7 +57,7 @@ MAX_UNFINISHED = 4
 """Messages of one sender of which parts are kept. It repeats three at most: its promise, its proposal of the next view,
 and the present view for who does not know it."""
 
-Packet = Message | Ask | Answer
+Packet = Message | Ask | MissedDeliveries
 
 
 class Part(NamedTuple):
@@ -67,13 +78,26 @@ _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struc
 _PART = struct.Struct("!8sHH")
 _KINDS: tuple[type[Any], ...] = (
     *(Send, Propose, Finals, Known),
-    *(Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided, Ask, Answer, Hears),
+    *(
+        Beat,
+        Hello,
+        Join,
+        Prepare,
+        BallotPromise,
+        Refuse,
+        Accept,
+        BallotAccepted,
+        DecidedView,
+        Ask,
+        MissedDeliveries,
+        Hears,
+    ),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
 _IN_PARTS = len(_KINDS) + 1
 
 
-class Malformed(Exception):
+class MalformedDatagram(Exception):
     """What has come is not a datagram of this version and this group. The text says why, in a few fixed words."""
 
 
@@ -142,7 +166,7 @@ def _name_of(message: bytes) -> bytes:
     return blake2b(message, digest_size=8).digest()
 
 
-class Assembly:
+class DatagramAssembly:
     """What has come in parts: of each sender the last `MAX_UNFINISHED` messages, as long as they are not whole."""
 
     def __init__(self) -> None:
@@ -151,7 +175,7 @@ class Assembly:
     def take(self, sender: int, part: Part) -> tuple[Packet, ...]:
         """The message, if it is whole now. Raises Malformed."""
         if not part.place < part.parts <= MAX_PARTS:
-            raise Malformed("too large")
+            raise MalformedDatagram("too large")
         unfinished = self._pieces.setdefault(sender, {})
         pieces = unfinished.pop(part.digest, {})
         pieces[part.place] = part.piece
@@ -162,14 +186,14 @@ class Assembly:
             return ()
         whole = b"".join(pieces[index] for index in sorted(pieces))
         if _name_of(whole) != part.digest:
-            raise Malformed("damaged")
+            raise MalformedDatagram("damaged")
         return _read(whole, 0)
 
 
 def _read(raw: bytes, position: int) -> tuple[Packet, ...]:
     messages = _read_all(raw, position)
     if any(isinstance(message, Part) for message in messages):
-        raise Malformed("not a message")
+        raise MalformedDatagram("not a message")
     return cast("tuple[Packet, ...]", messages)
 
 
@@ -177,28 +201,28 @@ def _read_all(raw: bytes, position: int) -> tuple[Packet | Part, ...]:
     try:
         return tuple(_messages(raw, position))
     except (struct.error, ProtocolViolation, zlib.error, IndexError) as error:
-        raise Malformed("not a message") from error
+        raise MalformedDatagram("not a message") from error
 
 
 def unpack(group: bytes, raw: bytes) -> Datagram:
     """Inverse of `pack`. Raises Malformed for anything else."""
     if len(raw) < _HEADER.size + _ORIGIN.size:
-        raise Malformed("too short")
+        raise MalformedDatagram("too short")
     magic, version, check = _HEADER.unpack_from(raw)
     if magic != _MAGIC or version != _VERSION:
-        raise Malformed("not of this version")
+        raise MalformedDatagram("not of this version")
     if zlib.crc32(memoryview(raw)[_HEADER.size :]) != check:
-        raise Malformed("damaged")
+        raise MalformedDatagram("damaged")
     their_group, sender, incarnation, suspect_after_ms = _ORIGIN.unpack_from(raw, _HEADER.size)
     if their_group != group:
-        raise Malformed("of another hostfile")
+        raise MalformedDatagram("of another hostfile")
     return Datagram(sender, incarnation, suspect_after_ms, _read_all(raw, _HEADER.size + _ORIGIN.size))
 
 
 def _counted(*numbers: int) -> None:
     """Numbers that no correct process gets to, and that have no place in what follows from them, are none."""
     if max(numbers) > MAX_NUMBER:
-        raise Malformed("not a message")
+        raise MalformedDatagram("not a message")
 
 
 def _messages(raw: bytes, position: int) -> Iterator[Packet | Part]:
@@ -206,7 +230,7 @@ def _messages(raw: bytes, position: int) -> Iterator[Packet | Part]:
         kind, length = _MESSAGE.unpack_from(raw, position)
         position += _MESSAGE.size
         if position + length > len(raw):
-            raise Malformed("cut off")
+            raise MalformedDatagram("cut off")
         body = raw[position : position + length]
         position += length
         if kind == 1:
@@ -235,11 +259,11 @@ def _messages(raw: bytes, position: int) -> Iterator[Packet | Part]:
 
 def _read_rare(kind: int, body: bytes) -> Packet:
     if not 4 < kind <= len(_KINDS):
-        raise Malformed("of an unknown kind")
+        raise MalformedDatagram("of an unknown kind")
     opened = zlib.decompressobj()
     plain = opened.decompress(body, MAX_BODY_BYTES)
     if not opened.eof:
-        raise Malformed("too large")
+        raise MalformedDatagram("too large")
     message: Packet = decode(_KINDS[kind - 1], plain)
     return message
 
@@ -252,7 +276,7 @@ def _read_send(body: bytes) -> Send:
         number, length, size = _RUN.unpack_from(body, position)
         position += _RUN.size
         if position + size > len(body):
-            raise Malformed("cut off")
+            raise MalformedDatagram("cut off")
         runs.append(Run(body[position : position + size], length))
         numbers.append(number)
         position += size

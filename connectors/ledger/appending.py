@@ -44,7 +44,7 @@ from connectors.ledger.table_state import (
 )
 from connectors.spark.table_store import remove_empty
 from connectors.storage.location import Location
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 
 APPEND_ONLY = "delta.appendOnly"
 KEPT = {

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from connectors.ledger.table_lock import StoppedWaiting
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 
 
 class BatchWriter(ABC):

@@ -12,16 +12,16 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.ranges import read_range
-from connectors.kafka.topic_finder import LOOK_S
-from connectors.kafka.topics import refusals
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.groups.topic_finder import LOOK_S
+from connectors.kafka.groups.unservable_groups import BEFORE_ITS_START, ask_each
+from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
-from connectors.kafka.unfit import BEFORE_ITS_START, ask_each
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
 from connectors.ledger.job import TRIGGER_S
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import AbcastError, KafkaRefused
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, KafkaRefused
+from ordering.base.names import Topic
 
 _logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class CastLedgerJob(StreamingJob):
     def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
         """Where each partition goes on; at its beginning if it is another log, or retention has been there.
 
-        Raises UnfitGroups, what is wrong with all.
+        Raises UnservableGroups, what is wrong with all.
         """
         with closing(self.options.connection.consumer()) as consumer:
             found = ask_each(

@@ -7,7 +7,8 @@ that argument away. `abcast query` puts both together, as `messages`.
 
 Invariant. The table has each cast that the job has read from the cast topics of its site's Kafka, once. What makes it
 the same cast is (sender, incarnation, view or none, local seqno): in a view no life gives a number twice. (In the next
-one it may. Then the view between them has left the first one to nobody: `ordering.outgoing`.) It rests on three things:
+one it may. Then the view between them has left the first one to nobody: `ordering.casts.outgoing`.) It rests on three
+things:
 
 * what the table holds of each life's numbers is read from the table itself, as is up to which offset of a partition it
   has rows. Reading begins there, and reading more again does no harm: a number that is held is left out. So neither
@@ -42,8 +43,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka.cast_codec import CAST_FIELDS, decode_cast
-from connectors.kafka.codec import HEADER, NOTHING
+from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
+from connectors.kafka.codec.codec import HEADER, NOTHING
 from connectors.ledger.answer import CASTS
 from connectors.ledger.appending import (
     APPEND_ONLY,
@@ -61,9 +62,9 @@ from connectors.ledger.table_state import TRANSACTION, Commit, Place, TableState
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
-from ordering.casts import NO_VIEW, Cast
-from ordering.names import Topic
-from ordering.records import MAX_PAYLOAD_BYTES
+from ordering.base.names import Topic
+from ordering.base.records import MAX_PAYLOAD_BYTES
+from ordering.casts.casts import NO_VIEW, Cast
 
 CASTS_SCHEMA = (
     "group string, order string, view_id long, after_seqno long, clock string, site string, sender string, "

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from connectors.storage.location import Location
-from ordering.errors import ProtocolViolation, UsageError
-from ordering.records import MESSAGE
+from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.records import MESSAGE
 
 if TYPE_CHECKING:
     from pyarrow import Table

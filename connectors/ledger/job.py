@@ -11,16 +11,16 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.side_by_side import SideBySide
-from connectors.kafka.topics import refusals
+from connectors.kafka.groups.side_by_side import SideBySide
+from connectors.kafka.groups.unservable_groups import BEFORE_ITS_START, raise_unfit
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
-from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable, KafkaRefused, NoSnapshot
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, KafkaRefused, NoSnapshot
+from ordering.base.names import Topic
 
 TRIGGER_S = 1
 """A Delta commit at most this often: each makes a file."""
@@ -82,7 +82,7 @@ class LedgerJob(StreamingJob):
         )
 
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
-        """Where each group goes on. Raises UnfitGroups, what is wrong with all."""
+        """Where each group goes on. Raises UnservableGroups, what is wrong with all."""
         starts, ledger = dict[str, Start](), LedgerEnd(self.options.data / "ledger")
         unfit: dict[str, AbcastError] = {}
         with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:

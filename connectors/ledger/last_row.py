@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.same_log import Fit, Row, fit
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
-from ordering.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -37,7 +37,7 @@ class LedgerEnd:
                 self._last_seqno = dict(read_table_state(self.path).last_seqno)
             return self._last_seqno.get(group, 0)
 
-    def row(self, group: str, seqno: int) -> Row | None:
+    def row(self, group: str, seqno: int) -> LedgerRow | None:
         """Return the newest row up to that seqno; if possible, one that has a sender. Raises LedgerDamaged."""
         with self._opening:
             if self._rows is None:
@@ -48,7 +48,7 @@ class LedgerEnd:
         return _read(self._rows, group, seqno)
 
 
-def _read(rows: Dataset, group: str, seqno: int) -> Row | None:
+def _read(rows: Dataset, group: str, seqno: int) -> LedgerRow | None:
     from pyarrow import dataset as ds
 
     number = ds.field("seqno")
@@ -59,9 +59,9 @@ def _read(rows: Dataset, group: str, seqno: int) -> Row | None:
     return _row(found[-1]) if found else None
 
 
-def _row(row: dict[str, Any]) -> Row:
+def _row(row: dict[str, Any]) -> LedgerRow:
     at, forwarded_at = row.get("sequenced_at"), row.get("forwarded_at")
-    return Row(
+    return LedgerRow(
         row["seqno"],
         row["epoch"],
         row["sender"] or "",

@@ -34,7 +34,7 @@ from connectors.ledger.table_state import open_table
 from connectors.spark.session import SMALL_FILE_BYTES
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location, files_below
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 
 
 class Extent(NamedTuple):
@@ -76,7 +76,7 @@ def maintain_tables(spark: SparkSession, data: Location, is_ending: Callable[[],
             for group in sorted(small):
                 with lock_of_tables(spark, data).held(is_ending):
                     whole = DeltaTable.forPath(spark, str(table)).optimize()
-                    # A group's name has no quotation marks (`ordering.names`).
+                    # A group's name has no quotation marks (`ordering.base.names`).
                     (whole.where(f"`group` = '{group}'") if group else whole).executeCompaction()
             with lock_of_tables(spark, data).held(is_ending):
                 with_old_ones = _files(table)

@@ -16,19 +16,19 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.acts import Act, tell
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_purge import Lacking, lacking_unknown_sites, purge_data
-from connectors.kafka.letter_purge import purge_letters
-from connectors.kafka.purge import Purged, purge_group
-from connectors.kafka.senders import forget_senders, idle_senders
-from connectors.kafka.topics import find_groups
-from connectors.kafka.unfit import raise_unfit
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.unservable_groups import raise_unfit
+from connectors.kafka.log.acts import Act, tell
+from connectors.kafka.topics.data_purge import Lacking, lacking_unknown_sites, purge_data
+from connectors.kafka.topics.letter_purge import purge_letters
+from connectors.kafka.topics.purge import Purged, purge_group
+from connectors.kafka.topics.senders import forget_senders, idle_senders
+from connectors.kafka.topics.topics import find_groups
 from connectors.ledger.maintenance import Care, maintain_tables, plan_care
 from connectors.ledger.table_lock import StoppedWaiting
 from connectors.ledger.table_state import read_table_state
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
+from ordering.base.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 
 _logger = logging.getLogger(__name__)
 

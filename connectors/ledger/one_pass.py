@@ -4,9 +4,9 @@ Nearly always each record of a group's DATA is the very next one. What the next 
 the batch is read: its offset, its seqno, its epoch. So each row is held against its own place in that line, in the JVM,
 where it is read.
 
-Invariant. Of each topic, the rows that `in_line` hands on are records that the reading rule (`ordering.reader`) takes,
-the next ones, without a gap, up to the first record that is anything else. After that one it hands on nothing: not
-even a row that is in its place again. It rests on this only:
+Invariant. Of each topic, the rows that `in_line` hands on are records that the reading rule (`ordering.base.reader`)
+takes, the next ones, without a gap, up to the first record that is anything else. After that one it hands on nothing:
+not even a row that is in its place again. It rests on this only:
 
 * a place is a count of rows: of all rows of the task for the offset, of those with a seqno for the seqno. A topic is
   read by one task, in the order of its offsets. Where it is not, its rows are not in their places;
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
-from ordering.records import VIEW, WITHOUT_SEQNO
+from ordering.base.records import VIEW, WITHOUT_SEQNO
 
 _TOLD_S, _LOOK_S = 30.0, 0.002
 """Spark tells what it has counted some milliseconds after the pass. We look for it that often, and wait that long."""

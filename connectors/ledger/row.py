@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ordering.records import Data, Link
+from ordering.base.records import Data, Link
 
 
 def decode_row(row: Mapping[str, Any]) -> Data:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, ONLY_TABLES, Answer, select_messages, tables_in
 from connectors.storage.location import Location
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -26,7 +26,7 @@ from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answ
 from connectors.ledger.delta_files import dataset_of, open_delta
 from connectors.local.scratch import make_scratch
 from connectors.storage.location import Location, interruptibly, is_asking
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, RecordBatchReader

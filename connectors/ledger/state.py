@@ -14,11 +14,11 @@ from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
 from connectors.ledger.table_state import open_table
 from connectors.storage.location import Location
-from ordering.forgetting import from_payload
-from ordering.membership import NO_MEMBERS, Membership, fold
-from ordering.reader import Seal
-from ordering.records import FORGET, MESSAGE, Data
-from ordering.sequencer import Accepted, SequencerState
+from ordering.base.reader import Seal
+from ordering.base.records import FORGET, MESSAGE, Data
+from ordering.membership.forgetting import from_payload
+from ordering.membership.membership import NO_MEMBERS, Membership, ReceivedRow, fold
+from ordering.sequencer.sequencer import SequencerState
 
 
 def state_from_ledger(path: Location, group: str) -> SequencerState | None:
@@ -31,7 +31,7 @@ def state_from_ledger(path: Location, group: str) -> SequencerState | None:
     if table is None:
         return None
     dataset = dataset_of(table, path)
-    received: dict[str, Accepted] = {}
+    received: dict[str, ReceivedRow] = {}
     first_seqno: dict[int, int] = {}
     origins: dict[str, int] = {}
     last_seqno = view = own_seqno = 0
@@ -48,7 +48,7 @@ def state_from_ledger(path: Location, group: str) -> SequencerState | None:
         own_seqno = max(own_seqno, pc.max(own.filter(pc.equal(own["kind"], MESSAGE))["seqno"]).as_py() or 0)
         rows_sent = own.filter(pc.is_valid(own["sender"]))
         for row in rows_sent.group_by(["sender", "incarnation"]).aggregate([("local_seqno", "max")]).to_pylist():
-            accepted = Accepted(row["incarnation"], row["local_seqno_max"])
+            accepted = ReceivedRow(row["incarnation"], row["local_seqno_max"])
             received[row["sender"]] = max(received.get(row["sender"], accepted), accepted)
         for row in rows.group_by("epoch").aggregate([("seqno", "min")]).to_pylist():
             first_seqno[row["epoch"]] = min(first_seqno.get(row["epoch"], row["seqno_min"]), row["seqno_min"])
@@ -90,7 +90,7 @@ def _control_records(dataset: ds.Dataset, group: str) -> list[Data]:
     return [decode_row(row) for row in rows.sort_by("seqno").to_pylist()]
 
 
-def _without_forgotten(received: Mapping[str, Accepted], control: Iterable[Data]) -> dict[str, Accepted]:
+def _without_forgotten(received: Mapping[str, ReceivedRow], control: Iterable[Data]) -> dict[str, ReceivedRow]:
     """The rows without those that a `forget` dropped and that are still their senders' last.
 
     A sender that came again has a higher row, as it had to be above the floor.
@@ -99,12 +99,12 @@ def _without_forgotten(received: Mapping[str, Accepted], control: Iterable[Data]
     for record in control:
         if record.kind == FORGET:
             for sender, *last in from_payload(record.payload) or ():
-                if sender in rows and rows[sender] <= Accepted(*last):
+                if sender in rows and rows[sender] <= ReceivedRow(*last):
                     del rows[sender]
     return rows
 
 
-def _membership(control: Iterable[Data], received: Mapping[str, Accepted]) -> Membership:
+def _membership(control: Iterable[Data], received: Mapping[str, ReceivedRow]) -> Membership:
     """The control records, folded in their order. `received` has the last row of every sender.
 
     The rows that a view drops are kept: they are the last ones, and their senders may have come again. So a life that

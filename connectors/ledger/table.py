@@ -37,7 +37,7 @@ from pyarrow import Table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka.data_log import Start
+from connectors.kafka.log.data_log import Start
 from connectors.ledger.appending import (
     APPEND_ONLY,
     KEPT,
@@ -56,10 +56,10 @@ from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
-from ordering.errors import AbcastError
-from ordering.formats import NEWEST, Format, follow
-from ordering.reader import Reader
-from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
+from ordering.base.errors import AbcastError
+from ordering.base.formats import NEWEST, Format, follow
+from ordering.base.reader import Reader
+from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
 LEDGER_SCHEMA = (
     "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "

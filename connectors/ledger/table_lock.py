@@ -42,7 +42,7 @@ from typing import Any
 from py4j.java_gateway import JVMView
 from py4j.protocol import Py4JJavaError
 
-from ordering.errors import AbcastError, EnvironmentProblem
+from ordering.base.errors import AbcastError, EnvironmentProblem
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 """Between two tries, growing: another's commit takes some hundred milliseconds."""

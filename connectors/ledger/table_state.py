@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from connectors.ledger.answer import CASTS
 from connectors.ledger.delta_files import dataset_of, open_delta
 from connectors.storage.location import Location, files_below
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 
 TRANSACTION = "abcast-ledger"
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from connectors.local.cluster import HOST, Cluster, is_free
+from connectors.local.cluster import HOST, LocalCluster, is_free
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
 from connectors.local.node import STOP_TIMEOUT_S, Node, end
 from connectors.local.secure_cluster import SecureCluster
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class EmbeddedBroker:
         self._port = port
         self._progress = progress
         self._archive_to = archive_to
-        self._cluster = Cluster.load(self.directory)
+        self._cluster = LocalCluster.load(self.directory)
         self._nodes: dict[int, Node] = {}
         self._started_here = False
         has = self._cluster.secure if self._cluster else bool(secure)
@@ -191,7 +191,7 @@ class EmbeddedBroker:
                 if before is None and not any(node.is_formatted() for node in self._all()):
                     # Nothing was begun, so the next start is free to choose ports and size.
                     self._cluster = None
-                    Cluster.forget(self.directory)
+                    LocalCluster.forget(self.directory)
                 raise
         return bool(missing)
 
@@ -237,7 +237,7 @@ class EmbeddedBroker:
             with (self.directory / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 # Another process may have chosen the ports while we waited.
-                self._cluster = Cluster.load(self.directory) or self._cluster
+                self._cluster = LocalCluster.load(self.directory) or self._cluster
                 yield
         except OSError as error:
             raise EnvironmentProblem(
@@ -245,8 +245,8 @@ class EmbeddedBroker:
                 "free disk space, or choose another directory."
             ) from error
 
-    def _choose_ports(self, anything_runs: bool) -> Cluster:
-        known = self._cluster or Cluster.new(self.secure is not None, self.host)
+    def _choose_ports(self, anything_runs: bool) -> LocalCluster:
+        known = self._cluster or LocalCluster.new(self.secure is not None, self.host)
         cluster = known.with_ports(self.directory, self.nodes, self._port, anything_runs)
         if cluster != self._cluster:
             cluster.save(self.directory)

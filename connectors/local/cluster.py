@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ordering.errors import EnvironmentProblem, UsageError, in_short
+from ordering.base.errors import EnvironmentProblem, UsageError, in_short
 
 DEFAULT_PORT = 9092
 HOST = "127.0.0.1"
@@ -31,7 +31,7 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class LocalCluster:
     """What `cluster.json` remembers. `ports`: one a node."""
 
     cluster_id: str
@@ -40,18 +40,18 @@ class Cluster:
     host: str = HOST
 
     @staticmethod
-    def new(secure: bool, host: str) -> Cluster:
+    def new(secure: bool, host: str) -> LocalCluster:
         """One without ports yet."""
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        return Cluster(cluster_id, (), secure, host)
+        return LocalCluster(cluster_id, (), secure, host)
 
     @staticmethod
-    def load(directory: Path) -> Cluster | None:
+    def load(directory: Path) -> LocalCluster | None:
         """The one that the directory has. Raises EnvironmentProblem if the file can't be read."""
         try:
             found = json.loads((directory / "cluster.json").read_text(encoding="utf-8"))
             ports = tuple(Ports(**each) for each in found["ports"])
-            return Cluster(found["cluster_id"], ports, bool(found.get("secure", False)), found.get("host", HOST))
+            return LocalCluster(found["cluster_id"], ports, bool(found.get("secure", False)), found.get("host", HOST))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -75,7 +75,7 @@ class Cluster:
         """`host:port` of every node."""
         return tuple(f"{self.host}:{ports.broker}" for ports in self.ports)
 
-    def with_ports(self, directory: Path, nodes: int, port: int | None, anything_runs: bool) -> Cluster:
+    def with_ports(self, directory: Path, nodes: int, port: int | None, anything_runs: bool) -> LocalCluster:
         """It with ports for each node: those it has, unless `port` asks for others.
 
         Args:
@@ -104,7 +104,7 @@ class Cluster:
         # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(is_free(self.host, port) for port in controllers)):
             controllers = free_ports(self.host, nodes, brokers)
-        return Cluster(self.cluster_id, tuple(map(Ports, brokers, controllers)), self.secure, self.host)
+        return LocalCluster(self.cluster_id, tuple(map(Ports, brokers, controllers)), self.secure, self.host)
 
 
 def is_free(host: str, port: int) -> bool:

@@ -1,10 +1,10 @@
 """The jars that Spark and the embedded broker need, fetched once with the Ivy inside pyspark.
 
 They lie in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
-configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. What is ours is compiled from `conf/*.scala`,
-with the compiler inside pyspark. A directory is either complete, for the present Ivy file and source, or not there:
-jars are brought into a temporary directory that is renamed at the end. A machine without network can be given a copy
-of the whole directory.
+configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. What is ours is compiled from
+`conf/scala/*.scala`, with the compiler inside pyspark. A directory is either complete, for the present Ivy file and
+source, or not there: jars are brought into a temporary directory that is renamed at the end. A machine without network
+can be given a copy of the whole directory.
 
 What is fetched is used only if each jar has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below
 the directory of the jars). `python -m connectors.local.jars` brings `spark`, `broker` and `own`, and checks them;
@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 
 from connectors.local.configuration import configuration_file
 from connectors.local.java import require_java
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 Progress = Callable[[str], None]
 """Is told, in one sentence, what a slow step does or waits for."""
@@ -70,18 +70,20 @@ class _Compiled(NamedTuple):
 _COMPILED = {
     "own": _Compiled(
         (
-            "Carried.scala",
-            "Forward.scala",
-            "LocalFiles.scala",
-            "RecordReader.scala",
-            "RecordsAside.scala",
-            "RowsOfRuns.scala",
-            "Words.scala",
+            "scala/Carried.scala",
+            "scala/Forward.scala",
+            "scala/LocalFiles.scala",
+            "scala/RecordReader.scala",
+            "scala/RecordsAside.scala",
+            "scala/RowsOfRuns.scala",
+            "scala/Words.scala",
         ),
         "abcast-columns.jar",
         ("spark-*.jar", "hadoop-client-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
     ),
-    "s3": _Compiled(("ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)),
+    "s3": _Compiled(
+        ("scala/ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)
+    ),
 }
 
 _STAMP = ".complete"

@@ -15,7 +15,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 
 OLDEST_JAVA = 17
 """Spark 4 and Kafka 4's broker both need Java 17 or newer."""

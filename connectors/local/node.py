@@ -31,13 +31,13 @@ from typing import Any
 from kafka.errors import KafkaError
 
 from connectors.kafka.transport.kafka_python import AdminClient
-from connectors.local.cluster import Cluster
+from connectors.local.cluster import LocalCluster
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory
 from connectors.local.properties import escaped
 from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
-from ordering.errors import AbcastError, EnvironmentProblem
-from ordering.records import MAX_RECORD_BYTES
+from ordering.base.errors import AbcastError, EnvironmentProblem
+from ordering.base.records import MAX_RECORD_BYTES
 
 STOP_TIMEOUT_S = 20.0
 """How long a node may take to stop in order before it is killed. Nothing is lost then; its next start is slower."""
@@ -110,7 +110,7 @@ class Node:
         command = _command_line(pid)
         return pid if _MAIN_CLASS in command and str(self._properties) in command else None
 
-    def write_properties(self, cluster: Cluster, secure: SecureCluster | None) -> None:
+    def write_properties(self, cluster: LocalCluster, secure: SecureCluster | None) -> None:
         """Make its directory, with the settings that Kafka starts with."""
         copies = min(len(cluster.ports), 3)
         in_sync = 2 if copies == 3 else 1

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 
 SCRATCH = "abcast-scratch-"
 """How the names of the directories begin."""

@@ -27,7 +27,7 @@ from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
 
 from connectors.kafka.transport.kafka_python import AdminClient
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.base.errors import EnvironmentProblem, UsageError
 
 ADMIN, BROKER = "admin", "broker"
 MECHANISM = "SCRAM-SHA-512"

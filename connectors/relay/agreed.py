@@ -1,8 +1,8 @@
 """The relay between sites that agree on one order: a site's FORWARD and its log, in one query.
 
-What comes of one may overtake the other. A run waits for its records where it comes before them (`ordering.isis_site`,
-rule 3), and records wait for their run. So both are carried as they come, each in its own order, and a batch has what
-a step of the site has left.
+What comes of one may overtake the other. A run waits for its records where it comes before them
+(`ordering.agreement.site`, rule 3), and records wait for their run. So both are carried as they come, each in its own
+order, and a batch has what a step of the site has left.
 
 Spark divides a batch by how much waits of each partition, and takes one record of each at least. So behind a backlog of
 FORWARD the site is heard all the same, once in a batch, and a batch is bounded: it must not last for as long as a site
@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame
 from connectors.kafka.transport import Record
 from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
-from ordering.errors import EnvironmentProblem, HistoryUnavailable
-from ordering.isis_site import MAX_RUN_RECORDS
-from ordering.names import Topic
-from ordering.records import Partition
+from ordering.agreement.site import MAX_RUN_RECORDS
+from ordering.base.errors import EnvironmentProblem, HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.records import Partition
 
 MAX_BATCH_RECORDS = 3 * MAX_RUN_RECORDS
 """A second's worth, about."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Sites
-from ordering.errors import BrokerUnreachable, KafkaRefused, TopicMissing, UsageError
-from ordering.sequencer import SequencerState
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.data_log import DataLog
+from ordering.base.errors import BrokerUnreachable, KafkaRefused, TopicMissing, UsageError
+from ordering.sequencer.sequencer import SequencerState
 
 _logger = logging.getLogger(__name__)
 

@@ -16,31 +16,31 @@ from typing import Any
 
 from kafka.future import Future
 
-from connectors.kafka.codec import encode_data, forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sending import Record, append, producing
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import ensure_topic
+from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import Record, append, producing
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import ensure_topic
 from connectors.ledger.history import message_numbers, read_rows
 from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.home_copy import post_base
 from connectors.relay.link_start import ledger_start
 from connectors.storage.location import Location
-from ordering.errors import UsageError
-from ordering.formats import later
-from ordering.links import LinkStart, carry
-from ordering.names import Topic, relay_of
-from ordering.records import DATA_KINDS, LINK_START, MESSAGE, Data, Source
-from ordering.sequencer import seal
+from ordering.base.errors import UsageError
+from ordering.base.formats import later
+from ordering.base.names import Topic, relay_of
+from ordering.base.records import DATA_KINDS, LINK_START, MESSAGE, Data, Source
+from ordering.sequencer.links import LinkStart, carry
+from ordering.sequencer.sequencer import seal
 
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
 ACKNOWLEDGED_S = 120.0
 """How long to wait for the acknowledgement of a record."""
 
-Told = Callable[[int], None]
+TellRecords = Callable[[int], None]
 """Is told a number of records."""
 
 
@@ -49,8 +49,8 @@ def bootstrap(
     group: str,
     ledger: Location,
     direction: Direction,
-    to_write: Told = lambda _: None,
-    written: Told = lambda _: None,
+    to_write: TellRecords = lambda _: None,
+    written: TellRecords = lambda _: None,
 ) -> int:
     """Write what the ledger of `direction.source` has and `direction.target` lacks; return the ledger's last seqno.
 
@@ -114,8 +114,8 @@ def _write_session(
     ledger: Location,
     group: str,
     reached: Mapping[str, int],
-    begins_after: Told,
-    written: Told,
+    begins_after: TellRecords,
+    written: TellRecords,
 ) -> None:
     """A session that begins before the first message that the target lacks. `begins_after` is told a seqno."""
     target, carries = sites.connection(direction.target), functools.partial(sites.carries, direction)
@@ -147,7 +147,7 @@ def _session(
             yield sender.encode("ascii"), payload, forward_headers(incarnation, local_seqno, application, kind, link)
 
 
-def _write(connection: Connection, topic: str, records: Iterator[Record], written: Told) -> None:
+def _write(connection: Connection, topic: str, records: Iterator[Record], written: TellRecords) -> None:
     """Append in order; the producer never gives up on a record, so nothing is left out in the middle."""
     waiting: deque[Future] = deque()
     with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:

@@ -3,9 +3,9 @@
 What a cast's VIEW, AFTER and CLOCK mean is decided where DATA is. So what is carried follows from the mode:
 
 * *Hub, and sites that agree*: all sites have the same seqnos and the same views. A cast means the same everywhere, so
-  all are carried. A receiver (`ordering.merging`) takes records of any partition in any order against each other, and
-  asks no more than that what stands in one log comes to all. So the table of `ordering.casts` holds between sites as it
-  does within one: a cast, or a total message, that is here before what it depends on is held.
+  all are carried. A receiver (`ordering.casts.merging`) takes records of any partition in any order against each other,
+  and asks no more than that what stands in one log comes to all. So the table of `ordering.casts.casts` holds between
+  sites as it does within one: a cast, or a total message, that is here before what it depends on is held.
 * *Mesh*: seqnos and views are each site's own. A cast of a view is for that view, whose members are all at one site:
   it stays there. A cast of no view needs neither, only its sender's numbers, and is carried.
 
@@ -34,13 +34,13 @@ from types import MappingProxyType
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import refusals
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.topics.topics import refusals
 from connectors.relay.columns import relay_casts
 from connectors.relay.job import Relay
-from ordering.errors import HistoryUnavailable, KafkaRefused
-from ordering.names import Topic
-from ordering.records import Partition
+from ordering.base.errors import HistoryUnavailable, KafkaRefused
+from ordering.base.names import Topic
+from ordering.base.records import Partition
 
 _logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
   have left. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
 * `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
 * `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as
-  `ordering.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and all else
-  a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a sender
-  had delivered before it sent is there first.
-* `Agreed` (between sites that agree, `ordering.isis_site`): FORWARD, partition by partition, into the neighbour's
+  `ordering.sequencer.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and
+  all else a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a
+  sender had delivered before it sent is there first.
+* `Agreed` (between sites that agree, `ordering.agreement.site`): FORWARD, partition by partition, into the neighbour's
   relayed topic, with the time of its broker; and out of DATA what makes the site's log.
 * `Letters`: the inbox topics, partition by partition.
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
@@ -22,8 +22,8 @@ of one Kafka more. So none goes round, though each relay goes by its own site's 
 of a record there are at most as many copies in a Kafka as there are ways without a circle. What is not carried stands
 where it was to go.
 
-Spark plans all expressions anew for each batch. So one of our own (`conf/Carried.scala`) makes the whole row, but of a
-mesh's DATA.
+Spark plans all expressions anew for each batch. So one of our own (`conf/scala/Carried.scala`) makes the whole row, but
+of a mesh's DATA.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from typing import Literal, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec
-from connectors.kafka.cast_codec import CAST_FIELDS
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.cast_codec import CAST_FIELDS
+from connectors.kafka.connection.sites import Direction
 from connectors.spark import codec as spark_codec
 from connectors.spark.own_columns import rows_carried
-from ordering.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
-from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+from ordering.base.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
+from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 MOST_LINE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """So much is carried of the header `abcast`. No codec looks at what is behind that, or takes a field of that length."""
@@ -82,7 +82,7 @@ def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
 
 def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD and DATA of a site → FORWARD at one that agrees with it, and of DATA what stands there of the site's log
-    (`ordering.isis_log`): entries and seals. FORWARD says when the broker had it, by which time goes on.
+    (`ordering.agreement.log`): entries and seals. FORWARD says when the broker had it, by which time goes on.
 
     In the copy of the log nobody sees any more what made a record a stray: its key, or its SOURCE.
     """
@@ -100,7 +100,7 @@ def _forward(direction: Direction, behind: str) -> _Way:
 def relay_mesh_data(
     rows: DataFrame, direction: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
 ) -> DataFrame:
-    """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry_each`, as columns.
+    """DATA of one mesh site → FORWARD at its neighbour: `ordering.sequencer.links.carry_each`, as columns.
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
     """

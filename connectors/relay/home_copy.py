@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from connectors.kafka.codec import encode_data
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
-from ordering.errors import HistoryUnavailable, UsageError
-from ordering.reader import epoch_of
-from ordering.records import Data
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
+from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.reader import epoch_of
+from ordering.base.records import Data
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 _LAST_RECORDS = 50
 """So far back the copy's last message is looked for: seals and snapshots may stand behind it."""
@@ -122,5 +122,5 @@ class HomeCopy:
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
-    """Say that the copy has all that `base` counts (see `connectors.kafka.data_log`). Raises BrokerUnreachable."""
+    """Say that the copy has all that `base` counts (see `connectors.kafka.log.data_log`). Raises BrokerUnreachable."""
     append(connection, epoch_topic, encode_data(snapshot(base)))

@@ -9,16 +9,16 @@ from contextlib import closing
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import check_may
-from connectors.kafka.unfit import UnfitGroups, ask_each
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups, ask_each
+from connectors.kafka.topics.topics import check_may
 from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError, BrokerUnreachable, UsageError
-from ordering.names import Topic
-from ordering.records import Partition
+from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.names import Topic
+from ordering.base.records import Partition
 
 _logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class HomeData(Relay):
         return Topic(topic.group, "data", self.direction.target)
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Where each copy lacks something. Raises UnfitGroups of those that are refused: others may come."""
+        """Where each copy lacks something. Raises UnservableGroups of those that are refused: others may come."""
         try:
             return dict(ask_each(topics, self._position_of).values())
         except UsageError as error:  # of all
-            raise UnfitGroups({topic.group: error for topic in topics}) from error
+            raise UnservableGroups({topic.group: error for topic in topics}) from error
 
     def try_again(self, group: str) -> None:
         """See whether the copy can go on."""
@@ -63,7 +63,7 @@ class HomeData(Relay):
         return relay_home_data(rows, self.direction)
 
     def check(self) -> None:
-        """Post what readers of the copies may start from. Raises UnfitGroups of those that are copies no more."""
+        """Post what readers of the copies may start from. Raises UnservableGroups of those that are copies no more."""
         unfit: dict[str, AbcastError] = {}
         for copy in self._copies:
             try:
@@ -73,7 +73,7 @@ class HomeData(Relay):
             except BrokerUnreachable as error:  # it is looked at again
                 _logger.debug("%s: %s", self.name, error)
         if unfit:
-            raise UnfitGroups(unfit)
+            raise UnservableGroups(unfit)
 
     def close_query(self) -> None:
         """Close what `check` reads."""

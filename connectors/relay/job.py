@@ -1,7 +1,7 @@
 """What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of relay
 (`connectors.relay.kinds`, `connectors.relay.columns`).
 
-The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.links`).
+The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.sequencer.links`).
 
 Invariant of all others. In each topic partition that a relay fills, the copies from one source partition are a
 beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. A query
@@ -30,17 +30,17 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topic_finder import TopicFinder
-from connectors.kafka.topics import check_may, ensure_topic, refusals
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.unservable_groups import ask_each
+from connectors.kafka.topics.topics import check_may, ensure_topic, refusals
 from connectors.kafka.transport import Consumer
-from connectors.kafka.unfit import ask_each
 from connectors.relay.marks import is_anew, last_copy
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS, own_producer
-from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
-from ordering.names import Role, Topic
-from ordering.records import Partition, Source
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
+from ordering.base.names import Role, Topic
+from ordering.base.records import Partition, Source
 
 _logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import find_groups
-from ordering.errors import BrokerUnreachable, UsageError
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.topics.topics import find_groups
+from ordering.base.errors import BrokerUnreachable, UsageError
 
 
 def check_has_begun(sites: Sites, group: str, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward

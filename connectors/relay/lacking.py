@@ -1,4 +1,4 @@
-"""What the neighbours of a site lack of its DATA: as long as they do, `connectors.kafka.data_purge` keeps it.
+"""What the neighbours of a site lack of its DATA: as long as they do, `connectors.kafka.topics.data_purge` keeps it.
 
 The neighbour's own log tells, as it does for a relay that starts (`connectors.relay.link_start`): a hub's copy by the
 seqno that it has reached, a site of a mesh by its rows. Both only grow, so what is found stays true. A neighbour that
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import Lacking
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.data_purge import Lacking
 from connectors.relay.link_start import is_ordered
-from ordering.errors import AbcastError, TopicMissing
-from ordering.sequencer import SequencerState
+from ordering.base.errors import AbcastError, TopicMissing
+from ordering.sequencer.sequencer import SequencerState
 
 
 def lacking_beside(sites: Sites, site: str) -> Lacking:

@@ -21,16 +21,16 @@ from contextlib import closing
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.letter_purge import MAX_RECORDS, SETTLED_S, relayed_from
-from connectors.kafka.purge import Purged, delete_below, older
-from connectors.kafka.ranges import read_range
-from connectors.kafka.sites import Sites
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.topics.letter_purge import MAX_RECORDS, SETTLED_S, relayed_from
+from connectors.kafka.topics.purge import Purged, delete_below, older
 from connectors.kafka.transport import Consumer
 from connectors.relay.marks import is_anew, last_copy
-from ordering.errors import BrokerUnreachable, HistoryUnavailable
-from ordering.names import Topic
-from ordering.records import Source
+from ordering.base.errors import BrokerUnreachable, HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.records import Source
 
 _logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from types import MappingProxyType
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import count_partitions, ensure_topic
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.topics.topics import count_partitions, ensure_topic
 from connectors.relay.columns import relay_letters
 from connectors.relay.job import Relay
-from ordering.errors import BrokerUnreachable, KafkaRefused
-from ordering.names import Topic
-from ordering.records import Partition
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
+from ordering.base.names import Topic
+from ordering.base.records import Partition
 
 _logger = logging.getLogger(__name__)
 

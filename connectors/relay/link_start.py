@@ -2,8 +2,8 @@
 
 Invariant. What stands before the beginning of a session, and would be carried, has been ordered at the neighbour. The
 state of the site's DATA at that offset says how far each origin was known there, and the neighbour's rows are as far.
-Rows only grow, so this is still true when the neighbour judges the session's `link-start` (`ordering.links`), even if
-other relays have brought it more meanwhile. A beginning that is too early costs repeats, which are dropped.
+Rows only grow, so this is still true when the neighbour judges the session's `link-start` (`ordering.sequencer.links`),
+even if other relays have brought it more meanwhile. A beginning that is too early costs repeats, which are dropped.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from connectors.kafka.data_log import DataLog
-from ordering.errors import HistoryUnavailable
-from ordering.links import LinkStart, covers
-from ordering.names import relay_of
-from ordering.records import EPOCH
-from ordering.sequencer import NOTHING_ACCEPTED, SNAPSHOT_EVERY_RECORDS, SequencerState
+from connectors.kafka.log.data_log import DataLog
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import relay_of
+from ordering.base.records import EPOCH
+from ordering.membership.membership import NOTHING_ACCEPTED
+from ordering.sequencer.links import LinkStart, covers
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 
 Carries = Callable[[str], bool]
 """Whether messages of an origin are carried."""

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import CAST_FIELDS
-from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, NOTHING, RELAYED_FIELDS, first_fields
-from connectors.kafka.connection import Connection
-from connectors.kafka.plain_record import Record
-from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.codec.cast_codec import CAST_FIELDS
+from connectors.kafka.codec.codec import DATA_FIELDS, LETTER_FIELDS, NOTHING, RELAYED_FIELDS, first_fields
+from connectors.kafka.codec.plain_record import Record
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
-from ordering.records import Source
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.records import Source
 
 _MARKS: Mapping[str, tuple[Sequence[str], str]] = {
     "inbox": (LETTER_FIELDS, "RELAYED_FROM"),

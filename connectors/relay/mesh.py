@@ -1,4 +1,4 @@
-"""The link of a mesh, in one direction (`ordering.links`): what the other relays of the sites do not need."""
+"""The link of a mesh, in one direction (`ordering.sequencer.links`): what the other relays of the sites do not need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import ensure_topic
-from connectors.kafka.unfit import ask_each
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import ask_each
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import ensure_topic
 from connectors.relay.columns import relay_mesh_data
 from connectors.relay.hub import SiteForward
 from connectors.relay.job import ask_the_ledger
@@ -21,8 +21,8 @@ from connectors.relay.link_start import SessionStart, find_session_start, is_ord
 from connectors.relay.presence import Presence
 from connectors.spark.job import JobOptions
 from connectors.spark.progress import newest
-from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
+from ordering.base.names import Topic
 
 LOOK_EVERY_S = 30.0
 """How often a link looks whether what it has carried counts at the neighbour."""
@@ -35,7 +35,7 @@ class LinkStalled(AbcastError):
 
 
 class MeshData(SiteForward):
-    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Presence` says."""
+    """A link of a mesh: the DATA of a site to its neighbour (`ordering.sequencer.links`), and what `Presence` says."""
 
     carries = "mesh-data"
 

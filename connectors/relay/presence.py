@@ -1,7 +1,8 @@
 """What a relay between the sites of a mesh says for itself. Its driver writes that; the query carries all else.
 
-* The *beginning of a session* (`ordering.links`): where it begins, and the view that is in force there. The query
-  brings the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
+* The *beginning of a session* (`ordering.sequencer.links`): where it begins, and the view that is in force there. The
+  query brings the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no
+  harm.
 * A *heartbeat* each second for every group that has had a view at its site. Without it the neighbour's sequencer takes
   the site for unreachable. For the other groups now and then, so that a running relay can be told from one that is not.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
@@ -18,17 +19,17 @@ import time
 from kafka.errors import KafkaError
 from kafka.producer.future import FutureRecordMetadata
 
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.ranges import windows_back
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import windows_back
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Producer
 from connectors.relay.link_start import Carries, SessionStart, link_start
-from ordering.names import Topic, relay_of
-from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW, STRAY
-from ordering.sequencer import SequencerState
+from ordering.base.names import Topic, relay_of
+from ordering.base.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW, STRAY
+from ordering.sequencer.sequencer import SequencerState
 
 FAREWELL_S = 5.0
 """How long to wait until Kafka has a farewell."""

@@ -6,7 +6,7 @@
 2. What other sites have and the new home lacks is copied: from the old home up to its seal, or from the copy that
    reaches furthest.
 3. A move is appended to the EPOCH topic of the new home. From there on the topic is claimed as every home's is
-   (`connectors.sequencer.takeover`): claim, seal, opening snapshot.
+   (`connectors.takeover.takeover`): claim, seal, opening snapshot.
 
 Invariant. The new home goes on after everything that any reachable site has, in an epoch that no home before had or
 will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands. So a crash
@@ -33,16 +33,16 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from connectors.kafka.acts import Act, act_header, act_of_this_user
-from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.epochs import Move, encode_claim, encode_move
-from connectors.kafka.sending import append, producing
-from connectors.kafka.sites import Sites
-from ordering.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
-from ordering.reader import epoch_of
-from ordering.records import EPOCH, STRAY
-from ordering.sequencer import SequencerState, seal
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import Move, encode_claim, encode_move
+from connectors.kafka.connection.sending import append, producing
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.acts import Act, act_header, act_of_this_user
+from connectors.kafka.log.data_log import DataLog, Start
+from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
+from ordering.base.reader import epoch_of
+from ordering.base.records import EPOCH, STRAY
+from ordering.sequencer.sequencer import SequencerState, seal
 
 EPOCHS_OF_A_HOME = 10**9
 _SHARE_S = 10

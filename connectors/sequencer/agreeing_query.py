@@ -1,4 +1,5 @@
-"""Sites that agree, as a Spark query: what a site's job reads in, entries and DATA out, `ordering.isis_group` between.
+"""Sites that agree, as a Spark query: what a site's job reads in, entries and DATA out, `ordering.agreement.group`
+between.
 
     FORWARD, own and others', logs of the ┐
     other sites, EPOCH (exclusions)       ├→ columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka
@@ -6,12 +7,12 @@
 
 It has the form of `connectors.sequencer.query`, and shares its columns, its decision on a batch and its output. One
 micro-batch is one step of the site: all that has come, then the entry, then the DATA of the runs that are due. The
-state of the operator is what `ordering.isis_group` knows between two steps, and the sequencer's state. Spark's state
-store holds it within one run of the query; the executor has the records that are read and not sequenced
-(`connectors.sequencer.shelf`). Nothing rests on either after a crash.
+state of the operator is what `ordering.agreement.group` knows between two steps, and the sequencer's state. Spark's
+state store holds it within one run of the query; the executor has the records that are read and not sequenced
+(`connectors.sequencer.spill_store`). Nothing rests on either after a crash.
 
-Why the order of writing holds that `ordering.isis_group` asks for. A group's rows go to one partition of DATA through
-one producer, in their order: DATA of a step behind its entry, an entry behind all DATA of the steps before. The
+Why the order of writing holds that `ordering.agreement.group` asks for. A group's rows go to one partition of DATA
+through one producer, in their order: DATA of a step behind its entry, an entry behind all DATA of the steps before. The
 producer has one request in flight and never gives up on one (`COPY_SINK_OPTIONS`), so what stands there at any moment,
 also after kill -9, is all up to some record. A batch is one attempt of one epoch (`assert_first_attempt`), and the next
 batch begins when Kafka has all of this one.
@@ -28,7 +29,7 @@ How far it moves in a step is bounded by the core, as in the other engine.
 Bounds. A partition whose records wait in more than `KEPT_BYTES` is *left out*: its rows go by, and so do those of
 others' logs while the site is behind. When there is room again, the step reports it, and the job begins a new query,
 which reads on from where the site's log says. A site that waits for a majority gets there; so may one that works off a
-backlog, which brings more in a batch than a run of each site takes (`connectors.sequencer.agreeing_lane`).
+backlog, which brings more in a batch than a run of each site takes (`connectors.sequencer.agreeing_shard`).
 """
 
 from __future__ import annotations
@@ -48,14 +49,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from connectors.kafka import epochs
-from connectors.kafka.codec import FORWARD_KINDS
-from connectors.kafka.entry_codec import read_entry, write_entry
-from connectors.kafka.inputs import Neighbours, of_log
-from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.codec import epochs
+from connectors.kafka.codec.codec import FORWARD_KINDS
+from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from connectors.kafka.codec.inputs import Neighbours, of_log
+from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.sequencer import stored_state
-from connectors.sequencer.blocks import Held, Records, out_of_blocks, part_of, sizes_of, without_repeats
-from connectors.sequencer.notices import told
+from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, part_of, sizes_of, without_repeats
 from connectors.sequencer.query import (
     DATA_ROLE,
     RUN_SCHEMA,
@@ -68,15 +68,16 @@ from connectors.sequencer.query import (
     unpack_headers,
     without_first,
 )
-from connectors.sequencer.shelf import Shelf
+from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
-from ordering import isis_group
-from ordering.isis_codec import decode, encode
-from ordering.isis_group import Group, going_on
-from ordering.isis_log import Ordered, Range, ranges_of
-from ordering.isis_site import MAX_UNSNAPPED_RUNS
-from ordering.names import Topic
-from ordering.records import HEARTBEAT, STRAY, Exclusion, Partition
+from connectors.takeover.notices import told
+from ordering.agreement import group as isis_group
+from ordering.agreement.codec import decode, encode
+from ordering.agreement.group import Group, going_on
+from ordering.agreement.log import OrderedRun, Range, ranges_of
+from ordering.agreement.site import MAX_UNSNAPPED_RUNS
+from ordering.base.names import Topic
+from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Of a partition's records that are read and not sequenced, as arrow has them."""
@@ -84,7 +85,7 @@ _MERGED_BYTES = 64 * 1024
 """A batch that is smaller is kept together with the next one: a site that waits would have very many."""
 
 REPORT = "report"
-"""The role of a row that is for the driver: JSON of a `Report`."""
+"""The role of a row that is for the driver: JSON of a `StepReport`."""
 
 FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
 """A row that tells the time: a step takes them behind all others."""
@@ -111,7 +112,7 @@ _KEPT = pa.schema(
 )
 
 
-class Report(NamedTuple):
+class StepReport(NamedTuple):
     """What a step tells the driver: `notices` (a level of logging, and words), how far the site's own FORWARD was
     considered, and whether something was left out for which there is room.
     """
@@ -122,7 +123,7 @@ class Report(NamedTuple):
     has_room: bool
 
     @classmethod
-    def from_json(cls, raw: str) -> Report:
+    def from_json(cls, raw: str) -> StepReport:
         """As it stands in the row."""
         group, notices, positions, has_room = json.loads(raw)
         return cls(group, tuple((level, words) for level, words in notices), positions, has_room)
@@ -170,14 +171,16 @@ _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "loc
 # The operator
 
 
-def agree(rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, Stored], parallelism: int = 1) -> DataFrame:
+def agree(
+    rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, StoredGroup], parallelism: int = 1
+) -> DataFrame:
     """The agreeing transformation: rows for the operator → runs, and reports. `initial`: the state of every group."""
     placed = rows.coalesce(1) if parallelism == 1 else rows.repartition(parallelism, "group")
     return (
         in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True)
         .groupBy("group")
         .applyInPandasWithState(
-            agreer(initial, neighbours, partial(Shelf.of_executor, neighbours.site, uuid4().hex)),
+            agreer(initial, neighbours, partial(SpillStore.of_executor, neighbours.site, uuid4().hex)),
             outputStructType=RUN_SCHEMA,
             stateStructType=_STATE,
             outputMode="append",
@@ -186,7 +189,7 @@ def agree(rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, Stored]
     )
 
 
-class Stored(NamedTuple):
+class StoredGroup(NamedTuple):
     """A group between two steps, as Spark's state store keeps it."""
 
     known: bytes
@@ -217,18 +220,18 @@ class _OfStep(NamedTuple):
     last: int = 0
 
 
-def begun(group: Group) -> Stored:
+def begun(group: Group) -> StoredGroup:
     """A group before its first step."""
-    return _stored(group, stored_state.Stored(group.site.sequenced.state.to_bytes(), b""), _OfStep())
+    return _stored(group, stored_state.StoredState(group.site.sequenced.state.to_bytes(), b""), _OfStep())
 
 
-def _stored(group: Group, sequencer: stored_state.Stored, of_step: _OfStep) -> Stored:
+def _stored(group: Group, sequencer: stored_state.StoredState, of_step: _OfStep) -> StoredGroup:
     known = group.state()
     bare = replace(known, site=replace(known.site, snapshot=b"")).to_bytes()
-    return Stored(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
+    return StoredGroup(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
 
 
-def agreer(initial: Mapping[str, Stored], neighbours: Neighbours, shelf_of: Callable[[str], Shelf]) -> Decide:
+def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, shelf_of: Callable[[str], SpillStore]) -> Decide:
     """The function of the stateful operator. `shelf_of` a group: where its records wait."""
 
     def agree(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
@@ -236,7 +239,7 @@ def agreer(initial: Mapping[str, Stored], neighbours: Neighbours, shelf_of: Call
         shelf = shelf_of(key[0])
         if not stored.exists:
             shelf.clear()
-        step = Step(Stored(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours, shelf)
+        step = GroupStep(StoredGroup(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours, shelf)
         for chunk in chunks:
             step.take(chunk)
         yield from step.decided()
@@ -255,13 +258,13 @@ class _Chunk:
     rows: pd.DataFrame | None = None
 
 
-class Step:
+class GroupStep:
     """One step of a group: `take` what has come, then `decided`, then `stored`."""
 
-    def __init__(self, before: Stored, neighbours: Neighbours, shelf: Shelf) -> None:
+    def __init__(self, before: StoredGroup, neighbours: Neighbours, shelf: SpillStore) -> None:
         """Raises ProtocolViolation."""
         state = isis_group.GroupState.from_bytes(before.known)
-        self._before = stored_state.Stored(before.base, before.changes)
+        self._before = stored_state.StoredState(before.base, before.changes)
         sequencer = stored_state.load(state.site.group, self._before)
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)
         # The batch before is written as a whole.
@@ -376,7 +379,7 @@ class Step:
             yield from self._sequence(run)
         yield frame_of([{"group": name, "role": REPORT, "size": 0, "value": [self._report().encode("utf-8")]}])
 
-    def _sequence(self, run: Ordered) -> Iterator[pd.DataFrame]:
+    def _sequence(self, run: OrderedRun) -> Iterator[pd.DataFrame]:
         group = self.group
         parts = sorted(ranges_of(run.run), key=lambda part: Partition.parse(part.place))
         rows = [piece for part in parts for piece in self._take_kept(part)]
@@ -416,7 +419,7 @@ class Step:
         for_records = any(self._size(name) < KEPT_BYTES // 2 or self.group.lacks(name) for name in self._left_places)
         return for_records or (bool(self._left_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredGroup:
         """The group behind the step."""
         sequencer = stored_state.store(self.group.site.sequenced.state, self._before)
         of_step = _OfStep(
@@ -433,18 +436,18 @@ class Step:
         return _stored(self.group, sequencer, of_step)
 
 
-def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, Held]:
+def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:
     """The messages that came in blocks, by partition."""
-    held: dict[Partition, Held] = {}
+    held: dict[Partition, HeldBlocks] = {}
     for piece in rows:
         columns = *(piece[name] for name in ("topic", "partition", "offset", "records")), sizes_of(piece)
         for topic, number, offset, records, size in zip(*columns, strict=True):
             if records is not None:
-                held.setdefault(Partition(topic, number), Held()).add(Records(offset, offset + size, records))
+                held.setdefault(Partition(topic, number), HeldBlocks()).add(Records(offset, offset + size, records))
     return held
 
 
-def _with_records(runs: pd.DataFrame, held: Mapping[Partition, Held]) -> pd.DataFrame:
+def _with_records(runs: pd.DataFrame, held: Mapping[Partition, HeldBlocks]) -> pd.DataFrame:
     """Runs as decided, those that are aside with their messages."""
     columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
     records = [

@@ -62,7 +62,7 @@ def _cut(row: dict[Hashable, Any], first: int, end: int) -> dict[Hashable, Any]:
     whole = Records(row["offset"], row["offset"] + len(row["block"]) // _BYTES_OF_ONE, row["records"])
     begin, stop = max(first, whole.first), min(end, whole.end)
     numbers = _numbers(row["block"])[begin - whole.first : stop - whole.first]
-    held = Held()
+    held = HeldBlocks()
     held.add(whole)
     kept: dict[Hashable, Any] = {"offset": begin, "block": numbers.tobytes(), "records": held.packed(begin, stop)}
     if len(numbers) == 1:  # then the row itself says all of it
@@ -95,7 +95,7 @@ class Records(NamedTuple):
         return np.frombuffer(self.packed, "<i8", 2 * (self.end - self.first)).reshape(-1, 2)
 
 
-class Held:
+class HeldBlocks:
     """The messages of blocks of a partition, in their order."""
 
     def __init__(self) -> None:

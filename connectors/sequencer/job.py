@@ -1,4 +1,4 @@
-"""The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
+"""The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.shards`).
 
 A group that can't be taken over, or that another sequencer has taken over, keeps no other from it: its lane leaves it
 out, and it gets another, as a new group does. A lane of which nothing is left fails; it is tried again now and then. If
@@ -19,17 +19,17 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.retrying import News
-from connectors.kafka.unfit import OF_THE_JOB
-from connectors.sequencer.agreeing_lane import AgreeingLane
-from connectors.sequencer.agreement import Agreement
-from connectors.sequencer.feud import yield_to_rival
-from connectors.sequencer.groups import groups_at, needed_to_order
-from connectors.sequencer.lane import SequencerLane
-from connectors.sequencer.lanes import open_lane
+from connectors.kafka.groups.retrying import News
+from connectors.kafka.groups.unservable_groups import OF_THE_JOB
+from connectors.sequencer.agreeing_shard import AgreeingShard
+from connectors.sequencer.shard import SequencerShard
+from connectors.sequencer.shards import open_lane
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
-from ordering.errors import AbcastError, BrokerUnreachable, Fenced
+from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.groups import groups_at, needed_to_order
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
 
 RETRY_S = 30.0
 """After so long, a lane of groups that came later, which has given up, is tried again."""
@@ -47,7 +47,7 @@ class SequencerJob:
     keeps_trying = False
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
-    def __init__(self, spark: SparkSession, options: JobOptions, agreement: Agreement | None = None) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, agreement: AgreementSettings | None = None) -> None:
         """`agreement`: of a site that agrees with others. Raises UsageError if it is none of them."""
         self.spark = spark
         self.options = options
@@ -114,9 +114,9 @@ class SequencerJob:
         self._lanes_made += 1
         if self._lanes_made > 1:
             _logger.info("%s: more groups: %s", self.name, ", ".join(sorted(new)))
-        make: Callable[..., SequencerLane] = SequencerLane
+        make: Callable[..., SequencerShard] = SequencerShard
         if self._agreement is not None:
-            make = functools.partial(AgreeingLane, agreement=self._agreement)
+            make = functools.partial(AgreeingShard, agreement=self._agreement)
         lane = make(
             self.spark,
             self.options,
@@ -159,7 +159,7 @@ class SequencerJob:
 class _LaneThread:
     """A lane in a thread of its own."""
 
-    def __init__(self, job: SequencerLane) -> None:
+    def __init__(self, job: SequencerShard) -> None:
         self.job = job
         self.news = News()
         self.start()

@@ -6,7 +6,7 @@
 The stateful operator is the only Python on the path. It sees arrow batches and decides them with `step_columns`. What
 the JVM does not find plain, bad input above all, is read there by the codec, row by row: so one place knows what can be
 wrong with a record, and Spark has little to plan anew for each batch. Spark's state store holds the state between the
-batches of one run; nothing rests on it after a crash (see `connectors.sequencer.takeover`).
+batches of one run; nothing rests on it after a crash (see `connectors.takeover.takeover`).
 
 A plain message stays in the JVM (`connectors.spark.own_columns`). Python sees of it what decides: sender, incarnation,
 local seqno, offset; neighbours come as one row (`connectors.sequencer.blocks`). For a run of such records it writes
@@ -22,7 +22,7 @@ A group's rows come from Spark in no promised order, so `sequence` has each micr
 the JVM, there and nowhere else. (A block stands where its first record does: no other row stands between its records.)
 `step_columns` asserts the order, piece by piece. Spark writes all rows of a group before it reads a result, and gathers
 the results of a group before it writes them: so a micro-batch is held as a whole in the JVM, what is not aside in
-Python, too, and `connectors.kafka.backlog` bounds its bytes.
+Python, too, and `connectors.kafka.connection.backlog` bounds its bytes.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from connectors.kafka import codec
+from connectors.kafka.codec import codec
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
-from connectors.sequencer.stored_state import Stored, load, store
+from connectors.sequencer.stored_state import StoredState, load, store
 from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
-from ordering.columns import ForwardColumns, Ints, step_columns
-from ordering.errors import ProtocolViolation
-from ordering.links import LinkColumns
-from ordering.names import Topic
-from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
-from ordering.sequencer import SequencerState, begin_batch, end_batch
+from ordering.base.errors import ProtocolViolation
+from ordering.base.names import Topic
+from ordering.base.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
+from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
+from ordering.sequencer.links import LinkColumns
+from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch
 
 RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
@@ -172,7 +172,7 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
-        before = Stored(*map(bytes, stored.get)) if stored.exists else Stored(initial[key[0]], b"")
+        before = StoredState(*map(bytes, stored.get)) if stored.exists else StoredState(initial[key[0]], b"")
         state, opening = begin_batch(load(key[0], before))
         for record in opening:
             yield run_of(state.group, record)

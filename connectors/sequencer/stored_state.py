@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ordering.sequencer import SequencerState
+from ordering.sequencer.sequencer import SequencerState
 
 SCHEMA = "base binary, changes binary"
 
@@ -27,7 +27,7 @@ REMEMBERED_BYTES = 16 * 1024 * 1024
 """Of encoded states, which a worker remembers: it may get any group. Decoded they take some ten times as much."""
 
 
-class Stored(NamedTuple):
+class StoredState(NamedTuple):
     """What Spark keeps: an encoded state, and another one with the rows alone that differ; empty if there is none."""
 
     base: bytes
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
 
 
 class _Remembered(NamedTuple):
-    stored: Stored
+    stored: StoredState
     base: SequencerState
     state: SequencerState
 
@@ -76,12 +76,12 @@ class _Memory:
 _remembered = _Memory()
 
 
-def load(group: str, stored: Stored) -> SequencerState:
+def load(group: str, stored: StoredState) -> SequencerState:
     """The state that was stored."""
     return _load(group, stored).state
 
 
-def _load(group: str, stored: Stored) -> _Remembered:
+def _load(group: str, stored: StoredState) -> _Remembered:
     known = _remembered.get(group)
     if known is not None and known.stored == stored:
         return known
@@ -97,7 +97,7 @@ def _load(group: str, stored: Stored) -> _Remembered:
     return loaded
 
 
-def store(state: SequencerState, before: Stored) -> Stored:
+def store(state: SequencerState, before: StoredState) -> StoredState:
     """What to keep of a state; `before`: what was kept of the one before, with the same base if that serves."""
     base = _load(state.group, before).base
     known = base.received
@@ -108,8 +108,8 @@ def store(state: SequencerState, before: Stored) -> Stored:
     }
     has_all = len(state.received) == len(known) + sum(sender not in known for sender in changed)
     if has_all and len(changed) <= max(MIN_CHANGED_ROWS, len(state.received) // ROWS_A_CHANGED_ROW):
-        stored = Stored(before.base, replace(state, received=changed).to_bytes())
+        stored = StoredState(before.base, replace(state, received=changed).to_bytes())
     else:
-        stored, base = Stored(state.to_bytes(), b""), state
+        stored, base = StoredState(state.to_bytes(), b""), state
     _remembered.put(state.group, _Remembered(stored, base, state))
     return stored

@@ -1,15 +1,17 @@
-"""The record codec as Spark columns, no Python per row: what nearly all records need of `connectors.kafka.codec`."""
+"""The record codec as Spark columns, no Python per row: what nearly all records need of
+`connectors.kafka.codec.codec`.
+"""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec
+from connectors.kafka.codec import codec
 from connectors.spark.own_columns import words_of
-from ordering.formats import NEWEST
-from ordering.names import ADDRESS_PATTERN
-from ordering.records import EPOCH
+from ordering.base.formats import NEWEST
+from ordering.base.names import ADDRESS_PATTERN
+from ordering.base.records import EPOCH
 
 LATER_FORMAT = "abcast: a later format:"
 """Begins the error of a query that met one."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.base.errors import EnvironmentProblem, UsageError
 
 CHECKPOINTS = "checkpoints"
 DEFAULT_WORK = Path("abcast-work")

@@ -1,8 +1,9 @@
-"""FORWARD as a sequencer's query takes it: one function in the JVM (`conf/Forward.scala`) judges each record.
+"""FORWARD as a sequencer's query takes it: one function in the JVM (`conf/scala/Forward.scala`) judges each record.
 
 Nearly all records break no rule; they are *plain*, and come apart into columns. What is not plain has the key and all
-its headers still, and `connectors.kafka.codec` reads it, row by row: so one place has the reasons. No record is plain
-that breaks a rule. Some are not that break none: what has another header first, or fields behind those that are known.
+its headers still, and `connectors.kafka.codec.codec` reads it, row by row: so one place has the reasons. No record is
+plain that breaks a rule. Some are not that break none: what has another header first, or fields behind those that are
+known.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import json
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec, epochs
-from connectors.kafka.inputs import LATEST_MS
+from connectors.kafka.codec import codec, epochs
+from connectors.kafka.codec.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
-from ordering.names import MAX_ADDRESS_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
-from ordering.records import (
+from ordering.base.names import MAX_ADDRESS_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
+from ordering.base.records import (
     CLOCK_AHEAD_MS,
     HEARTBEAT,
     INCARNATIONS_A_MS,
@@ -63,8 +64,9 @@ def forward_rows(
     0 where no link has brought the row. `lean`: whether a plain message's value and headers are in the column `record`
     (RECORD_SCHEMA) only, which is null for all else. `agreed`: whether there are rows of other sites' topics. Each is
     judged as at its own site then; a copy of FORWARD is the record that it was made from
-    (`connectors.kafka.inputs.original`), and what is none is left out; so is what is not needed of logs and of EPOCH.
-    Then there are the columns `input`, and `at`, which is the offset behind the row in the topic that it was read from.
+    (`connectors.kafka.codec.inputs.original`), and what is none is left out; so is what is not needed of logs and of
+    EPOCH. Then there are the columns `input`, and `at`, which is the offset behind the row in the topic that it was
+    read from.
     """
     rules = _rules(site, relayed=relayed, agreed=agreed, lean=lean)
     read = kafka_rows.select(rows_of_forward(_SCHEMA, rules).alias("read"))
@@ -77,7 +79,7 @@ def forward_rows(
 
 
 def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
-    """What `conf/Forward.scala` judges by."""
+    """What `conf/scala/Forward.scala` judges by."""
     version, exclusion = epochs.EXCLUSION.decode("ascii").split(" ")
     assert version == codec.VERSION
     rules = {

@@ -18,7 +18,7 @@ import pyspark
 
 from connectors.spark.submit_arguments import submit_arguments
 from connectors.storage.settings import LOG_STORE, LOG_STORE_SETTING
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 _ONCE = "a task that runs a second time inside an epoch decides what was decided already, perhaps otherwise"
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"

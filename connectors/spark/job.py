@@ -29,17 +29,17 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.backlog import Backlog, find_backlog, records_that_fit
-from connectors.kafka.connection import Connection
-from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.large_records import Large, find_large
-from connectors.kafka.left_out import LeftOut
-from connectors.kafka.open_transactions import READ_COMMITTED
-from connectors.kafka.retrying import Retries
-from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.connection.backlog import Backlog, find_backlog, records_that_fit
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, OF_THE_JOB, UnservableGroups
+from connectors.kafka.log.large_records import Large, find_large
+from connectors.kafka.log.open_transactions import READ_COMMITTED
 from connectors.kafka.transport import Record
-from connectors.kafka.troubles import Troubles
-from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
@@ -47,9 +47,9 @@ from connectors.spark.progress import newest
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain, unwritten_topic
 from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
-from ordering.names import Topic
-from ordering.sequencer import SequencerState
+from ordering.base.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
+from ordering.base.names import Topic
+from ordering.sequencer.sequencer import SequencerState
 
 __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
@@ -146,7 +146,7 @@ class StreamingJob(ABC):
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
     waits_s: Sequence[float] = (math.inf,)
-    """Before a group that was left out is tried again (`connectors.kafka.left_out`)."""
+    """Before a group that was left out is tried again (`connectors.kafka.groups.left_out`)."""
 
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
@@ -238,7 +238,7 @@ class StreamingJob(ABC):
         """One query: from its start to the next reason for another."""
         try:
             self._run_query_of_fit()
-        except UnfitGroups as unfit:  # the others begin anew, at once
+        except UnservableGroups as unfit:  # the others begin anew, at once
             for group, error in unfit.errors.items():
                 self.left_out.put(group, error)
             self.options.troubles.put(self.name, self.left_out.troubles)
@@ -317,12 +317,12 @@ class StreamingJob(ABC):
             raise self.options.connection.refused(error) from error
 
     def _leave_unwritten(self, error: StreamingQueryException, topics: Mapping[str, list[str]]) -> None:
-        """Raise UnfitGroups if Kafka did not take a record of one group in time, and others may be served."""
+        """Raise UnservableGroups if Kafka did not take a record of one group in time, and others may be served."""
         unwritten = unwritten_topic(error)
         if unwritten is None or unwritten.group not in topics or len(topics) == 1:
             return
         if self.options.connection.leaders([str(unwritten)]):  # else no broker answers
-            raise UnfitGroups({unwritten.group: BrokerUnreachable(f"Kafka takes no record of {unwritten} now.")})
+            raise UnservableGroups({unwritten.group: BrokerUnreachable(f"Kafka takes no record of {unwritten} now.")})
 
     def _tell_hidden(self) -> None:
         """What is hidden seems not to be there: its group would be left out without a word. Each is told once."""

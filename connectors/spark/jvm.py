@@ -38,7 +38,7 @@ from connectors.local.owned_directory import OwnedDirectory
 from connectors.local.properties import escaped
 from connectors.local.scratch import make_scratch
 from connectors.spark.submit_arguments import other_arguments
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 """Whether spark-submit runs us, in a JVM that is there already."""

@@ -1,4 +1,4 @@
-"""Columns that are made of our own functions in the JVM (`conf/*.scala`), in the place of Spark's."""
+"""Columns that are made of our own functions in the JVM (`conf/scala/*.scala`), in the place of Spark's."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Col
 def rows_of_runs(run: Column, version: str, header: str) -> Column:
     """Rows of Spark's Kafka sink, one for each record of a run: topic, partition, key, value and headers.
 
-    `run`: a struct as `conf/RowsOfRuns.scala` has it. The records of one that is aside are brought back, each by its
-    name and once; an exception where there is none.
+    `run`: a struct as `conf/scala/RowsOfRuns.scala` has it. The records of one that is aside are brought back, each by
+    its name and once; an exception where there is none.
     """
     return _column(_own("RowsOfRuns"), "of", run, version, header)
 
@@ -51,7 +51,7 @@ def rows_of_runs(run: Column, version: str, header: str) -> Column:
 def rows_of_forward(schema: str, rules: str) -> Column:
     """Rows of Spark's Kafka source (with headers) as structs of that schema, null for what is left out.
 
-    `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/Forward.scala` reads it.
+    `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/scala/Forward.scala` reads it.
     """
     return _rows_by(_own("ForwardReader")(schema, rules))
 
@@ -59,7 +59,7 @@ def rows_of_forward(schema: str, rules: str) -> Column:
 def rows_carried(rules: str) -> Column:
     """What a relay writes of rows of Spark's Kafka source (with headers), as structs; null for what is not carried.
 
-    `rules`: JSON, as `connectors.relay.columns` writes it and `conf/Carried.scala` reads it.
+    `rules`: JSON, as `connectors.relay.columns` writes it and `conf/scala/Carried.scala` reads it.
     """
     return _rows_by(_own("CarriedReader")(rules))
 
@@ -70,7 +70,7 @@ def words_of(line: Column) -> Column:
 
 
 def _rows_by(reader: JavaObject) -> Column:
-    """What the reader (`conf/RecordReader.scala`) makes of rows of Spark's Kafka source."""
+    """What the reader (`conf/scala/RecordReader.scala`) makes of rows of Spark's Kafka source."""
     read = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
     return _column(reader, "read", *map(F.col, read))
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from connectors.local.jars import FOR_SPARK, check_hashes, jars_of
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow")
 """The distributions that Python on executors imports, beside pyspark and ours."""

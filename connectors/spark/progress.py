@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pyspark.sql.streaming.query import StreamingQuery
 
 
-class Batch(NamedTuple):
+class BatchReport(NamedTuple):
     """A report. While a query is idle, Spark reports the batch that comes next, too, without records.
 
     `ends`: by topic and partition (a text) where in Kafka the first source ends. `observed`: by name what
@@ -27,15 +27,15 @@ class Batch(NamedTuple):
     observed: dict[str, dict[str, Any]]
 
 
-def newest(query: StreamingQuery) -> Batch | None:
+def newest(query: StreamingQuery) -> BatchReport | None:
     """The last report; None if there is none."""
     report = query._jsq.lastProgress()  # noqa: SLF001 - the public way is the dear one
     return None if report is None else _read(report)
 
 
-def newer_than(query: StreamingQuery, number: int) -> list[Batch]:
+def newer_than(query: StreamingQuery, number: int) -> list[BatchReport]:
     """The reports of later batches, in their order, as far back as Spark keeps them."""
-    reports, batches = query._jsq.recentProgress(), list[Batch]()  # noqa: SLF001 - as above
+    reports, batches = query._jsq.recentProgress(), list[BatchReport]()  # noqa: SLF001 - as above
     for at in reversed(range(len(reports))):
         if reports[at].batchId() <= number:
             break
@@ -43,10 +43,10 @@ def newer_than(query: StreamingQuery, number: int) -> list[Batch]:
     return batches[::-1]
 
 
-def _read(report: Any) -> Batch:
+def _read(report: Any) -> BatchReport:
     said = json.loads(report.json())
     ends = (said["sources"][0]["endOffset"] or {}) if said["sources"] else {}
-    return Batch(
+    return BatchReport(
         said["batchId"],
         said["numInputRows"],
         said["timestamp"],

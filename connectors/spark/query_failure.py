@@ -8,9 +8,9 @@ from pathlib import Path
 
 from connectors.spark.codec import LATER_FORMAT
 from connectors.spark.data_directory import disk_full
-from ordering.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable, LaterVersion
-from ordering.formats import Format, later_format
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable, LaterVersion
+from ordering.base.formats import Format, later_format
+from ordering.base.names import Topic
 
 REASON_CHARACTERS = 600
 """A reason is cut off after so many characters."""

@@ -29,7 +29,7 @@ from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
 from connectors.storage.location import S3, Location, RemotePath
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
 """A file of a Delta table that is worth merging with others."""
@@ -112,7 +112,7 @@ SETTINGS = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|access[.]?key|jaas|keystore",
     # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
-    # `connectors.kafka.backlog`).
+    # `connectors.kafka.connection.backlog`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     # A record that fits into no memory ends its task: the job goes on behind it. By default it ends the JVM.
     "spark.executor.killOnFatalError.depth": "0",
@@ -123,7 +123,7 @@ SETTINGS = {
 }
 
 LOCAL_SETTINGS = {
-    # Hadoop's own starts a process for each file that is made (`conf/LocalFiles.scala`).
+    # Hadoop's own starts a process for each file that is made (`conf/scala/LocalFiles.scala`).
     "spark.hadoop.fs.file.impl": "abcast.LocalFiles",
     # Where no other process is to reach the driver, none should.
     "spark.driver.host": "127.0.0.1",

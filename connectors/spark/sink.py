@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from ordering.records import MAX_RECORD_BYTES
+from ordering.base.records import MAX_RECORD_BYTES
 
 SINK_OPTIONS = {
     "includeHeaders": "true",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 
 def other_arguments(text: str) -> list[str]:

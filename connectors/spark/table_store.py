@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from connectors.spark.jvm import jvm
 from connectors.spark.query_failure import full_text, true_reason
 from connectors.storage.location import S3, Location, RemotePath, check_bucket, explain
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 _PROBE = "_abcast_probe"
 _IS_THERE = "FileAlreadyExistsException"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from connectors.storage.settings import Storage, configured_storage
-from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from connectors.kafka.configuration import ConfigurationFile
-from ordering.errors import UsageError
+from connectors.kafka.login.configuration import ConfigurationFile
+from ordering.base.errors import UsageError
 
 TABLE = "storage"
 PREFIX = "ABCAST_STORAGE_"
@@ -34,11 +34,11 @@ _OF_AWS = {
 _ENDPOINT = re.compile(r"(?i:https?)://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
 
 LOG_STORE = "abcast.ConditionalPutLogStore"
-"""conf/ConditionalPutLogStore.scala"""
+"""conf/scala/ConditionalPutLogStore.scala"""
 LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
 
 
-class Setting(NamedTuple):
+class StorageSetting(NamedTuple):
     """A value, and where it comes from."""
 
     value: str
@@ -148,9 +148,9 @@ def configured_storage() -> Storage:
     return storage
 
 
-def storage_settings() -> dict[str, Setting]:
+def storage_settings() -> dict[str, StorageSetting]:
     """Each value that was given, by the names of `Storage`. Raises UsageError for a name that nobody knows."""
-    found: dict[str, Setting] = {}
+    found: dict[str, StorageSetting] = {}
     for source in _sources():
         has_login = any(name in found for name in _LOGIN)
         found |= {
@@ -161,7 +161,7 @@ def storage_settings() -> dict[str, Setting]:
     return found
 
 
-def _check_token(found: Mapping[str, Setting]) -> None:
+def _check_token(found: Mapping[str, StorageSetting]) -> None:
     """Raise UsageError if delta-rs would add a token of AWS's variables to a key of ours: it looks there by itself."""
     key, [of_aws], [token] = found.get("access_key_id"), _OF_AWS["access_key_id"], _OF_AWS["session_token"]
     if key is not None and key.source != of_aws and "session_token" not in found and token in os.environ:
@@ -171,12 +171,12 @@ def _check_token(found: Mapping[str, Setting]) -> None:
         )
 
 
-def _sources() -> Iterator[dict[str, Setting]]:
+def _sources() -> Iterator[dict[str, StorageSetting]]:
     """What each place says, the one that counts most first."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     for name in sorted(variables):
         _check_name(name.removeprefix(PREFIX).lower(), name)
-    yield {name.removeprefix(PREFIX).lower(): Setting(value, name) for name, value in variables.items()}
+    yield {name.removeprefix(PREFIX).lower(): StorageSetting(value, name) for name, value in variables.items()}
     file = ConfigurationFile()
     table = file.values.get(TABLE, {})
     if not isinstance(table, Mapping):
@@ -185,9 +185,9 @@ def _sources() -> Iterator[dict[str, Setting]]:
         _check_name(name, f"{name} in [{TABLE}] of {file.path}")
         if not isinstance(value, str):
             raise UsageError(f"{name} in [{TABLE}] of {file.path} is a text.")
-    yield {name: Setting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
+    yield {name: StorageSetting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
     of_aws = {
-        name: Setting(os.environ[variable], variable)
+        name: StorageSetting(os.environ[variable], variable)
         for name, each in _OF_AWS.items()
         for variable in reversed(each)
         if os.environ.get(variable)

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from connectors.client.member import Member
+from connectors.client.api.member import Member
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.names import DEFAULT_SITE
+from ordering.base.names import DEFAULT_SITE
 
 
 class MemoryGroup:

@@ -1,7 +1,7 @@
 """Kafka in this process's memory, as far as the client code uses it.
 
 It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
-here unless a test says so, by the methods of `Topics`: the beginning of a log is dropped, commits are forgotten,
+here unless a test says so, by the methods of `MemoryTopics`: the beginning of a log is dropped, commits are forgotten,
 produce requests are refused, a producer's first batch is passed by its second, one partition is away.
 """
 
@@ -25,12 +25,12 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
-from connectors.kafka.connection import NO_LEADER, Connection
-from connectors.kafka.desk import Desk
+from connectors.kafka.connection.connection import NO_LEADER, Connection
+from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
-from ordering.errors import BrokerUnreachable
-from ordering.names import ROLES, Role, Topic
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import ROLES, Role, Topic
 
 READS, WRITES, OFFSETS = "reads", "writes", "offsets"
 """What may be away of a partition. Of one without a leader all is."""
@@ -38,7 +38,7 @@ RETRY_S = 0.05
 """After so long a producer asks again with a batch that was refused."""
 
 
-class Topics:
+class MemoryTopics:
     """What is stored, and what goes wrong."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Topics:
 class MemoryConnection(Connection):
     """In the place of a `Connection`: its producers and consumers share one set of topics."""
 
-    topics: Topics = field(default_factory=Topics)
+    topics: MemoryTopics = field(default_factory=MemoryTopics)
 
     def create(self, group: str, site: str, partitions: int = 1, data_partitions: int = 1) -> None:
         """The topics of a group. A data topic should have one partition; an operator may have given it more."""
@@ -198,7 +198,7 @@ class MemoryConnection(Connection):
         yield MemoryAdmin(self.topics)
 
     def desk(self) -> MemoryDesk:
-        """In the place of a `Desk`."""
+        """In the place of a `MetadataClient`."""
         return MemoryDesk(self)
 
 
@@ -252,7 +252,7 @@ class MemoryFuture:
 class MemoryProducer:
     """Every record is a batch of its own, and written when `send` returns, unless it is refused."""
 
-    def __init__(self, kafka: Topics, settings: dict[str, Any]) -> None:
+    def __init__(self, kafka: MemoryTopics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
         self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
         self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
@@ -314,7 +314,7 @@ class MemoryProducer:
                 sent.fail(KafkaError("the producer was closed"))
 
 
-class MemoryDesk(Desk):
+class MemoryDesk(MetadataClient):
     """Answers at once."""
 
     def __init__(self, connection: MemoryConnection) -> None:
@@ -348,7 +348,7 @@ class MemoryDesk(Desk):
 class MemoryAdmin:
     """Tells the topics, whose settings nobody may know, and deletes records."""
 
-    def __init__(self, kafka: Topics) -> None:
+    def __init__(self, kafka: MemoryTopics) -> None:
         self.kafka = kafka
 
     def list_topics(self) -> list[str]:
@@ -372,7 +372,7 @@ class MemoryAdmin:
 class MemoryConsumer:
     """Reads assigned partitions from where it was told to."""
 
-    def __init__(self, kafka: Topics, *, of_committed: bool = False) -> None:
+    def __init__(self, kafka: MemoryTopics, *, of_committed: bool = False) -> None:
         self.kafka = kafka
         self._of_committed = of_committed
         self._restarts = kafka.restarts

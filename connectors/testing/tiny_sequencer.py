@@ -13,13 +13,13 @@ from types import TracebackType
 from kafka.errors import KafkaConnectionError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_forward, encode_data
-from connectors.kafka.connection import Connection
-from connectors.sequencer.takeover import take_over
-from connectors.sequencer.ticks import tick
-from ordering.names import Topic
-from ordering.records import Data, Forward, Malformed, Partition, Source
-from ordering.sequencer import SequencerState, begin_batch, end_batch, step
+from connectors.kafka.codec.codec import decode_forward, encode_data
+from connectors.kafka.connection.connection import Connection
+from connectors.takeover.takeover import take_over
+from connectors.takeover.ticks import tick
+from ordering.base.names import Topic
+from ordering.base.records import Data, Forward, Malformed, Partition, Source
+from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, step
 
 Seen = Callable[[Forward], bool]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 from tests.bench import machine, report
 from tests.bench.lab import Lab
 from tests.bench.plan import DEFAULT_RECORDS, ENGINES, QUICK_RECORDS, SECTIONS, Plan

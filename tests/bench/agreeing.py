@@ -28,19 +28,19 @@ from typing import Any, NamedTuple, get_args
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.entry_codec import read_entry, write_entry
-from connectors.kafka.ranges import read_range
-from connectors.kafka.sites import Mode, Trigger
-from connectors.kafka.topics import create_topics
-from jobs.engine import Engine
-from ordering.isis_log import Entry, read_letter
-from ordering.isis_state import Finals, Send
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, MESSAGE, MessageId
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.connection.sites import Mode, Trigger
+from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.topics.topics import create_topics
+from jobs.terminal.engine_option import Engine
+from ordering.agreement.log import Entry, read_letter
+from ordering.agreement.state import Finals, Send
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import ENTRY, MESSAGE, MessageId
 from tests.bench import isis
 from tests.bench.lab import ABCAST, Lab
 from tests.bench.latency import summary
@@ -163,7 +163,7 @@ def _order(lab: Lab, group: str, numbers: range, rate: float = 0.0) -> None:
 class Log(NamedTuple):
     """A site's DATA: what counts, and its entries with their times (ms)."""
 
-    taken: list[Stored]
+    taken: list[StoredRecord]
     entries: list[tuple[int, Entry]]
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from connectors.spark.codec import header
 from connectors.spark.sink import SINK_OPTIONS
-from ordering.records import MESSAGE
+from ordering.base.records import MESSAGE
 from tests.bench.lab import Lab, Place
 from tests.bench.plan import Case
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.cast_codec import decode_cast
-from connectors.kafka.settings import change_settings
+from connectors.kafka.codec.cast_codec import decode_cast
+from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.transport import TRANSPORTS, VARIABLE
-from ordering.casts import ORDERS
-from ordering.names import Topic
+from ordering.base.names import Topic
+from ordering.casts.casts import ORDERS
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import summary
 from tests.bench.load import Pace, stamped_payload

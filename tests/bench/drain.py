@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.table import BESIDE, LedgerWriter, create_tables, ledger_rows
-from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.query import encode_decided, sequence
-from connectors.sequencer.takeover import take_over
+from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import JobOptions
 from connectors.spark.sink import SINK_OPTIONS
+from connectors.takeover.takeover import take_over
 from tests.bench.lab import Lab, Place
 from tests.bench.processes import cpu_seconds, cpu_since
 
@@ -58,7 +58,7 @@ def read(lab: Lab, topic: str, offset: int = 0) -> DataFrame:
 def read_all(lab: Lab, topics: list[str], offsets: Mapping[TopicPartition, int] | None = None) -> DataFrame:
     """A stream over several topics; from their beginning where no offset is given."""
     options = JobOptions(lab.connection, "unused", lab.directory, lab.plan.batch_records)
-    source = SequencerLane(lab.spark, options).kafka_source(topics, offsets or {})
+    source = SequencerShard(lab.spark, options).kafka_source(topics, offsets or {})
     return lab.spark.readStream.format("kafka").options(**source).load()
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from connectors import Member
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import TRANSPORTS, VARIABLE
-from ordering.errors import NotOrderedInTime
+from ordering.base.errors import NotOrderedInTime
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import summary

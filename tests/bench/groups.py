@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_data, forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import new_topic
+from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import new_topic
 from connectors.kafka.transport import VARIABLE
-from ordering.names import Role, Topic
-from ordering.records import MESSAGE
+from ordering.base.names import Role, Topic
+from ordering.base.records import MESSAGE
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.latency import summary
 from tests.bench.load import PAYLOAD_BYTES, Pace

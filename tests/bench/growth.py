@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from connectors.kafka.topics import create_topics
+from connectors.kafka.topics.topics import create_topics
 from connectors.sequencer.query import encode_decided, sequence
-from connectors.sequencer.takeover import take_over
+from connectors.takeover.takeover import take_over
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_copy, drain_sequencer, measure_drain, read_all, to_kafka
 from tests.bench.lab import Lab, Place

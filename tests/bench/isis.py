@@ -21,7 +21,7 @@ from typing import Any
 
 from connectors.isis.hostfile import Host
 from connectors.isis.process import IsisProcess
-from ordering.isis_messages import Deliver
+from ordering.agreement.messages import DeliverRun
 from tests.bench.machine import load_average
 
 PATIENCE_S = 120.0
@@ -51,7 +51,7 @@ def work(ports: list[int], me: int, messages: int, size: int, in_flight: int, ou
             sent_at[sent] = time.monotonic()
             process.submit(payload)
         for event in process.work():
-            if isinstance(event, Deliver):
+            if isinstance(event, DeliverRun):
                 delivered += 1
                 first = first or time.monotonic()
                 digest.update(b"%d %s %d;" % (event.seqno, event.sender.name.encode(), event.number))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics, find_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics, find_topics
 from connectors.local.broker import EmbeddedBroker, broker_process_ids
-from ordering.names import Topic
+from ordering.base.names import Topic
 from tests.bench.plan import Plan
 from tests.bench.processes import Child
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions
-from jobs.streaming import running
+from jobs.terminal.streaming import running
 from tests.bench.batches import newest_batches, time_of_parts
 from tests.bench.drain import copy_of, read, to_kafka
 from tests.bench.lab import Lab, Place

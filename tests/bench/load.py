@@ -12,9 +12,9 @@ from typing import Any
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
-from connectors.client.sharing import BATCH_BYTES, LINGER_MS
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
+from connectors.client.tail.sharing import BATCH_BYTES, LINGER_MS
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Producer
 from connectors.kafka.transport.kafka_python import CONSUMER_SETTINGS, client_settings
 from tests.bench.lab import Lab, Place

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from kafka import KafkaProducer
 
 from connectors import Member
-from connectors.client.sharing import BATCH_BYTES, LINGER_MS
-from connectors.kafka.connection import Connection
+from connectors.client.tail.sharing import BATCH_BYTES, LINGER_MS
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import TRANSPORTS
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS, client_settings
-from ordering.errors import NotOrderedInTime
+from ordering.base.errors import NotOrderedInTime
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import sequencing
 from tests.bench.load import PAYLOAD_BYTES, BareReader, BareSender

@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import Any
 
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab
 from tests.bench.plan import Case

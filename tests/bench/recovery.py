@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from connectors import Member
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog
 from connectors.spark.job import STOP_S
-from ordering.errors import NotOrderedInTime
+from ordering.base.errors import NotOrderedInTime
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab, Place
 from tests.bench.load import PAYLOAD_BYTES, Pace

@@ -11,13 +11,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from connectors.kafka.sites import Direction, Sites, Trigger
-from connectors.kafka.topics import ensure_topic
+from connectors.kafka.connection.sites import Direction, Sites, Trigger
+from connectors.kafka.topics.topics import ensure_topic
 from connectors.relay.columns import relay_forward, relay_home_data, relay_mesh_data
 from connectors.relay.hub import SiteForward
 from connectors.spark.job import JobOptions
-from jobs.streaming import running
-from ordering.names import Topic
+from jobs.terminal.streaming import running
+from ordering.base.names import Topic
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_copy, drain_sequencer, measure_drain, read, to_kafka
 from tests.bench.lab import Lab, Place

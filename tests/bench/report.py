@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ordering.casts import TOTAL
+from ordering.casts.casts import TOTAL
 from tests.bench.plan import KINDS, Case
 
 MIN_SEQUENCER_TO_COPY = 0.6

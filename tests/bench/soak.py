@@ -26,7 +26,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
-from connectors.kafka.backlog import partition_bytes
+from connectors.kafka.connection.backlog import partition_bytes
 from tests.bench import machine
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.plan import Plan

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_append, drain_copy, drain_ledger, drain_sequencer
 from tests.bench.lab import Lab, Place

@@ -9,17 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from connectors.kafka import codec
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.effective import Effective
-from connectors.kafka.settings import change_settings
+from connectors.kafka.codec import codec
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
+from connectors.kafka.topics.settings import change_settings
 from connectors.sequencer.query import decide_chunk
-from connectors.sequencer.stored_state import Stored, load, store
-from ordering.membership import Life, Membership
-from ordering.names import Topic
-from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, START_FLUSH, VIEW
-from ordering.sequencer import SequencerState, end_batch
+from connectors.sequencer.stored_state import StoredState, load, store
+from ordering.base.names import Topic
+from ordering.base.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, START_FLUSH, VIEW
+from ordering.membership.membership import MemberIncarnation, Membership
+from ordering.sequencer.sequencer import SequencerState, end_batch
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import sequencing
 
@@ -101,8 +101,8 @@ class Crowd:
 
 def heartbeats(rounds: int) -> dict[str, Any]:
     """Milliseconds that a second's heartbeats take in the stateful function, its state read and written included."""
-    lives = tuple(Life(f"s/m{number}", 1) for number in range(HEARTBEATING))
-    stored = Stored(SequencerState("g", epoch=1, membership=Membership(members=lives)).to_bytes(), b"")
+    lives = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(HEARTBEATING))
+    stored = StoredState(SequencerState("g", epoch=1, membership=Membership(members=lives)).to_bytes(), b"")
     times = []
     for number in range(rounds):
         chunk = pd.DataFrame(

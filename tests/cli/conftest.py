@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection.connection import Connection
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import BrokerUnreachable, EnvironmentProblem
+from ordering.base.errors import BrokerUnreachable, EnvironmentProblem
 from tests import deployment
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
@@ -97,7 +97,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]]
         monkeypatch.setattr(Connection, opened, unreachable)
     for started in ("start", "stop"):
         monkeypatch.setattr(EmbeddedBroker, started, not_started)
-    monkeypatch.setattr("jobs.streaming.session_of_command", not_started)
+    monkeypatch.setattr("jobs.terminal.streaming.session_of_command", not_started)
 
     def run(arguments: list[str]) -> str:
         done = abcast_here(*arguments, cwd=tmp_path, text=b"one\ntwo\n")

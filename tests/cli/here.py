@@ -21,7 +21,7 @@ from typing import TextIO
 import pytest
 
 from jobs.cli import command
-from jobs.options import run_command
+from jobs.terminal.options import run_command
 from tests.cli.process import ABCAST, environment
 
 _COMMAND = command()

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jobs.cli import app
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 AGREEING = 'mode = "isis"\n'
 SHARED = 'mode = "isis"\n[sites.lax]\nbootstrap_servers = "127.0.0.1:1"\n'

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
 from connectors.local.broker import EmbeddedBroker
-from ordering.records import MESSAGE
+from ordering.base.records import MESSAGE
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
 from tests.ledger.test_ledger_reading import SCHEMA

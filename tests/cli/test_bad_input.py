@@ -8,12 +8,12 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka import codec
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.codec import codec
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Producer
-from ordering.names import Topic
-from ordering.records import EPOCH, Data, Partition
-from ordering.sequencer import SequencerState
+from ordering.base.names import Topic
+from ordering.base.records import EPOCH, Data, Partition
+from ordering.sequencer.sequencer import SequencerState
 from tests.cli.conftest import SITE, Pipeline
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC, Case
 from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.client.delivery import Delivery
+from connectors.client.values.delivery import Delivery
 from connectors.diagnosis.status import GroupStatus
-from connectors.kafka.liveness import ALIVE, Liveness
+from connectors.kafka.log.liveness import ALIVE, Liveness
 from jobs.deliver import _line
-from jobs.status import _Found, _show
+from jobs.inspection.status import _Found, _show
 
 FORGED = "ok\n8\tlocal/bank\tpay 1000\x1b[2K\r\x9b2J\u202e"
 

@@ -13,11 +13,11 @@ import pytest
 
 from connectors.diagnosis import check
 from connectors.testing import MemoryConnection, TinySequencer
-from jobs import demo
-from jobs.demo import MARKER, _empty_directory
-from jobs.demo_cast import Cast
-from jobs.demo_processes import Started
-from ordering.errors import EnvironmentProblem, UsageError
+from jobs.demo import demo
+from jobs.demo.cast import DemoProcesses
+from jobs.demo.demo import MARKER, _empty_directory
+from jobs.demo.processes import Started
+from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.cli.process import ABCAST, background
 from tests.waiting import eventually
 
@@ -73,7 +73,7 @@ def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = {f"local/m{number}": [b"%d" % count for count in range(40 + number)] for number in range(4)}
     with ExitStack() as cleanup:
         jobs = Jobs(connection, cleanup)
-        cast = Cast(connection, "demo", "local", lines, tmp_path / "member.log")
+        cast = DemoProcesses(connection, "demo", "local", lines, tmp_path / "member.log")
         cast.mortal = None  # it would be a process
         with cast:
             survived, last = demo._perform(cast, jobs)  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.demo_picture import Mark, Moment, Story, svg, terminal
+from jobs.demo.picture import DeliveryMark, Moment, Story, svg, terminal
 
 SENDERS = ["nyc/a", "nyc/b", "nyc/c"]
-ORDER = [Mark(seqno, SENDERS[seqno * seqno % 3]) for seqno in range(4, 64)]
+ORDER = [DeliveryMark(seqno, SENDERS[seqno * seqno % 3]) for seqno in range(4, 64)]
 STORY = Story({"observer-1": ORDER, "observer-2": ORDER, "observer-3": ORDER}, [Moment(30, "killed & <back>")])
 
 
@@ -43,7 +43,7 @@ def test_terminal() -> None:
 
 
 def test_many_senders_and_few_columns() -> None:
-    marks = [Mark(seqno, f"nyc/member-{seqno % 70}") for seqno in range(1, 1000)]
+    marks = [DeliveryMark(seqno, f"nyc/member-{seqno % 70}") for seqno in range(1, 1000)]
     lines = terminal(Story({"o": marks}), 60, 990)
     assert len(lines) == 1 + 12 + 1 + 1
     assert max(map(len, lines)) <= 60
@@ -81,6 +81,6 @@ def test_an_observer_that_differs_shows() -> None:
     st.text(),
 )
 def test_any_story(marks: list[tuple[int, str]], width: int, middle: int, title: str) -> None:
-    drawn = [Mark(*mark) for mark in sorted(marks)]
+    drawn = [DeliveryMark(*mark) for mark in sorted(marks)]
     terminal(Story({"o": drawn}, [Moment(3, title)]), width, middle)
     svg(Story({"o": drawn}, [Moment(3, title)]), title)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import interruption
+from jobs.terminal import interruption
 from tests.cli.process import ABCAST, environment
 
 COMMANDS = {
@@ -33,7 +33,7 @@ QUICKLY_S = 0.0003
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals, signals: int) -> None:
-    """One handler takes both signals (`jobs.interruption`), so SIGTERM at any moment is for the soak.
+    """One handler takes both signals (`jobs.terminal.interruption`), so SIGTERM at any moment is for the soak.
 
     `timeout`, and what else hands signals on, makes several of one.
     """
@@ -81,7 +81,7 @@ def caught(pid: int) -> int:
 
 STARTED = """
 import os, signal, sys, threading, time
-from jobs import interruption
+from jobs.terminal import interruption
 """
 SWALLOWING = {
     "module": "import slow",
@@ -156,7 +156,7 @@ def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
 STOPPED = (
     STARTED
     + """
-from jobs import streaming
+from jobs.terminal import streaming
 
 class Job:
     name, is_principal, keeps_trying, ends_alone_with = "order", True, False, ()

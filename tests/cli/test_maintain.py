@@ -9,16 +9,16 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.purge import Purged
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.purge import Purged
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger import maintenance_job
 from connectors.ledger.table_state import LedgerDamaged
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import JobOptions
 from jobs.cli import app
 from jobs.maintain import seconds
-from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
 
 SITE = "care"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.sending import append
-from ordering.names import Topic
-from ordering.sequencer import FORGOTTEN
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.sending import append
+from ordering.base.names import Topic
+from ordering.sequencer.sequencer import FORGOTTEN
 from tests.cli.conftest import SITE, Pipeline
 from tests.waiting import eventually
 

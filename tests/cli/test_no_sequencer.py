@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from connectors.diagnosis.status import read_status
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, environment

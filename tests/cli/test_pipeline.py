@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.codec import encode_data
-from connectors.kafka.topics import create_topics
-from jobs.demo import EARTHQUAKES
-from ordering.names import Topic
-from ordering.records import Data, Source
-from ordering.sequencer import seal
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.topics.topics import create_topics
+from jobs.demo.demo import EARTHQUAKES
+from ordering.base.names import Topic
+from ordering.base.records import Data, Source
+from ordering.sequencer.sequencer import seal
 from tests import deployment
 from tests.cli.conftest import SITE, Pipeline
 from tests.cli.here import abcast_here

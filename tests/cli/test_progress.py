@@ -16,7 +16,7 @@ from tests.cli.process import ROOT
 
 CODE = """
 import sys, time
-from jobs.progress import Progress
+from jobs.terminal.progress import Progress
 with Progress("counting", 30) as progress:
     for _ in range(30):
         time.sleep({pause})
@@ -57,8 +57,8 @@ def test_what_takes_a_while_is_shown_with_the_time_left() -> None:
 def test_what_is_logged_meanwhile_has_lines_of_its_own() -> None:
     code = """
 import logging, time
-from jobs.options import _set_up_logging
-from jobs.progress import Progress
+from jobs.terminal.options import _set_up_logging
+from jobs.terminal.progress import Progress
 _set_up_logging()
 with Progress("counting"):
     time.sleep(1.5)

@@ -17,20 +17,21 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from connectors.kafka.acts import Act
-from connectors.kafka.connection import Connection
-from connectors.kafka.senders import Forgotten, Sender
-from connectors.kafka.sites import Sites
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.acts import Act
+from connectors.kafka.topics.senders import Forgotten, RememberedSender
 from connectors.relay import joining
 from connectors.testing.memory_kafka import MemoryConnection
-from jobs import interruption, progress, status, streaming
-from jobs.demo_verdict import say
-from jobs.options import connection_to
-from jobs.progress import Progress
+from jobs.demo.verdict import say
+from jobs.inspection import status
 from jobs.publish import _Published
-from jobs.rows import show_sentence, show_table
-from ordering.errors import BrokerUnreachable, UsageError, counted
-from ordering.names import BY_RELAYS, ROLES
+from jobs.terminal import interruption, progress, streaming
+from jobs.terminal.options import connection_to
+from jobs.terminal.progress import Progress
+from jobs.terminal.rows import show_sentence, show_table
+from ordering.base.errors import BrokerUnreachable, UsageError, counted
+from ordering.base.names import BY_RELAYS, ROLES
 from tests.cli.here import abcast_here, as_it_was
 from tests.cli.process import abcast
 from tests.ledger.test_sql import write_tables
@@ -239,7 +240,7 @@ class TestCtrlC:
         """It is answered at once, in one line, although what starts can only be stopped when it is there."""
         monkeypatch.setattr(interruption, "_now", interruption._Now())
         said: list[bytes] = []
-        monkeypatch.setattr("jobs.interruption.os.write", lambda _descriptor, text: said.append(text))
+        monkeypatch.setattr("jobs.terminal.interruption.os.write", lambda _descriptor, text: said.append(text))
         stopped: list[bool] = []
         seen: list[bytes] = []
 
@@ -263,11 +264,11 @@ class TestCtrlC:
 
 def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is waited for before the next one is made; here the first one is not ordered."""
-    known = [Sender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
-    monkeypatch.setattr("connectors.kafka.senders.known_senders", lambda *_: known)
-    monkeypatch.setattr("connectors.kafka.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
+    known = [RememberedSender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
+    monkeypatch.setattr("connectors.kafka.topics.senders.known_senders", lambda *_: known)
+    monkeypatch.setattr("connectors.kafka.topics.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
     told: list[Act] = []
-    monkeypatch.setattr("connectors.kafka.acts.tell", lambda _connection, _group, _site, act: told.append(act))
+    monkeypatch.setattr("connectors.kafka.log.acts.tell", lambda _connection, _group, _site, act: told.append(act))
     done = abcast_here("members", "forget", "alice", "bob", "--group", "g", "--why", "they left", cwd=tmp_path)
     assert [(act.act, act.what, act.why) for act in told] == [("forget", "local/alice, local/bob", "they left")]
     assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"
@@ -286,7 +287,7 @@ def test_the_status_of_the_others_is_shown_where_a_group_cannot_be_read(
     del kafka.topics.partitions[TopicPartition("abcast.h.epoch.local", 0)]
     found = [topic for role in ROLES if role not in BY_RELAYS for topic in kafka.topics_of("g", role)]
     monkeypatch.setattr("connectors.diagnosis.status.find_topics", lambda _: found)
-    monkeypatch.setattr("connectors.kafka.topics.find_groups", lambda *_: ["g", "h"])
+    monkeypatch.setattr("connectors.kafka.topics.topics.find_groups", lambda *_: ["g", "h"])
     monkeypatch.setattr(status, "connection_to", lambda *_: kafka)
     done = abcast_here("status", cwd=tmp_path)
     assert "g: the group never had a sequencer" in done.stdout

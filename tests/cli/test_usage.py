@@ -54,7 +54,7 @@ def test_what_is_not_loaded() -> None:
     """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka."""
     code = """
 import sys
-import ordering.sequencer, ordering.checker
+import ordering.sequencer.sequencer, ordering.checker.checker
 from jobs.cli import command
 command()
 print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow", "kafka") if name in sys.modules])
@@ -176,7 +176,7 @@ def test_scripts(tmp_path: Path) -> None:
 
     def run(text: str, **variables: str) -> str:
         (tmp_path / "abcast.toml").write_text(text)
-        command = [sys.executable, str(ROOT / "jobs" / "query.py"), "SELECT 1"]
+        command = [sys.executable, str(ROOT / "jobs" / "inspection" / "query.py"), "SELECT 1"]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, env=environment(**variables), timeout=60
         )

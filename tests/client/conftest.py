@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import MemoryConnection
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from connectors import Member
-from connectors.client.forwarder import Forwarder
-from connectors.kafka.connection import Connection
+from connectors.client.incarnation.forwarder import Forwarder
+from connectors.kafka.connection.connection import Connection
 
 
 def with_casts(connection: Connection, group: str, name: str, **options: object) -> Member:

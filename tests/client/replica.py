@@ -13,10 +13,10 @@ import threading
 import time
 
 from connectors import Delivery, Member
-from connectors.client.letter import LetterReceipt
-from connectors.kafka.connection import Connection
-from ordering.casts import ORDERS
-from ordering.events import ViewChange
+from connectors.client.values.letter import LetterReceipt
+from connectors.kafka.connection.connection import Connection
+from ordering.casts.casts import ORDERS
+from ordering.participant.events import ViewChange
 from tests.waiting import WAIT, eventually
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from connectors import Member
-from connectors.client.state_transfer import CHUNK_BYTES
-from connectors.kafka.connection import Connection
+from connectors.client.state.state_transfer import CHUNK_BYTES
+from connectors.kafka.connection.connection import Connection
 from connectors.testing.tiny_sequencer import TinySequencer
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import kill, with_casts

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connectors import Member
-from connectors.kafka.configuration import check_servers, configured
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.configuration import check_servers, configured
 from connectors.testing import MemoryConnection, MemoryGroup
-from ordering.errors import AbcastError, UsageError
-from ordering.records import MAX_PAYLOAD_BYTES
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.records import MAX_PAYLOAD_BYTES
 from tests.waiting import WAIT
 
 
@@ -240,7 +240,7 @@ def test_a_ledger_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said at once, not when retention has dropped something."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "connectors.client.ledger_reader.find_spec", lambda name: None if name == "deltalake" else found(name)
+        "connectors.client.memory.ledger_reader.find_spec", lambda name: None if name == "deltalake" else found(name)
     )
     with pytest.raises(UsageError, match=r"ledger= needs deltalake: pip install 'abcast\[jobs\]'"):
         Member("g", "nyc/a", connection=MemoryConnection(), ledger="abcast-data/ledger")

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import pytest
 
 from connectors import AsyncMember, Delivery, Member
-from connectors.client.async_member import Options
+from connectors.client.api.async_member import Options
 from connectors.testing import MemoryGroup
-from ordering.errors import UsageError
-from ordering.events import ViewChange
+from ordering.base.errors import UsageError
+from ordering.participant.events import ViewChange
 from tests.waiting import WAIT
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def test_misuse(group: MemoryGroup) -> None:
 
 LEFT_OPEN = """
 import asyncio
-from connectors.client.async_member import AsyncMember
+from connectors.client.api.async_member import AsyncMember
 from connectors.testing import MemoryGroup
 
 async def wait(connection):

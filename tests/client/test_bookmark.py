@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from connectors.client.bookmark import Bookmark, Mark
-from ordering.errors import BrokerUnreachable
+from connectors.client.memory.bookmark import Bookmark, PositionMark
+from ordering.base.errors import BrokerUnreachable
 
 
 def test_a_broker_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -20,7 +20,7 @@ def test_a_broker_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture)
         committed.append(number)
 
     bookmark = Bookmark("nyc/bob")
-    bookmark.begin(Mark(0, 0), 0, remember)
+    bookmark.begin(PositionMark(0, 0), 0, remember)
     with caplog.at_level(logging.WARNING):
         for number in (1, 2, 3, 4, 5):
             bookmark.hand_out(number, number)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from connectors.client.callbacks import Callbacks
+from connectors.client.incarnation.callbacks import Callbacks
 from tests.waiting import WAIT
 
 

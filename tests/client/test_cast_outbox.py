@@ -9,12 +9,12 @@ from typing import Literal
 import pytest
 
 from connectors import Member
-from connectors.client.outbox import Outbox
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
+from connectors.client.memory.outbox import Outbox
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.casts import Cast
-from ordering.errors import Blocked, EnvironmentProblem
+from ordering.base.errors import Blocked, EnvironmentProblem
+from ordering.casts.casts import Cast
 from tests.client.members import forwarder_of, kill, silence, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -156,7 +156,7 @@ def test_a_member_that_was_put_out_casts_again(
 
 def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't be numbered in the file is not sent, until it can be."""
-    monkeypatch.setattr("connectors.client.go_back_n.FAILED_RESEND_S", 0.05)
+    monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 0.05)
     with with_casts(connection, group, "b") as b, with_casts(connection, group, "a", outbox=outbox) as a:
         file = a._lives.outbox
         assert file is not None
@@ -193,7 +193,7 @@ def test_a_kill_with_a_full_disk(
             number(place, cast, seqno)
 
         monkeypatch.setattr(file, "number_cast", refuse)
-        monkeypatch.setattr("connectors.client.go_back_n.FAILED_RESEND_S", 60)
+        monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 60)
         for each in range(3):
             killed.broadcast(b"%d" % each, order="fifo")
         assert refused

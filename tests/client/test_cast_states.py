@@ -12,19 +12,19 @@ from collections.abc import Iterator
 import pytest
 
 from connectors import Member
-from connectors.client import state_transfer
-from connectors.client.cast_reader import Found
-from connectors.client.letter import LetterReceipt
-from connectors.client.merged_log import MergedLog
-from connectors.kafka.cast_codec import cast_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
+from connectors.client.state import state_transfer
+from connectors.client.tail.cast_reader import Found
+from connectors.client.tail.merged_log import MergedLog
+from connectors.client.values.letter import LetterReceipt
+from connectors.kafka.codec.cast_codec import cast_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.casts import ORDERS, Cast
-from ordering.errors import AbcastError, StateUnavailable, UsageError
-from ordering.membership import Life
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, StateUnavailable, UsageError
+from ordering.base.names import Topic
+from ordering.casts.casts import ORDERS, Cast
+from ordering.membership.membership import MemberIncarnation
 from tests.client.members import forwarder_of, kill
 from tests.client.replica import Replica, Talker, of
 from tests.waiting import WAIT, eventually
@@ -176,7 +176,7 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
         last.result(WAIT)
         go_on.clear()
         blocked.clear()
-        life = Life("nyc/c", c.incarnation or 0)
+        life = MemberIncarnation("nyc/c", c.incarnation or 0)
         change_settings(connection, flushing, "nyc", suspect_after_ms=2_000)
         kill(c)
         eventually(blocked.is_set)
@@ -208,4 +208,4 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
 def _delivered(member: Member, of_whom: Member) -> int | None:
     hub = forwarder_of(member).hub
     assert hub is not None
-    return hub.receiver.delivered_of(Life(str(of_whom.address), of_whom.incarnation or 0))
+    return hub.receiver.delivered_of(MemberIncarnation(str(of_whom.address), of_whom.incarnation or 0))

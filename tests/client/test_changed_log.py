@@ -12,22 +12,22 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client.letter import Letter
-from connectors.kafka import same_log_consumer
-from connectors.kafka.codec import decode_data, encode_data
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.topics import create_topics, delete_topics, find_topics
+from connectors.client.values.letter import Letter
+from connectors.kafka.codec.codec import decode_data, encode_data
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import same_log_consumer
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.topics.topics import create_topics, delete_topics, find_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable
-from ordering.names import ROLES, Role, Topic
-from ordering.reader import Reader as SequenceReader
-from ordering.records import Data, Source
-from ordering.sequencer import SequencerState, seal
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
+from ordering.base.names import ROLES, Role, Topic
+from ordering.base.reader import Reader as SequenceReader
+from ordering.base.records import Data, Source
+from ordering.sequencer.sequencer import SequencerState, seal
 from tests.changed_logs import CHANGES, Change, change
 from tests.client.members import with_casts
 from tests.waiting import eventually

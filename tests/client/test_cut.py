@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.client.cut import Cut, packed, unpacked
-from ordering.causal import CausalState
-from ordering.errors import ProtocolViolation
-from ordering.fifo import FifoState
-from ordering.membership import Accepted, Life
-from ordering.merging import MergedState
+from connectors.client.deliveries.cut import Cut, packed, unpacked
+from ordering.base.errors import ProtocolViolation
+from ordering.casts.causal import CausalState
+from ordering.casts.fifo import FifoState
+from ordering.casts.merging import MergedState
+from ordering.membership.membership import MemberIncarnation, ReceivedRow
 
 NUMBERS = st.integers(0, 10**15)
 NAMES = st.sampled_from(["abcast.g.cast.nyc", "abcast.g.cast.sfo"])
-LIVES = st.builds(Life, st.sampled_from(["nyc/a", "nyc/b", "sfo/c"]), st.integers(1, 10**15))
+LIVES = st.builds(MemberIncarnation, st.sampled_from(["nyc/a", "nyc/b", "sfo/c"]), st.integers(1, 10**15))
 
 
 @st.composite
@@ -24,7 +24,7 @@ def cuts(draw: st.DrawFn) -> Cut:
     lives = tuple(draw(st.lists(LIVES, unique=True, max_size=3)))
     vector = tuple(draw(NUMBERS) for _ in lives)
     causal = CausalState(draw(NUMBERS), lives, vector, draw(NUMBERS), vector)
-    received = draw(st.dictionaries(st.sampled_from(["nyc/a", "nyc/b"]), st.builds(Accepted, NUMBERS, NUMBERS)))
+    received = draw(st.dictionaries(st.sampled_from(["nyc/a", "nyc/b"]), st.builds(ReceivedRow, NUMBERS, NUMBERS)))
     offsets = draw(st.dictionaries(st.builds(TopicPartition, NAMES, st.integers(0, 9)), NUMBERS))
     return Cut(MergedState(causal, FifoState(received, draw(NUMBERS)), draw(st.booleans())), offsets, "kafka 1")
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.client.follower import Follower
-from connectors.client.window import Batch, Window
-from connectors.kafka.data_log import Start
-from ordering.reader import Reader
+from connectors.client.tail.log_reader import LogReader
+from connectors.client.tail.tail_cache import TailBatch, TailCache
+from connectors.kafka.log.data_log import Start
+from ordering.base.reader import Reader
 
 
 class Cursor:
@@ -49,7 +49,7 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
         return True
 
     feed: Any = SimpleNamespace(
-        window=Window(),
+        window=TailCache(),
         partition=TopicPartition("abcast.g.data.a", 0),
         has_failed=False,
         check=lambda: None,
@@ -57,7 +57,7 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
         enter=enter,
         leave=lambda: None,
     )
-    follower = Follower(feed, Start(0, Reader(1, 0)))
+    follower = LogReader(feed, Start(0, Reader(1, 0)))
     for joins_now in joins:
         follower.poll(0.0)
         assert bool(joined) is joins_now
@@ -65,10 +65,10 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
 
 def test_what_the_window_has_is_not_read_a_second_time() -> None:
     """It begins in the midst of a batch, and at an offset below that of the first seqno that it lacks."""
-    window = Window()
+    window = TailCache()
     window.open(10)
     records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]
-    window.add(Batch(10, 20, 1, records, 0), unless=threading.Event())
+    window.add(TailBatch(10, 20, 1, records, 0), unless=threading.Event())
     feed: Any = SimpleNamespace(
         window=window,
         partition=TopicPartition("abcast.g.data.a", 0),
@@ -78,7 +78,7 @@ def test_what_the_window_has_is_not_read_a_second_time() -> None:
         enter=lambda _: False,
         leave=lambda: None,
     )
-    follower = Follower(feed, Start(11, Reader(1, 9)))
+    follower = LogReader(feed, Start(11, Reader(1, 9)))
     taken = [record.seqno for _ in range(2) for record in follower.poll(0.0)]
     assert taken == [10, 11, 12, 13, 14]
     assert follower.position == 20

@@ -12,25 +12,26 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.client.books import Books
-from connectors.client.lives import Beginning, Carried, History, Left, Lives, SendingLimits
-from connectors.client.member_memory import MemberMemory
-from connectors.client.receipt import Receipt
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.effective import Effective
-from connectors.kafka.senders import Forgotten, forget_senders, idle_senders, known_senders
-from connectors.kafka.settings import change_settings
+from connectors.client.incarnation.incarnations import Beginning, HandedOver, History, Incarnations, Unsent
+from connectors.client.incarnation.pending_messages import PendingMessages
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.values.receipt import Receipt
+from connectors.client.values.sending_limits import SendingLimits
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
+from connectors.kafka.topics.senders import Forgotten, forget_senders, idle_senders, known_senders
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable, Superseded, UsageError
-from ordering.forgetting import SenderRow
-from ordering.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
-from ordering.membership import Accepted, Life, Membership
-from ordering.names import Address
-from ordering.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
-from ordering.sequencer import SequencerState
+from ordering.base.errors import HistoryUnavailable, Superseded, UsageError
+from ordering.base.names import Address
+from ordering.base.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
+from ordering.membership.forgetting import SenderRow
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.participant.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
+from ordering.sequencer.sequencer import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
 
@@ -41,7 +42,7 @@ ALICE = "nyc/alice"
 @pytest.fixture(autouse=True)
 def _no_day_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A life may be forgotten as soon as it has begun."""
-    monkeypatch.setattr("ordering.forgetting.CLOCK_AHEAD_MS", -86_400_000)
+    monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
 
 
 def state_of(connection: Connection, group: str) -> SequencerState:
@@ -83,15 +84,15 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monk
     What the old life had of it is known up to where it was forgotten: no history from before that is asked for.
     """
     known: list[int] = []
-    really = Lives.begin
+    really = Incarnations.begin
 
     def begin(
-        lives: Lives, memory: MemberMemory, state: SequencerState, left: Left | None, history: History
+        lives: Incarnations, memory: MemberMemory, state: SequencerState, left: Unsent | None, history: History
     ) -> Beginning:
         known.extend([left.seqno] if left is not None else [])
         return really(lives, memory, state, left, history)
 
-    monkeypatch.setattr(Lives, "begin", begin)
+    monkeypatch.setattr(Incarnations, "begin", begin)
     lost: list[Forward] = []
 
     def drop(record: Forward) -> bool:
@@ -152,9 +153,9 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
     def history(_: int) -> Iterator[Data]:
         raise HistoryUnavailable("retention has dropped it.")
 
-    really = Lives.begin
+    really = Incarnations.begin
     monkeypatch.setattr(
-        Lives, "begin", lambda lives, memory, state, left, _: really(lives, memory, state, left, history)
+        Incarnations, "begin", lambda lives, memory, state, left, _: really(lives, memory, state, left, history)
     )
     with pytest.raises(Superseded, match="can't be told any more"):
         Member(group, ALICE, connection=connection, outbox=tmp_path / "o")
@@ -256,7 +257,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
 
 def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was admitted and excluded within what it can't read any more. The group waits for no JOIN, so it sends one."""
-    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.25)
+    monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)
     kafka, group = MemoryConnection(), "g"
     kafka.create(group, "nyc", partitions=1)
     suspension = Suspension(monkeypatch)
@@ -280,7 +281,7 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
 
         joining = threading.Thread(target=join, daemon=True)
         joining.start()
-        eventually(lambda: sequencer.state.membership.members == (Life(ALICE, before),))
+        eventually(lambda: sequencer.state.membership.members == (MemberIncarnation(ALICE, before),))
         eventually(lambda: not sequencer.state.membership.members, WAIT)
         sequencer.__exit__(None, None, None)
         with TinySequencer(kafka, group) as successor:
@@ -296,22 +297,22 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
             alice.close()
 
 
-ROW_KEPT = SequencerState("g", epoch=1, seqno=9, received={ALICE: Accepted(100, 1)})
+ROW_KEPT = SequencerState("g", epoch=1, seqno=9, received={ALICE: ReceivedRow(100, 1)})
 NOTHING_ORDERED = SequencerState("g", epoch=1, seqno=9)
 ROW_DROPPED = SequencerState("g", epoch=1, seqno=9, membership=Membership(incarnation_floor=100))
 
 
-def returning(connection: Connection) -> Books:
+def returning(connection: Connection) -> PendingMessages:
     """Of the life 300, whose JOIN is not ordered, and which has two messages of the life 100."""
-    lives = Lives(Address.parse(ALICE), SendingLimits())
+    lives = Incarnations(Address.parse(ALICE), SendingLimits())
     table = ForwardTable(10, 1 << 20)
     table.append(b"", control_headers(JOIN))
     receipts: deque[Receipt | None] = deque([None])
     for local_seqno in (1, 2):
         entry = carried_over(Pending(local_seqno, b"%d" % local_seqno, ()), 100)
         table.append(entry.payload, entry.headers)
-        receipts.append(Receipt(Life(ALICE, 300), local_seqno + 1, lives.changed))
-    return Books(connection, "g", lives, Beginning(300, table, receipts), 1)
+        receipts.append(Receipt(MemberIncarnation(ALICE, 300), local_seqno + 1, lives.changed))
+    return PendingMessages(connection, "g", lives, Beginning(300, table, receipts), 1)
 
 
 @pytest.mark.parametrize(("state", "left"), [(ROW_KEPT, [b"2"]), (NOTHING_ORDERED, [b"1", b"2"]), (ROW_DROPPED, None)])
@@ -342,18 +343,18 @@ class Claims(MemberMemory):
         return 300
 
 
-def left_by_100(lives: Lives) -> Left:
+def left_by_100(lives: Incarnations) -> Unsent:
     """Two messages; the first one was ordered when it had left them, as the group was opened."""
     entries = [carried_over(Pending(number, b"%d" % number, ()), 100) for number in (1, 2)]
-    receipts = [Receipt(Life(ALICE, 100), number, lives.changed) for number in (1, 2)]
+    receipts = [Receipt(MemberIncarnation(ALICE, 100), number, lives.changed) for number in (1, 2)]
     lives.claimed.add(100)
-    return Left([Carried(entry, receipt) for entry, receipt in zip(entries, receipts, strict=True)], 1)
+    return Unsent([HandedOver(entry, receipt) for entry, receipt in zip(entries, receipts, strict=True)], 1)
 
 
 @pytest.mark.parametrize("state", [ROW_KEPT, ROW_DROPPED])
 def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -> None:
     """DATA tells it, from where the life has left off."""
-    lives = Lives(Address.parse(ALICE), SendingLimits())
+    lives = Incarnations(Address.parse(ALICE), SendingLimits())
     left = left_by_100(lives)
 
     def history(seqno: int) -> Iterator[Data]:
@@ -368,7 +369,7 @@ def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -
 
 
 def test_what_a_life_has_left_is_not_sent_if_nothing_tells_of_it() -> None:
-    lives = Lives(Address.parse(ALICE), SendingLimits())
+    lives = Incarnations(Address.parse(ALICE), SendingLimits())
 
     def history(_: int) -> Iterator[Data]:
         raise HistoryUnavailable("retention has dropped it.")

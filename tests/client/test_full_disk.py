@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.client.outbox import Outbox
+from connectors.client.memory.outbox import Outbox
 from connectors.testing import MemoryGroup
-from ordering.errors import EnvironmentProblem
-from ordering.forward_table import Pending, is_control, kind_of
-from ordering.records import JOIN, START_FLUSH, Headers
+from ordering.base.errors import EnvironmentProblem
+from ordering.base.records import JOIN, START_FLUSH, Headers
+from ordering.participant.forward_table import Pending, is_control, kind_of
 from tests.waiting import eventually
 
 

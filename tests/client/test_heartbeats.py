@@ -12,11 +12,11 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client.heartbeats import Heartbeat, Heartbeats
-from connectors.client.producers import Producers
+from connectors.client.tail.heartbeats import Heartbeat, Heartbeats
+from connectors.client.tail.producers import Producers
 from connectors.testing.memory_kafka import WRITES, MemoryConnection, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
@@ -27,8 +27,8 @@ BIG = b"x" * 1000
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryConnection]:
     """With a group and its sequencer; hearts beat fast."""
-    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("connectors.client.heartbeats.CHANGE_S", 0.1)
+    monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("connectors.client.tail.heartbeats.CHANGE_S", 0.1)
     connection = MemoryConnection()
     connection.create("g", "nyc")
     with TinySequencer(connection, "g"):

@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.kafka import codec, letter_codec
-from connectors.kafka.letter_codec import WrittenLetter, decode_letter, letter_headers
-from ordering.inbox import InboxReader
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Headers
+from connectors.kafka.codec import codec, letter_codec
+from connectors.kafka.codec.letter_codec import WrittenLetter, decode_letter, letter_headers
+from ordering.base.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Headers
+from ordering.letters.inbox import InboxReader
 
 Id = tuple[str, int, int]
 

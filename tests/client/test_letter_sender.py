@@ -13,14 +13,15 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.producer.future import RecordMetadata
 from kafka.structs import TopicPartition
 
-from connectors.client import go_back_n, letter_sender
-from connectors.client.letter_sender import LetterSender
-from connectors.client.lives import SendingLimits
-from connectors.kafka.connection import Connection
-from connectors.kafka.letter_codec import WrittenLetter, decode_letter
-from ordering.errors import BrokerUnreachable
-from ordering.inbox import InboxReader
-from ordering.names import Address
+from connectors.client.letters import letter_sender
+from connectors.client.letters.letter_sender import LetterSender
+from connectors.client.tail import go_back_n
+from connectors.client.values.sending_limits import SendingLimits
+from connectors.kafka.codec.letter_codec import WrittenLetter, decode_letter
+from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import Address
+from ordering.letters.inbox import InboxReader
 
 PLACE = TopicPartition("abcast.g.inbox.b", 0)
 

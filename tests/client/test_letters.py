@@ -18,25 +18,25 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors import Letter, Member
-from connectors.client.bookmark import COMMIT_EVERY_S
-from connectors.client.inbox import inbox_partition
-from connectors.client.member_memory import MemberMemory
-from connectors.kafka import seldom
-from connectors.kafka.connection import Connection
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.letter_purge import purge_letters
-from connectors.kafka.topics import create_topics
+from connectors.client.letters.inbox import inbox_partition
+from connectors.client.memory.bookmark import COMMIT_EVERY_S
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.kafka.codec import seldom
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.letter_purge import purge_letters
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import (
+from ordering.base.errors import (
     HistoryUnavailable,
     LetterTableFull,
     NotWrittenInTime,
     TopicMissing,
     UsageError,
 )
-from ordering.names import Address
-from ordering.records import MAX_PAYLOAD_BYTES
+from ordering.base.names import Address
+from ordering.base.records import MAX_PAYLOAD_BYTES
 from tests.waiting import WAIT
 
 pytestmark = pytest.mark.broker
@@ -380,12 +380,12 @@ class TestReceiving:
         producer.flush(timeout=60)
         producer.close()
         alice.send("b/bob", b"2").result(WAIT)
-        with caplog.at_level(logging.WARNING, "connectors.client.inbox"):
+        with caplog.at_level(logging.WARNING, "connectors.client.letters.inbox"):
             assert payloads(received(connection, group, "b/bob")) == [1, 2]
-            assert len(warnings_of(caplog, "connectors.client.inbox")) == 1
+            assert len(warnings_of(caplog, "connectors.client.letters.inbox")) == 1
             caplog.clear()
             assert received(connection, group, "b/bob") == []
-            assert not warnings_of(caplog, "connectors.client.inbox")
+            assert not warnings_of(caplog, "connectors.client.letters.inbox")
 
     def test_letters_wait_for_a_receiver_that_never_ran(self, connection: Connection, group: str) -> None:
         with Member(group, "a/alice", connection=connection) as alice:

@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 
 from connectors import Delivery, Member
-from connectors.client.ledger_reader import read_ledger
-from connectors.kafka.codec import encode_data
+from connectors.client.memory.ledger_reader import read_ledger
+from connectors.kafka.codec.codec import encode_data
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
-from ordering.records import MESSAGE, Data
+from ordering.base.names import Topic
+from ordering.base.records import MESSAGE, Data
 from tests.ledger.ledger_of import decided, effective, write_ledger
 
 

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import pytest
 
 from connectors import Member
-from connectors.client.producers import Producers
-from connectors.client.sharing import share
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.effective import Effective
+from connectors.client.tail.producers import Producers
+from connectors.client.tail.sharing import share
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable
-from ordering.names import Address
-from ordering.sequencer import SequencerState
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Address
+from ordering.sequencer.sequencer import SequencerState
 from tests.waiting import eventually
 
 WAIT = 60.0
@@ -151,7 +151,7 @@ class TestFeed:
         self, kafka: MemoryConnection, window: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """From the window, by itself, and back, as it falls behind and catches up."""
-        monkeypatch.setattr("connectors.client.window.MAX_RECORDS", window)
+        monkeypatch.setattr("connectors.client.tail.tail_cache.MAX_RECORDS", window)
         with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()
             for round_ in range(1, 11):

@@ -16,14 +16,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member, Receipt
-from connectors.client.member_memory import MemberMemory
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS, VARIABLE
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import (
+from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
     ForwardTableFull,
@@ -33,9 +33,9 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
-from ordering.names import RELAY_NAME, Address
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
-from ordering.sequencer import snapshot
+from ordering.base.names import RELAY_NAME, Address
+from ordering.base.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
+from ordering.sequencer.sequencer import snapshot
 from tests.cli.here import abcast_here
 from tests.waiting import WAIT, eventually
 
@@ -519,7 +519,7 @@ class TestDeliveries:
 
 def _offset_of(connection: Connection, group: str, seqno: int) -> int:
     """The offset at which `seqno` was written first by an epoch in force."""
-    from connectors.kafka.data_log import DataLog
+    from connectors.kafka.log.data_log import DataLog
 
     with DataLog(connection, group, "nyc") as log:
         stored = [s for s in log.records(0, log.end()) if s.data.seqno == seqno and s.data.payload != b"stale"]
@@ -678,7 +678,7 @@ class TestOutbox:
 
 def _accepted(path: Path, group: str) -> int:
     """One more than the highest number in the outbox: what the killed process had accepted."""
-    from connectors.client.outbox import Outbox
+    from connectors.client.memory.outbox import Outbox
 
     outbox = Outbox(path, group, "nyc/alice")
     last = outbox.last()

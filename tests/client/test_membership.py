@@ -18,14 +18,13 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client.receipt import Receipt
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.effective import Effective
-from connectors.kafka.settings import change_settings
+from connectors.client.values.receipt import Receipt
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.checker import Checker
-from ordering.errors import (
+from ordering.base.errors import (
     AbcastError,
     Blocked,
     BrokerUnreachable,
@@ -35,9 +34,10 @@ from ordering.errors import (
     Superseded,
     UsageError,
 )
-from ordering.events import Block, Event, Unblock, ViewChange
-from ordering.membership import Life
-from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
+from ordering.base.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
+from ordering.checker.checker import Checker
+from ordering.membership.membership import MemberIncarnation
+from ordering.participant.events import Block, Event, Unblock, ViewChange
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.client.members import forwarder_of, kill, silence
 from tests.waiting import WAIT, eventually
@@ -54,7 +54,7 @@ def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
 @pytest.fixture(autouse=True)
 def quick_heart(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine a heartbeat or two may come late, and nobody is suspected for that."""
-    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.25)
+    monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)
 
 
 def was_suspected(connection: Connection, group: str, name: str) -> bool:
@@ -403,7 +403,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
             raise BrokerUnreachable("gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr("connectors.client.opening.MemberMemory", unreachable)
+            patched.setattr("connectors.client.incarnation.opening.MemberMemory", unreachable)
             assert tried.wait(WAIT)
             b.close(timeout=1.5)
         for receipt in receipts:
@@ -622,13 +622,13 @@ def test_a_closed_group_wants_members(connection: Connection, group: str) -> Non
         assert a.broadcast(b"x").result(WAIT) == 4
 
 
-def _is_in(log: DataLog, life: Life) -> bool:
+def _is_in(log: DataLog, life: MemberIncarnation) -> bool:
     return life in log.state().membership.members
 
 
 def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str) -> None:
     """100 of them in a row, by way of the records: members are clients with threads, and the sequencer is the same."""
-    from connectors.kafka.codec import forward_headers
+    from connectors.kafka.codec.codec import forward_headers
 
     producer = connection.producer()
 
@@ -644,7 +644,7 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
             send(range(first, first + 10), 1, JOIN)
             if first:
                 send(range(first - 10, first), 2, LEAVE)
-            last = Life(f"nyc/m{first + 9}", 1)
+            last = MemberIncarnation(f"nyc/m{first + 9}", 1)
             eventually(functools.partial(_is_in, log, last))
         send(range(40, 50), 2, LEAVE)
     producer.close()

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.client import merged_log
-from connectors.client.cast_reader import Found
-from connectors.client.merged_log import Begin, MergedLog
-from connectors.kafka.data_log import Start
-from ordering.casts import CAUSAL, FIFO, Cast, Ordered
-from ordering.causal import CausalState
-from ordering.membership import Life
-from ordering.merging import MergedState
-from ordering.reader import Reader
+from connectors.client.tail import merged_log
+from connectors.client.tail.cast_reader import Found
+from connectors.client.tail.merged_log import Begin, MergedLog
+from connectors.kafka.log.data_log import Start
+from ordering.base.reader import Reader
+from ordering.casts.casts import CAUSAL, FIFO, Cast, OrderedRecord
+from ordering.casts.causal import CausalState
+from ordering.casts.merging import MergedState
+from ordering.membership.membership import MemberIncarnation
 
-A, B = Life("s/a", 1), Life("s/b", 1)
+A, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)
 OF_A, OF_B = TopicPartition("casts", 0), TopicPartition("casts", 1)
 
 
@@ -41,7 +41,9 @@ class Reading:
         self.next.update(offsets)
 
 
-def a_log(monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[Ordered], *lives: Life) -> MergedLog:
+def a_log(
+    monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[OrderedRecord], *lives: MemberIncarnation
+) -> MergedLog:
     """One that begins in a view, and is given what `data` has."""
 
     def poll(_: float, __: Callable[[], bool]) -> list[Any]:
@@ -69,7 +71,7 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
     reading = Reading({OF_A: of_a, OF_B: of_b})
     reading.next[OF_B] = 1  # b's comes when the queue is full
     monkeypatch.setattr(merged_log, "AGAIN_AFTER_S", after_s)
-    data: list[Ordered] = []
+    data: list[OrderedRecord] = []
     log = a_log(monkeypatch, reading, data, A, B)
     log.merger.causal.room.max_held = 4
     for _ in range(4):
@@ -77,7 +79,7 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
     reading.next[OF_B] = 0
     log.step(log.read(0))
     assert (log.merger.causal.room.holding, log.merger.causal.vector) == (4, (0, 0))
-    data.append(Ordered(1))
+    data.append(OrderedRecord(1))
     for _ in range(4_000):
         log.step(log.read(0))
         if log.merger.causal.vector[1]:
@@ -88,7 +90,7 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
 def test_a_topic_that_never_comes_is_not_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site may have none: each look costs Kafka a list of all topics."""
     reading = Reading({OF_A: [], OF_B: []})
-    log = a_log(monkeypatch, reading, [], A, Life("elsewhere/c", 1))
+    log = a_log(monkeypatch, reading, [], A, MemberIncarnation("elsewhere/c", 1))
     log.step([])
     assert reading.is_awaited
     monkeypatch.setattr(merged_log, "SITES_APPEAR_S", 0.0)

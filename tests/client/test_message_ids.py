@@ -13,20 +13,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client import forwarder, opening
-from connectors.client.lives import is_same
-from connectors.client.member_memory import LIVES_PER_MS, MemberMemory
-from connectors.client.outbox import Outbox
-from connectors.kafka.codec import decode_data, forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
+from connectors.client.incarnation import forwarder, opening
+from connectors.client.incarnation.incarnations import is_same
+from connectors.client.memory.member_memory import LIVES_PER_MS, MemberMemory
+from connectors.client.memory.outbox import Outbox
+from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
-from ordering.forward_table import Pending, control_headers
-from ordering.membership import MAX_LEFT
-from ordering.names import Address
-from ordering.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
+from ordering.base.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
+from ordering.base.names import Address
+from ordering.base.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
+from ordering.membership.membership import MAX_LEFT
+from ordering.participant.forward_table import Pending, control_headers
 from tests.waiting import WAIT, eventually
 
 

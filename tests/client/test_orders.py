@@ -12,16 +12,16 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
 from connectors import Delivery, Member
-from connectors.client import merged_deliveries
-from connectors.client.cast_hub import CastHub
-from connectors.client.silence import Silence
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
+from connectors.client.deliveries import merged_deliveries
+from connectors.client.tail.cast_hub import CastHub
+from connectors.client.values.silence import Silence
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.casts import Cast, Ordered
-from ordering.errors import AbcastError, KafkaRefused, UsageError
-from ordering.fate import Fate
+from ordering.base.errors import AbcastError, KafkaRefused, UsageError
+from ordering.casts.casts import Cast, OrderedRecord
+from ordering.casts.delivery_status import DeliveryStatus
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
 from tests.waiting import WAIT, eventually
@@ -228,10 +228,10 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
     """What stood in DATA is given, however short the silence; but a hub that has it never does not keep the run."""
     really, calls, late = CastHub.fate, itertools.count(), 5
 
-    def fate(hub: CastHub, record: Cast | Ordered, timeout: float) -> Fate:
+    def fate(hub: CastHub, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
         if next(calls) < late:
             time.sleep(timeout)
-            return Fate.NOT_YET
+            return DeliveryStatus.NOT_YET
         return really(hub, record, WAIT)
 
     with with_casts(connection, group, "a") as a:
@@ -239,7 +239,9 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
         monkeypatch.setattr(CastHub, "fate", fate)
         assert [each.payload for each in a.deliveries(1, timeout=0.1)] == [b"total"]
         late = 10**9
-        monkeypatch.setattr("connectors.client.deliveries.Silence", lambda limit, _: Silence(limit, patience=0.5))
+        monkeypatch.setattr(
+            "connectors.client.deliveries.deliveries.Silence", lambda limit, _: Silence(limit, patience=0.5)
+        )
         assert list(a.deliveries(1, timeout=0.1)) == []
 
 

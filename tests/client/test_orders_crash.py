@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from connectors import Delivery, Member
-from connectors.client import state_transfer
+from connectors.client.state import state_transfer
 from connectors.diagnosis.report import check_group
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.deliver import _line
-from ordering.casts import ORDERS
-from ordering.events import ViewChange
+from ordering.casts.casts import ORDERS
+from ordering.participant.events import ViewChange
 from tests.client.conftest import ON_A_BROKER
 from tests.client.replica import Replica, Talker, of
 from tests.waiting import WAIT, eventually

@@ -14,15 +14,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client import merged_deliveries, sharing
-from connectors.client.member_memory import MemberMemory
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
+from connectors.client.deliveries import merged_deliveries
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.tail import sharing
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Blocked, ProtocolViolation, Superseded
-from ordering.names import Topic
-from ordering.records import JOIN, MESSAGE, Forward
+from ordering.base.errors import Blocked, ProtocolViolation, Superseded
+from ordering.base.names import Topic
+from ordering.base.records import JOIN, MESSAGE, Forward
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 

@@ -10,14 +10,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client import cast_reader
+from connectors.client.tail import cast_reader
 from connectors.diagnosis.casts import check_casts
-from connectors.kafka.settings import change_settings
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.deliver import _event_line, _line
-from ordering.checker import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
-from ordering.names import Topic
+from ordering.base.names import Topic
+from ordering.checker.checker import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
 from tests.client.test_orders import texts
 from tests.client.two_sites import relays
 from tests.waiting import WAIT, eventually

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.letter_codec import letter_headers
 from connectors.testing import MemoryGroup
-from ordering.records import Headers
+from ordering.base.records import Headers
 from tests.waiting import WAIT
 
 NULL: Headers = (("trace", None), ("trace", b"\xff"))  # type: ignore[assignment]  # as Kafka has it

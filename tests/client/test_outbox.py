@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.client.outbox import FORGET_RECORDS, Outbox
-from ordering.errors import EnvironmentProblem, UsageError
-from ordering.forward_table import Pending
+from connectors.client.memory.outbox import FORGET_RECORDS, Outbox
+from ordering.base.errors import EnvironmentProblem, UsageError
+from ordering.participant.forward_table import Pending
 
 HEADERS = (("k", b"\x00\xff"), ("k", b""))
 
@@ -84,8 +84,8 @@ def test_a_second_opening_is_refused(tmp_path: Path) -> None:
 @pytest.mark.crash
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys; from connectors.client.outbox import Outbox; o = Outbox(sys.argv[1], 'g', 'nyc/a'); o.begin(3)\n"
-        "o.append(1, b'kept', ()); print('open', flush=True); sys.stdin.read()"
+        "import sys; from connectors.client.memory.outbox import Outbox; o = Outbox(sys.argv[1], 'g', 'nyc/a')\n"
+        "o.begin(3); o.append(1, b'kept', ()); print('open', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "o")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

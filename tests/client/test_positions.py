@@ -9,13 +9,13 @@ import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors import Letter, Member
-from connectors.client.member_memory import MemberMemory
-from connectors.client.stream import Stream
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.values.stream import Stream
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import PositionLost, UsageError
-from ordering.names import Address
-from ordering.records import Data, Source
+from ordering.base.errors import PositionLost, UsageError
+from ordering.base.names import Address
+from ordering.base.records import Data, Source
 
 WAIT = 60.0
 BOB = Address("nyc", "bob")

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.settings import change_settings
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import broker_jars
 from connectors.local.java import require_java
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError
-from ordering.records import VIEW
+from ordering.base.errors import AbcastError
+from ordering.base.records import VIEW
 
 GROUP = "quota"
 SUSPECT_AFTER_S = 5

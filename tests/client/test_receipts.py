@@ -13,8 +13,8 @@ import pytest
 
 from connectors import Member, Receipt
 from connectors.testing import MemoryConnection, MemoryGroup, TinySequencer
-from ordering.errors import NotOrderedInTime, NotWrittenInTime, UsageError
-from ordering.membership import Life
+from ordering.base.errors import NotOrderedInTime, NotWrittenInTime, UsageError
+from ordering.membership.membership import MemberIncarnation
 from tests.waiting import WAIT, eventually
 
 
@@ -130,7 +130,7 @@ def test_settled_while_it_becomes_a_future() -> None:
     """Whoever comes first, application or member, the callback is called once."""
     changed = threading.Condition(threading.Lock())
     for _ in range(500):
-        receipt, called = Receipt(Life("nyc/a", 1), 1, changed), threading.Semaphore(0)
+        receipt, called = Receipt(MemberIncarnation("nyc/a", 1), 1, changed), threading.Semaphore(0)
 
         def settle(receipt: Receipt = receipt) -> None:
             with changed:

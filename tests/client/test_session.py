@@ -14,16 +14,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client.forwarder import Forwarder
-from connectors.client.session import Session
-from connectors.kafka.settings import change_settings
+from connectors.client.incarnation.forwarder import Forwarder
+from connectors.client.incarnation.session import Session
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
-from ordering.log_time import LONGEST_STEP_MS
-from ordering.names import TICK_NAME
-from ordering.participant_table import Phase
-from ordering.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
+from ordering.base.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
+from ordering.base.names import TICK_NAME
+from ordering.base.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
+from ordering.membership.log_time import LONGEST_STEP_MS
+from ordering.participant.participant_table import ParticipantPhase
 from tests.client.members import silence
 from tests.waiting import eventually
 
@@ -113,7 +113,7 @@ def test_who_closes_in_join_hears_of_it(bench: Bench) -> None:
 
     joining = threading.Thread(target=join)
     joining.start()
-    eventually(lambda: bench.alice.incarnation and bench.forwarder.participant.phase is Phase.JOINING)
+    eventually(lambda: bench.alice.incarnation and bench.forwarder.participant.phase is ParticipantPhase.JOINING)
     eventually(lambda: bench.forwarder.participant.known.flush_id)
     started = time.monotonic()
     bench.session.leave(WAIT)
@@ -128,7 +128,7 @@ def test_who_is_excluded_while_it_leaves_waits_for_nothing(bench: Bench) -> None
     before = bench.forwarder
     bench.lost.add(("nyc/alice", LEAVE))
     bench.silence()
-    bench.pass_time(lambda: before.participant.phase is Phase.LEAVING)
+    bench.pass_time(lambda: before.participant.phase is ParticipantPhase.LEAVING)
     started = time.monotonic()
     with pytest.raises(Excluded, match="before it could leave"):
         bench.session.leave(30)

@@ -24,16 +24,18 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client import promise, sharing
-from connectors.client.feed import _size
-from connectors.kafka import liveness, seldom
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.effective import Effective
-from connectors.kafka.seldom import warn_seldom
+from connectors.client.tail import sharing
+from connectors.client.tail.log_tailer import _size
+from connectors.client.values import promise
+from connectors.kafka.codec import seldom
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import liveness
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import BrokerUnreachable, KafkaRefused, Superseded, UsageError
+from ordering.base.errors import BrokerUnreachable, KafkaRefused, Superseded, UsageError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
@@ -108,7 +110,7 @@ def test_who_delivers_and_loses_the_right_to_read_hears_which(
 def test_who_falls_behind_while_no_broker_answers_waits_for_one(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connectors.client.window.MAX_RECORDS", 2)
+    monkeypatch.setattr("connectors.client.tail.tail_cache.MAX_RECORDS", 2)
     open_consumer, refusals = MemoryConnection.consumer, [2]
 
     def refusing(connection: MemoryConnection, **settings: Any) -> MemoryConsumer:
@@ -144,7 +146,7 @@ def test_a_group_whose_topics_are_gone_silences_no_member_of_another_one(
         return send(producer, topic, *values, **named)
 
     monkeypatch.setattr(MemoryProducer, "send", waiting)
-    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.02)
     forward = kafka.topics.partitions[TopicPartition("abcast.g.forward.nyc", 0)]
 
     def heard() -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from connectors.client import deliveries
-from connectors.client.silence import Silence
-from ordering.errors import HistoryUnavailable
-from ordering.names import Address
+from connectors.client.deliveries import deliveries
+from connectors.client.values.silence import Silence
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Address
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("connectors.client.silence.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("connectors.client.values.silence.time.monotonic", lambda: clock.now)
     return clock
 
 

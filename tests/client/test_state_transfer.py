@@ -17,21 +17,29 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client import state_transfer
-from connectors.client.letter import LetterReceipt
-from connectors.client.state_letters import H_STATE, Assembly, Chunk, Nothing, Request, RequestId, decode_state_letter
-from connectors.client.state_transfer import CHUNK_BYTES, StateTransfer
-from connectors.kafka.connection import Connection
-from connectors.kafka.letter_codec import WrittenLetter
-from connectors.kafka.settings import change_settings
+from connectors.client.state import state_transfer
+from connectors.client.state.state_letters import (
+    H_STATE,
+    Chunk,
+    Nothing,
+    Request,
+    RequestId,
+    StateAssembly,
+    decode_state_letter,
+)
+from connectors.client.state.state_transfer import CHUNK_BYTES, StateTransfer
+from connectors.client.values.letter import LetterReceipt
+from connectors.kafka.codec.letter_codec import WrittenLetter
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
-from ordering.events import ViewChange
-from ordering.membership import Life
-from ordering.names import Address
-from ordering.records import Headers
-from ordering.sequencer import snapshot
+from ordering.base.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
+from ordering.base.names import Address
+from ordering.base.records import Headers
+from ordering.membership.membership import MemberIncarnation
+from ordering.participant.events import ViewChange
+from ordering.sequencer.sequencer import snapshot
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.waiting import WAIT, eventually
 
@@ -130,7 +138,7 @@ class TestLetters:
 
     def test_chunks_are_taken_in_order_and_once(self) -> None:
         """What a supplier's producer repeats after a failed request, and what is of another answer, is dropped."""
-        assembly = Assembly("nyc/a", self.REQUEST, 0.0)
+        assembly = StateAssembly("nyc/a", self.REQUEST, 0.0)
         for number in (1, 0, 0, 2, 1, 0, 2, 3):
             assembly.accept(*self._pair(number))
         assert not assembly.accept(self.letter(Chunk(self.REQUEST, 9, 4, 5), sender="nyc/b"), self._pair(4)[1])
@@ -148,7 +156,7 @@ class TestLetters:
 
     def test_a_chunk_of_an_earlier_life_of_the_supplier(self) -> None:
         """Anybody can write one in its name; the incarnation that the view has is the least that counts."""
-        assembly = Assembly("nyc/a", self.REQUEST, 0.0, incarnation=6)
+        assembly = StateAssembly("nyc/a", self.REQUEST, 0.0, incarnation=6)
         chunk = Chunk(self.REQUEST, 9, 0, 1)
         assert not assembly.accept(self.letter(chunk, incarnation=5), chunk)
         assert not assembly.accept(self.letter(chunk, sender="nyc/eve", incarnation=6), chunk)
@@ -164,7 +172,7 @@ class TestLetters:
 
         address = Address("nyc", "a")
         transfer = StateTransfer(MemoryConnection(), "g", address, send, None, lambda _: None, lambda: None)
-        lives = (Life("nyc/a", 1), Life("nyc/b", 1))
+        lives = (MemberIncarnation("nyc/a", 1), MemberIncarnation("nyc/b", 1))
         view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
         assert transfer.fetch(view, lambda: view, 1.0) is None
 
@@ -626,7 +634,7 @@ def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
 
 
 def test_nothing_is_the_answer_to_its_request_only() -> None:
-    assembly = Assembly("nyc/a", RequestId(5, 1), 0.0)
+    assembly = StateAssembly("nyc/a", RequestId(5, 1), 0.0)
     letter = WrittenLetter("nyc/a", 3, 1, b"", Nothing(RequestId(5, 1)).headers())
     assert decode_state_letter(letter) == Nothing(RequestId(5, 1))
     assert not assembly.accept(letter._replace(sender="nyc/b"), Nothing(RequestId(5, 1)))

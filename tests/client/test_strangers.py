@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.settings import change_settings
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError
-from ordering.events import ViewChange
-from ordering.participant_table import Phase
-from ordering.records import FLUSH_OK, MESSAGE
+from ordering.base.errors import AbcastError
+from ordering.base.records import FLUSH_OK, MESSAGE
+from ordering.participant.events import ViewChange
+from ordering.participant.participant_table import ParticipantPhase
 from tests.client.members import forwarder_of, kill
 from tests.waiting import WAIT, eventually
 
@@ -37,7 +37,7 @@ def sequencer(kafka: MemoryConnection) -> Iterator[TinySequencer]:
         yield running
 
 
-def phase_of(member: Member) -> Phase:
+def phase_of(member: Member) -> ParticipantPhase:
     return forwarder_of(member).participant.phase
 
 
@@ -55,11 +55,11 @@ def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
         joining = threading.Thread(target=lambda: views.append(stranger.connect(timeout=WAIT)))
         if asks == "before":
             joining.start()
-            eventually(lambda: phase_of(stranger) is Phase.JOINING)
+            eventually(lambda: phase_of(stranger) is ParticipantPhase.JOINING)
         assert change_settings(kafka, GROUP, "nyc", closed=True)
         sequencer.drop = lambda _: False
         if asks == "after":
-            eventually(lambda: phase_of(stranger) is Phase.KEPT_OUT)
+            eventually(lambda: phase_of(stranger) is ParticipantPhase.KEPT_OUT)
             joining.start()
         joining.join(WAIT)
         assert [view.members for view in views] == [("nyc/s",)]
@@ -83,7 +83,7 @@ def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
         old = b.incarnation
         sequencer.drop = lambda forward: (forward.sender, forward.incarnation) == ("nyc/b", old)
         receipt = b.broadcast(b"x")
-        eventually(lambda: phase_of(b) is Phase.EXCLUDED)
+        eventually(lambda: phase_of(b) is ParticipantPhase.EXCLUDED)
         assert change_settings(kafka, GROUP, "nyc", closed=True)
         sequencer.drop = lambda _: False
         eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
@@ -123,7 +123,7 @@ def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
         session = a._sending.session
         assert session is not None
         session._forwarder.want_flush()
-        eventually(lambda: phase_of(b) is Phase.QUIET)
+        eventually(lambda: phase_of(b) is ParticipantPhase.QUIET)
         kill(b)
         eventually(lambda: a.view and a.view.members == ("nyc/a",), what="b is missed")
         session.give_up_flush()
@@ -156,11 +156,11 @@ def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_t
     sequencer.drop = lambda forward: forward.sender == "nyc/s" and forward.payload not in reached
     receipts = [stranger.broadcast(payload) for payload in (b"x", b"y")]
     threading.Thread(target=connect_in_vain, args=(stranger,), daemon=True).start()
-    eventually(lambda: phase_of(stranger) is Phase.JOINING)
+    eventually(lambda: phase_of(stranger) is ParticipantPhase.JOINING)
     assert change_settings(kafka, GROUP, "nyc", closed=True)
-    eventually(lambda: stranger.incarnation != old and phase_of(stranger) is Phase.AWAITING)
+    eventually(lambda: stranger.incarnation != old and phase_of(stranger) is ParticipantPhase.AWAITING)
     assert change_settings(kafka, GROUP, "nyc", closed=False)
-    eventually(lambda: phase_of(stranger) is Phase.JOINING)
+    eventually(lambda: phase_of(stranger) is ParticipantPhase.JOINING)
     receipts.append(stranger.broadcast(b"z"))
     if is_killed:
         kill(stranger)
@@ -202,7 +202,7 @@ def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not
 
         old.close = open_again  # type: ignore[method-assign]
         assert change_settings(kafka, GROUP, "nyc", closed=True)
-        eventually(lambda: phase_of(stranger) is Phase.KEPT_OUT)
+        eventually(lambda: phase_of(stranger) is ParticipantPhase.KEPT_OUT)
         stranger.connect(timeout=WAIT)
         assert [receipt.result(WAIT) for receipt in receipts] == [4, 7]
         payloads = [delivery.payload for delivery in stranger.deliveries(1, timeout=0.5)]

@@ -7,46 +7,46 @@ from typing import cast
 
 import pytest
 
-from connectors.client import window as limits
-from connectors.client.window import Batch, Window
-from connectors.kafka.effective import Effective
+from connectors.client.tail import tail_cache as limits
+from connectors.client.tail.tail_cache import TailBatch, TailCache
+from connectors.kafka.log.effective import Effective
 
 NEVER = threading.Event()
 
 
 @pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Window:
+def window(monkeypatch: pytest.MonkeyPatch) -> TailCache:
     """Batches of 10 records; it keeps 20 for those who are about to follow, and 100 at most."""
     monkeypatch.setattr(limits, "KEPT_RECORDS", 20)
     monkeypatch.setattr(limits, "MAX_RECORDS", 100)
     monkeypatch.setattr(limits, "MAX_BYTES", 1_000)
-    made = Window()
+    made = TailCache()
     made.open(0)
     return made
 
 
-def holds(window: Window, offset: int) -> bool:
+def holds(window: TailCache, offset: int) -> bool:
     found = window.batch_at(window, offset, 0)
     window.leave(window)
     return found is not None
 
 
-def batch(start: int, size: int = 1) -> Batch:
-    return Batch(start, start + 10, 1, cast(list[Effective], range(start, start + 10)), size)
+def batch(start: int, size: int = 1) -> TailBatch:
+    return TailBatch(start, start + 10, 1, cast(list[Effective], range(start, start + 10)), size)
 
 
-def fill(window: Window, first: int, end: int, size: int = 1) -> None:
+def fill(window: TailCache, first: int, end: int, size: int = 1) -> None:
     for start in range(first, end, 10):
         window.add(batch(start, size), unless=NEVER)
 
 
-def test_what_nobody_needs_goes(window: Window) -> None:
+def test_what_nobody_needs_goes(window: TailCache) -> None:
     fill(window, 0, 200)
     assert holds(window, 180)
     assert not holds(window, 179)
 
 
-def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
+def test_what_the_slowest_has_not_read_stays(window: TailCache) -> None:
     slow, quick = object(), object()
     assert window.join(slow, 0)
     assert window.join(quick, 0)
@@ -62,7 +62,7 @@ def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
     assert not holds(window, 59)
 
 
-def test_who_is_too_slow_falls_out(window: Window) -> None:
+def test_who_is_too_slow_falls_out(window: TailCache) -> None:
     slow = object()
     window.join(slow, 0)
     fill(window, 0, 100)
@@ -72,7 +72,7 @@ def test_who_is_too_slow_falls_out(window: Window) -> None:
     assert window.batch_at(slow, 10, 0) is not None
 
 
-def test_what_comes_stays_for_who_is_near(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_stays_for_who_is_near(window: TailCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "NEAR_RECORDS", 60)
     fill(window, 0, 100)
     far, near = object(), object()
@@ -84,7 +84,7 @@ def test_what_comes_stays_for_who_is_near(window: Window, monkeypatch: pytest.Mo
     assert not holds(window, 79)
 
 
-def test_its_bytes_are_bounded(window: Window) -> None:
+def test_its_bytes_are_bounded(window: TailCache) -> None:
     slow = object()
     window.join(slow, 0)
     fill(window, 0, 40, size=300)
@@ -92,7 +92,7 @@ def test_its_bytes_are_bounded(window: Window) -> None:
     assert holds(window, 10)
 
 
-def test_who_joins_hears_whether_it_can_follow(window: Window) -> None:
+def test_who_joins_hears_whether_it_can_follow(window: TailCache) -> None:
     fill(window, 0, 200)
     assert not window.join(object(), 100)
     assert window.join(object(), 200)

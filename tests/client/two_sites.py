@@ -12,12 +12,12 @@ from types import TracebackType
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import CAST_FIELDS
-from connectors.kafka.codec import HEADER, RELAYED_FIELDS, first_fields
+from connectors.kafka.codec.cast_codec import CAST_FIELDS
+from connectors.kafka.codec.codec import HEADER, RELAYED_FIELDS, first_fields
 from connectors.kafka.transport import PlainRecord
 from connectors.testing import MemoryConnection
-from ordering.names import Topic
-from ordering.records import Headers
+from ordering.base.names import Topic
+from ordering.base.records import Headers
 
 PAUSE_S = 0.005
 REPEATED = 3

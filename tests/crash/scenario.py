@@ -14,15 +14,15 @@ from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
 from connectors.diagnosis.check import check_data, check_deliveries, check_ledger
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.topics.topics import create_topics
 from connectors.storage.location import Location
-from ordering.checker import Checker
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, Data, MessageId
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, Data, MessageId
+from ordering.checker.checker import Checker
 from tests.crash.processes import ABCAST, ROOT, Process
 from tests.waiting import PATIENCE, eventually
 
@@ -126,7 +126,7 @@ class Scenario:
 
     # --- what was written ---
 
-    def records(self, start: int = 0) -> list[Stored]:
+    def records(self, start: int = 0) -> list[StoredRecord]:
         """DATA as it stands."""
         with DataLog(self.connection, self.group, self.site) as log:
             return list(log.records(max(start, log.beginning()), log.end()))

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
 from tests.crash.checkpoint import Checkpoint
 
 BEFORE_OFFSETS = "before the offset log"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import NotOrderedInTime
+from ordering.base.errors import NotOrderedInTime
 from tests.cli.here import abcast_here
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.conftest import MakeScenario

@@ -8,8 +8,8 @@ from typing import cast
 import confluent_kafka
 import pytest
 
-from connectors.kafka.codec import UNREAD, decode_dead_letter, forward_headers
-from ordering.names import Topic
+from connectors.kafka.codec.codec import UNREAD, decode_dead_letter, forward_headers
+from ordering.base.names import Topic
 from tests.crash.scenario import Scenario
 
 MIB = 600

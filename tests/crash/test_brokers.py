@@ -12,7 +12,7 @@ import pytest
 
 from connectors import Delivery
 from connectors.local.broker import EmbeddedBroker
-from ordering.names import Topic
+from ordering.base.names import Topic
 from tests.crash.conftest import MakeScenario
 from tests.crash.scenario import Scenario
 from tests.waiting import eventually

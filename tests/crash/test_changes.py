@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.topics import create_topics
-from ordering.names import Topic
-from ordering.records import MessageId
+from connectors.kafka.topics.topics import create_topics
+from ordering.base.names import Topic
+from ordering.base.records import MessageId
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 from tests.waiting import WAIT, eventually

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ordering.records import EPOCH, Data
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.base.records import EPOCH, Data
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.scenario import Scenario
 from tests.waiting import WAIT, eventually

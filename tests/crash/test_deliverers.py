@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.data_purge import purge_data
+from connectors.kafka.topics.data_purge import purge_data
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 from tests.waiting import eventually

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_forward
-from ordering.records import Forward, MessageId, Source
+from connectors.kafka.codec.codec import decode_forward
+from ordering.base.records import Forward, MessageId, Source
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import ROOT, Process
 from tests.crash.scenario import Load, Scenario

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.backlog import partition_bytes
-from ordering.names import Topic
+from connectors.kafka.connection.backlog import partition_bytes
+from ordering.base.names import Topic
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.sequencer import snapshot
+from ordering.sequencer.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario, ledger_seqno

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ordering.records import MessageId
+from ordering.base.records import MessageId
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 from tests.waiting import eventually

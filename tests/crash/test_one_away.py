@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.topics import create_topics
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from ordering.names import Topic
+from ordering.base.names import Topic
 from tests.crash.conftest import MakeScenario
 from tests.waiting import eventually
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from connectors.kafka.data_log import DataLog
-from ordering.records import EPOCH
+from connectors.kafka.log.data_log import DataLog
+from ordering.base.records import EPOCH
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.scenario import Scenario
 from tests.crash.test_two_sequencers import assert_fenced

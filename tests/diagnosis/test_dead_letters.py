@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from connectors.diagnosis.dead_letters import read_dead_letters
-from connectors.kafka.codec import dead_letter_headers
+from connectors.kafka.codec.codec import dead_letter_headers
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import TopicMissing
-from ordering.records import DeadLetter, Source
+from ordering.base.errors import TopicMissing
+from ordering.base.records import DeadLetter, Source
 
 SOURCE = Source("abcast.g.forward.nyc", 2, 17)
 

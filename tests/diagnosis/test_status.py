@@ -16,21 +16,21 @@ from typer.testing import CliRunner
 
 from connectors.diagnosis import status
 from connectors.diagnosis.status import read_status
-from connectors.kafka import sign_of_life
-from connectors.kafka.acts import Act, tell
-from connectors.kafka.codec import encode_data, forward_headers
-from connectors.kafka.epochs import encode_claim, this_host
-from connectors.kafka.liveness import say_why
-from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.kafka.troubles import Troubles
+from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.codec.epochs import encode_claim, this_host
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.log import sign_of_life
+from connectors.kafka.log.acts import Act, tell
+from connectors.kafka.log.liveness import say_why
+from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
-from jobs.status import _sentences
-from jobs.status import status as status_command
-from ordering.membership import Life, Membership, Settings
-from ordering.names import Role, Topic
-from ordering.reader import Seal
-from ordering.records import HEARTBEAT, Forward, Source
-from ordering.sequencer import Accepted, SequencerState, missing_before, seal, snapshot
+from jobs.inspection.status import _sentences
+from jobs.inspection.status import status as status_command
+from ordering.base.names import Role, Topic
+from ordering.base.reader import Seal
+from ordering.base.records import HEARTBEAT, Forward, Source
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.sequencer.sequencer import SequencerState, missing_before, seal, snapshot
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
 EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
@@ -48,9 +48,9 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
         epoch=1,
         seqno=7,
         view=2,
-        received={f"nyc/{name}": Accepted(1, 2) for name in ("alice", "bob", "abcast.admin")},
+        received={f"nyc/{name}": ReceivedRow(1, 2) for name in ("alice", "bob", "abcast.admin")},
         seals=(Seal(1, 1),),
-        membership=Membership(members=(Life("nyc/alice", 1),)),
+        membership=Membership(members=(MemberIncarnation("nyc/alice", 1),)),
     )
     producer = connection.producer()
     claim(connection, 0)
@@ -107,7 +107,7 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
     assert shown.sequencer.state == "silent"
     place, later = ("abcast.sequencer.nyc", TopicPartition("abcast.g.epoch.nyc", 0)), time.time() + 60
     assert len(connection.topics.committed[place].metadata) < 4096
-    with patch("connectors.kafka.sign_of_life.time", SimpleNamespace(time=lambda: later)):
+    with patch("connectors.kafka.log.sign_of_life.time", SimpleNamespace(time=lambda: later)):
         shown = read_status(connection, "g", "nyc")
     assert not shown.trouble
     assert shown.is_failure
@@ -171,7 +171,7 @@ def test_a_sender_with_a_gap_is_told_of(connection: MemoryConnection, monkeypatc
     ("incarnation", "local_seqno", "missing"), [(1, 2, None), (1, 3, None), (1, 4, 3), (0, 4, None), (2, 1, None)]
 )
 def test_what_is_missing(incarnation: int, local_seqno: int, missing: int | None) -> None:
-    state = SequencerState("g", received={"nyc/alice": Accepted(1, 2)})
+    state = SequencerState("g", received={"nyc/alice": ReceivedRow(1, 2)})
     record = Forward("nyc/alice", incarnation, local_seqno, b"", Source("t", 0, 0))
     assert missing_before(state, record) == missing
     assert missing_before(state, replace(record, incarnation=2, local_seqno=7)) == 1
@@ -284,8 +284,8 @@ class TestWhichGroupsAreJudged:
         roles: tuple[Role, ...] = ("forward", "data", "epoch")
         found = [Topic(group, role, "nyc") for group in ("foreign", "g", "out") for role in roles]
         monkeypatch.setattr(status, "find_topics", lambda _: found)
-        monkeypatch.setattr("connectors.kafka.topics.find_groups", lambda *_: ["foreign", "g", "out"])
-        monkeypatch.setattr("jobs.status.connection_to", lambda *_: connection)
+        monkeypatch.setattr("connectors.kafka.topics.topics.find_groups", lambda *_: ["foreign", "g", "out"])
+        monkeypatch.setattr("jobs.inspection.status.connection_to", lambda *_: connection)
         SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, left_out={"out": "it has no leader"})
         return connection
 

@@ -18,33 +18,33 @@ from typing import Any
 import pandas as pd
 from kafka.structs import TopicPartition
 
-from connectors.engine.attendant import Taken
 from connectors.engine.batch import Output
+from connectors.engine.group_supervisor import Taken
 from connectors.engine.intake import Intake
 from connectors.engine.job import STOP_S
 from connectors.engine.writing import Writer
-from connectors.kafka.codec import FORWARD_KINDS, HEADER, VERSION, decode_forward
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.inputs import Input, original
+from connectors.kafka.codec.codec import FORWARD_KINDS, HEADER, VERSION, decode_forward
+from connectors.kafka.codec.inputs import Input, original
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import PlainRecord, Record
 from connectors.sequencer.agreeing_query import (
     FROM_TIME,
     REPORT,
-    Report,
-    Stored,
+    StepReport,
+    StoredGroup,
     agreer,
     begun,
 )
-from connectors.sequencer.agreement import Agreement, known_state
-from connectors.sequencer.fencing import check_not_fenced
 from connectors.sequencer.query import DATA_ROLE
-from connectors.sequencer.shelf import Shelf
+from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
+from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.fencing import check_not_fenced
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import ProtocolViolation
-from ordering.isis_group import after_takeover
-from ordering.names import Topic
-from ordering.records import MESSAGE, Forward, Source
+from ordering.agreement.group import after_takeover
+from ordering.base.errors import ProtocolViolation
+from ordering.base.names import Topic
+from ordering.base.records import MESSAGE, Forward, Source
 from tests.spark.packing import packed
 
 CHUNK_ROWS = 7
@@ -73,14 +73,14 @@ class Memory:
 class OperatorLoop:
     """Reads a batch, has it decided, and writes it, in one thread."""
 
-    def __init__(self, connection: MemoryConnection, agreement: Agreement, stop: threading.Event) -> None:
+    def __init__(self, connection: MemoryConnection, agreement: AgreementSettings, stop: threading.Event) -> None:
         self._connection, self._agreement, self._stop = connection, agreement, stop
         self._writer, self._intake = Writer(connection), Intake(connection, stop)
         self._read: dict[TopicPartition, tuple[str, Input | None]] = {}
         self._states: dict[str, Memory] = {}
-        self._initial: dict[str, Stored] = {}
+        self._initial: dict[str, StoredGroup] = {}
         self._epochs: dict[str, int] = {}
-        self.reports: list[Report] = []
+        self.reports: list[StepReport] = []
         self._directory = tempfile.TemporaryDirectory(prefix="abcast-test-")
 
     def take(self, taken: Taken, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
@@ -136,8 +136,8 @@ class OperatorLoop:
             if not self._writer.wait(written, lambda deadline=deadline: time.monotonic() > deadline):  # type: ignore[misc]
                 return
 
-    def _shelf_of(self, group: str) -> Shelf:
-        return Shelf(Path(self._directory.name) / group, str(self._epochs[group]))
+    def _shelf_of(self, group: str) -> SpillStore:
+        return SpillStore(Path(self._directory.name) / group, str(self._epochs[group]))
 
     def _rows(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         source = self._read[place][1]
@@ -159,7 +159,7 @@ class OperatorLoop:
     def _outputs(self, group: str, runs: pd.DataFrame) -> Iterator[Output]:
         for run in runs.to_dict("records"):
             if run["role"] == REPORT:
-                self.reports.append(Report.from_json(run["value"][0].decode()))
+                self.reports.append(StepReport.from_json(run["value"][0].decode()))
                 continue
             topic = str(Topic(group, run["role"], self._agreement.neighbours.site))
             packed_records = _unpacked(run) if run["aside"] else None

@@ -21,29 +21,34 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
-from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
+from connectors.engine.group_supervisor import Taken
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
-from connectors.kafka import entries
-from connectors.kafka.codec import encode_data, forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state
-from connectors.kafka.entry_codec import read_entry
-from connectors.kafka.inputs import Input, Neighbours
-from connectors.kafka.left_out import LeftOut
-from connectors.kafka.purge import purge_group
-from connectors.kafka.senders import Forgotten, forget_senders
-from connectors.kafka.sending import append
+from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.codec.entry_codec import read_entry
+from connectors.kafka.codec.inputs import Input, Neighbours
+from connectors.kafka.connection.sending import append
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.log import entries
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.entries import last_state
+from connectors.kafka.topics.purge import purge_group
+from connectors.kafka.topics.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
-from connectors.sequencer.agreeing_query import Step, begun
-from connectors.sequencer.agreement import Agreement
-from connectors.sequencer.shelf import Shelf
-from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
+from connectors.sequencer.agreeing_query import GroupStep, begun
+from connectors.sequencer.spill_store import SpillStore
+from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering import isis_site, sequencer
-from ordering.errors import (
+from ordering.agreement import site as isis_site
+from ordering.agreement.formation import ProcessIncarnation
+from ordering.agreement.group import after_takeover
+from ordering.agreement.log import OrderedRun, Range, ReadReport, counting, run_of
+from ordering.agreement.site_state import CopyMark, Place, SiteState, first_state
+from ordering.agreement.site_state import state_of as told
+from ordering.base.errors import (
     BrokerUnreachable,
     Disagreement,
     Fenced,
@@ -52,16 +57,12 @@ from ordering.errors import (
     ProtocolViolation,
     UsageError,
 )
-from ordering.forgetting import SenderRow
-from ordering.isis_formation import Life
-from ordering.isis_group import after_takeover
-from ordering.isis_log import Ordered, Range, Told, counting, run_of
-from ordering.isis_site_state import Mark, Place, SiteState, first_state
-from ordering.isis_site_state import state_of as told
-from ordering.names import Role, Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Partition
-from ordering.sequencer import SequencerState
+from ordering.base.names import Role, Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Partition
+from ordering.membership.forgetting import SenderRow
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import SequencerState
 from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
 
@@ -114,7 +115,7 @@ class Running:
         self.attendant.leave = self._leave
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(Claimer(kafka, site, agreement="isis"), topics)
-        agreement = Agreement(neighbours, SUSPECT_AFTER_MS)
+        agreement = AgreementSettings(neighbours, SUSPECT_AFTER_MS)
         self.loop: Any
         if engine == SPARK:
             self.loop = OperatorLoop(kafka, agreement, self._stop)
@@ -626,7 +627,7 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection, 
 
 def test_the_last_group_that_goes_is_read_no_more(kafka: MemoryConnection) -> None:
     place, names = forward("nyc"), Neighbours("nyc", ("nyc",), frozenset())
-    loop = SiteLoop(kafka, Agreement(names), threading.Event())
+    loop = SiteLoop(kafka, AgreementSettings(names), threading.Event())
     loop.take(Taken(take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [place.topic]})))
     loop.find_inputs({"g": {place: Input("nyc", str(Partition(*place)))}})
     loop.step()
@@ -677,7 +678,7 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
 
 
 def attendant_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteAttendant:
-    return SiteAttendant(kafka, Agreement(Neighbours("nyc", sites)), finder, {}, LeftOut("sequence"))
+    return SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, LeftOut("sequence"))
 
 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
@@ -686,12 +687,12 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     """The job starts beside it, and says so; alone with it, it does not start."""
     kafka.create("h", "nyc")
     take_over(kafka, "h", "nyc")
-    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
     left_out = LeftOut("sequence")
-    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, left_out)) as attendant:
+    with closing(SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", SITES)), finder, {}, left_out)) as attendant:
         assert list(attendant.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
         assert list(left_out.reasons) == ["h"]
@@ -706,7 +707,7 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
 
 def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """That its group was begun with others is found before the claim, which would end the job that serves it."""
-    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic("g", role, "nyc"): 1 for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
@@ -727,7 +728,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
 ) -> None:
     """The attendant looks after it no longer, until its time has come."""
     kafka.create("h", "nyc")
-    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
@@ -838,10 +839,10 @@ def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at
 def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_data(is_whole: bool) -> None:
     """The mark of the old one tells where a record stood, and another one stands there now."""
     place = "abcast.g.forward.nyc-0"
-    run = Ordered(101, Life("nyc"), run_of((Range(place, 100, 160),)))
+    run = OrderedRun(101, ProcessIncarnation("nyc"), run_of((Range(place, 100, 160),)))
     begun = first_state("g", "sfo", ("nyc", "sfo"))
-    places = (Place(place, 160, 160, 160, (Mark(100, 150), Mark(160, 210))),)
-    known = replace(begun, position=160, sequenced=100, since=(run,), places=places, told=(Told(place, 0, 160),))
+    places = (Place(place, 160, 160, 160, (CopyMark(100, 150), CopyMark(160, 210))),)
+    known = replace(begun, position=160, sequenced=100, since=(run,), places=places, told=(ReadReport(place, 0, 160),))
     group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", place, is_copy=True)
     copy, begin = Topic("g", "relayed", "sfo", "nyc"), 100 if is_whole else group.start_of(source, 0)
     group.start_of(source, 0)
@@ -860,7 +861,7 @@ def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_dat
 def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning: int) -> None:
     """A site that was cut off has read more than it has submitted. Others have copies of what it would tell as gone."""
     begun, name = first_state("g", "nyc", ("nyc", "sfo")), "abcast.g.forward.nyc-0"
-    places = (Place(name, 100, 50, 50, (Mark(40, 40),)),)
+    places = (Place(name, 100, 50, 50, (CopyMark(40, 40),)),)
     known = replace(begun, position=50, sequenced=50, places=places)
     group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", name)
     assert group.start_of(source, beginning) == beginning
@@ -920,7 +921,7 @@ def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) ->
         send(kafka, "nyc", range(3, 6))
         all_have(kafka, 5, ("nyc", "sfo"))
     kafka.drop(Topic("g", "data", "sfo"))
-    loop = SiteLoop(kafka, Agreement(Neighbours("lax", SITES, frozenset({"nyc", "sfo"}))), threading.Event())
+    loop = SiteLoop(kafka, AgreementSettings(Neighbours("lax", SITES, frozenset({"nyc", "sfo"}))), threading.Event())
     with closing(loop):
         loop.take(Taken(take_over_groups(Claimer(kafka, "lax", agreement="isis"), {"g": [forward("lax").topic]})))
         with pytest.raises(HistoryUnavailable, match="lax has read the log of sfo up to offset"):
@@ -963,8 +964,8 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
     """A mark may be so far before what is needed that all between would be more than a site keeps."""
     monkeypatch.setattr(agreeing, "OWN_BYTES", 2_000)
     begun, name, run = first_state("g", "nyc", SITES), "abcast.g.forward.nyc-0", run_of((Range("x-0", 0, 1),))
-    places = (Place(name, 90, 90, 90, (Mark(0, 0),)), Place("x-0", 1, 0, 1))
-    since = (Ordered(90, begun.process.me, run_of((Range(name, 80, 90),))), Ordered(100, begun.process.me, run))
+    places = (Place(name, 90, 90, 90, (CopyMark(0, 0),)), Place("x-0", 1, 0, 1))
+    since = (OrderedRun(90, begun.process.me, run_of((Range(name, 80, 90),))), OrderedRun(100, begun.process.me, run))
     group = AgreeingGroup(
         replace(begun, position=100, sequenced=89, since=since, places=places), SequencerState("g", 1)
     )
@@ -986,21 +987,21 @@ def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, m
     """A site that waits has very many chunks on its shelf, and each run has some records of one or two."""
     monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
     read: list[int] = []
-    get = Shelf.get
+    get = SpillStore.get
 
-    def counted(shelf: Shelf, number: int) -> bytes:
+    def counted(shelf: SpillStore, number: int) -> bytes:
         read.append(number)
         return get(shelf, number)
 
-    monkeypatch.setattr(Shelf, "get", counted)
+    monkeypatch.setattr(SpillStore, "get", counted)
     place, alone = f"{forward('nyc').topic}-0", Neighbours("nyc", ("nyc",))
     group = after_takeover(first_state("g", "nyc", ["nyc"]), SequencerState("g", epoch=1))
-    step = Step(begun(group), alone, Shelf(tmp_path, "query"))
+    step = GroupStep(begun(group), alone, SpillStore(tmp_path, "query"))
     rows = pd.DataFrame([dict.fromkeys(agreeing_query._KEPT.names)] * 10)
     for first in range(0, 200, 10):
         step._keep(place, rows.assign(offset=range(first, first + 10)))
     for first, end, chunks in ((0, 10, 1), (95, 115, 3), (199, 300, 1), (300, 301, 1)):
-        again = Step(step.stored(), alone, Shelf(tmp_path, "query"))
+        again = GroupStep(step.stored(), alone, SpillStore(tmp_path, "query"))
         found = again._offsets(Range(place, first, end))
         assert [offset for offset, _ in found] == list(range(first, min(end, 200)))
         assert len(read) <= chunks

@@ -13,14 +13,14 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.engine.job import EngineJob, EngineOptions
-from connectors.kafka.codec import PAYLOAD_TOO_LARGE, UNREAD, decode_dead_letter, forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.ranges import read_range
-from connectors.kafka.topics import check_topics, create_topics, look_at_topics
+from connectors.kafka.codec.codec import PAYLOAD_TOO_LARGE, UNREAD, decode_dead_letter, forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.topics.topics import check_topics, create_topics, look_at_topics
 from connectors.kafka.transport import TRANSPORTS, Record
 from connectors.local.broker import EmbeddedBroker
-from ordering.names import Role, Topic
-from ordering.records import MAX_RECORD_BYTES
+from ordering.base.names import Role, Topic
+from ordering.base.records import MAX_RECORD_BYTES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
 from tests.waiting import WAIT, eventually
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Rows, Topics, by_columns, by_rows
-from connectors.kafka.codec import decode_data, forward_headers
-from ordering.membership import Life, Membership
-from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
-from ordering.sequencer import SequencerState
+from connectors.engine.batch import OutputTopics, Rows, by_columns, by_rows
+from connectors.kafka.codec.codec import decode_data, forward_headers
+from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
+from ordering.membership.membership import MemberIncarnation, Membership
+from ordering.sequencer.sequencer import SequencerState
 from tests import forward_corpus as corpus
 
-TOPICS = Topics.of("orders", "nyc")
+TOPICS = OutputTopics.of("orders", "nyc")
 OPENED = SequencerState("orders", epoch=3, view=2)
 
 
@@ -77,7 +77,7 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
 def test_random_batches(seed: int) -> None:
     """With members (so that time is kept) and without, batch after batch."""
     rng = random.Random(seed)
-    members = (Life("nyc/0", 1),) if rng.random() < 0.5 else ()
+    members = (MemberIncarnation("nyc/0", 1),) if rng.random() < 0.5 else ()
     state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members))
     next_local: dict[tuple[bytes, int], int] = {}
     offset = 0

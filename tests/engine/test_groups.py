@@ -9,13 +9,13 @@ import pytest
 
 from connectors import Member
 from connectors.engine.job import EngineJob, EngineOptions
-from connectors.kafka.connection import Connection
-from connectors.kafka.group_choice import GroupChoice
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import GroupChoice
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from jobs.streaming import JobThread, working
-from ordering.errors import Fenced
-from ordering.names import Topic
+from jobs.terminal.streaming import JobThread, working
+from ordering.base.errors import Fenced
+from ordering.base.names import Topic
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.broker

@@ -8,16 +8,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.data_purge import purge_data
-from connectors.kafka.inputs import Input, Neighbours
-from connectors.kafka.plain_record import PlainRecord
-from connectors.kafka.sites import SUSPECT_AFTER_MS
-from connectors.sequencer.agreement import Agreement, known_state
-from connectors.sequencer.takeover import Claimer, take_over_groups
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.inputs import Input, Neighbours
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.connection.sites import SUSPECT_AFTER_MS
+from connectors.kafka.topics.data_purge import purge_data
+from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
-from ordering.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
+from ordering.base.names import Topic
+from ordering.base.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
 
 SITES = ("lax", "nyc", "sfo")
 STEP_S = 0.5
@@ -42,7 +42,7 @@ class Site:
         self.kafka, self.name = kafka, name
         neighbours = Neighbours(name, SITES, frozenset(SITES) - {name})
         state = take_over_groups(Claimer(kafka, name, agreement="isis"), {"g": [f"abcast.g.forward.{name}"]})["g"]
-        self.group = AgreeingGroup(known_state(kafka, Agreement(neighbours), state), state)
+        self.group = AgreeingGroup(known_state(kafka, AgreementSettings(neighbours), state), state)
         self.inputs: dict[TopicPartition, Input] = {}
         for place in kafka.topics.partitions:
             topic = Topic.parse(place.topic)

@@ -12,21 +12,21 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.engine.attendant import Attendant, Taken
+from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.intake import InputLost
 from connectors.engine.job import Loop
-from connectors.engine.writing import WriteFailed, Writer, Written
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.left_out import LeftOut
-from connectors.sequencer.groups import positions_of
-from connectors.sequencer.takeover import take_over
+from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.groups import positions_of
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import TopicMissing
-from ordering.names import Role, Topic
-from ordering.pipeline import Pipeline
-from ordering.reader import Reader, Verdict
-from ordering.records import Data
+from ordering.base.errors import TopicMissing
+from ordering.base.names import Role, Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import Data
+from ordering.sequencer.pipeline import Pipeline
 from tests.changed_logs import CHANGES, Change, change
 from tests.waiting import eventually
 
@@ -61,7 +61,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self._loop.run(cast("Attendant", self.attendant))
+            self._loop.run(cast("GroupSupervisor", self.attendant))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.failure = error
 
@@ -169,7 +169,7 @@ class _Sent:
 def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> None:
     """To ask for one that is, takes no time: the wait would be a busy one."""
     late, there = _Sent(is_done=False), _Sent(is_done=True)
-    assert Writer(kafka).wait(Written([late, there], 0), lambda: False)  # type: ignore[list-item]
+    assert Writer(kafka).wait(WrittenBatch([late, there], 0), lambda: False)  # type: ignore[list-item]
     assert (late.asked, there.asked) == (3, 0)
 
 
@@ -185,9 +185,9 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     def lacks(*_: object) -> None:
         raise TopicMissing("abcast.g.epoch.nyc does not exist.")
 
-    monkeypatch.setattr("connectors.engine.attendant.check_topics", lacks)
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lacks)
     left_out = LeftOut("sequence")
-    attendant = Attendant(kafka, "nyc", None, finder, {}, left_out)
+    attendant = GroupSupervisor(kafka, "nyc", None, finder, {}, left_out)
     attendant._keeper.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
     attendant._places |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
     attendant._find_changes()

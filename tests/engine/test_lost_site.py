@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.cli import app
-from ordering.isis_site import OUT_FOR_GOOD
-from ordering.records import JOIN
+from ordering.agreement.site import OUT_FOR_GOOD
+from ordering.base.records import JOIN
 from tests.engine.test_agreeing import SITES, all_have, effective, lose_log, running, send
 from tests.waiting import eventually
 

@@ -17,16 +17,16 @@ from kafka.structs import TopicPartition
 from connectors.engine.group import HELD_RECORDS
 from connectors.engine.job import EngineJob, EngineOptions
 from connectors.engine.site_job import SiteJob
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.epochs import this_host
-from connectors.kafka.inputs import Neighbours
-from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.sequencer.agreement import Agreement
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Claimer, take_over_groups
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.epochs import this_host
+from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
+from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection, MemoryConsumer
-from ordering.errors import Fenced
-from ordering.names import ROLES, Role, Topic
+from ordering.base.errors import Fenced
+from ordering.base.names import ROLES, Role, Topic
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine")
@@ -42,9 +42,9 @@ def name(role: Role, group: str = "away") -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: {})
     monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
-    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", 3.0)
+    monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", 3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
     )
     job: EngineJob = EngineJob(EngineOptions(kafka, "nyc"))
     if engine == "agreeing":
-        job = SiteJob(kafka, Agreement(Neighbours("nyc", ("nyc",), frozenset())))
+        job = SiteJob(kafka, AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())))
     job._finder = finder
     failed: list[BaseException] = []
 
@@ -250,9 +250,9 @@ def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
 @pytest.mark.parametrize("what", [(OFFSETS,), ()])
 def test_away_when_it_was_just_taken_over(kafka: Kafka, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not said to be served while nobody orders it."""
-    ends_of_data, is_first = Keeper.ends_of_data, [True]
+    ends_of_data, is_first = GroupMaintenance.ends_of_data, [True]
 
-    def away(self: Keeper, groups: Any) -> dict[str, int]:
+    def away(self: GroupMaintenance, groups: Any) -> dict[str, int]:
         if "away" in groups and is_first and is_first.pop():
             kafka.topics.take_away(name("data"), *what)
         return ends_of_data(self, groups)
@@ -260,7 +260,7 @@ def test_away_when_it_was_just_taken_over(kafka: Kafka, what: tuple[str, ...], m
     with serving(kafka, "process") as job:
         assert job.ready.wait(20)
         kafka.topics.refuse(name("data"), 1)
-        monkeypatch.setattr(Keeper, "ends_of_data", away)
+        monkeypatch.setattr(GroupMaintenance, "ends_of_data", away)
         kafka.send("away")
         eventually(lambda: not is_first, 20)
         deadline = time.monotonic() + 5.0  # it was asked once more

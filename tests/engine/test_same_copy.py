@@ -9,15 +9,15 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.inputs import Input, original
-from connectors.kafka.same_copy import changed_copies
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.inputs import Input, original
+from connectors.kafka.log.same_copy import changed_copies
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.isis_formation import Life
-from ordering.isis_log import Ordered, Range, run_of
-from ordering.isis_site_state import Mark, Place, first_state
-from ordering.names import Topic
-from ordering.sequencer import SequencerState
+from ordering.agreement.formation import ProcessIncarnation
+from ordering.agreement.log import OrderedRun, Range, run_of
+from ordering.agreement.site_state import CopyMark, Place, first_state
+from ordering.base.names import Topic
+from ordering.sequencer.sequencer import SequencerState
 
 HOME = f"{Topic('g', 'forward', 'nyc')}-0"
 COPY = TopicPartition(str(Topic("g", "relayed", "sfo", "nyc")), 0)
@@ -42,11 +42,11 @@ def fill(kafka: MemoryConnection, offsets: list[int]) -> None:
         kafka.topics.append(COPY, b"nyc/m%d" % offset, b"", [(name, text + mark)])
 
 
-def group_at(mark: Mark, end: int) -> AgreeingGroup:
+def group_at(mark: CopyMark, end: int) -> AgreeingGroup:
     """Of sfo, with a run of nyc's from that mark to `end` that is ordered and not yet in DATA."""
-    run = Ordered(mark.end + 1, Life("nyc"), run_of((Range(HOME, mark.end, end),)))
+    run = OrderedRun(mark.end + 1, ProcessIncarnation("nyc"), run_of((Range(HOME, mark.end, end),)))
     first = first_state("g", "sfo", ["nyc", "sfo"])
-    here = Place(HOME, end, end, end, (mark, Mark(end, mark.at + end - mark.end)))
+    here = Place(HOME, end, end, end, (mark, CopyMark(end, mark.at + end - mark.end)))
     state = replace(first, position=run.last, sequenced=mark.end, since=(run,), number=9, base=9, places=(here,))
     return AgreeingGroup(state, SequencerState("g", epoch=2))
 
@@ -58,7 +58,7 @@ def test_a_copy_that_was_made_anew(seed: int) -> None:
     end = dice.randint(20, 120)
     before = carried(dice, 0, end)
     at = dice.randrange(1, len(before))
-    mark = Mark(max(before[:at]) + 1, at)
+    mark = CopyMark(max(before[:at]) + 1, at)
     if mark.end == end:
         return
     is_same = dice.random() < 0.3

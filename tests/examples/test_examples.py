@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from connectors import Delivery, Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import TinySequencer
-from ordering.events import ViewChange
-from ordering.membership import Life
+from ordering.membership.membership import MemberIncarnation
+from ordering.participant.events import ViewChange
 from tests.examples.lock_service import Locks
 from tests.examples.order_book import Book, Trade, send_order
 from tests.waiting import WAIT, eventually
@@ -181,7 +181,7 @@ def test_locks() -> None:
     locks.apply(delivery(5, "local/c", ["release", "y"]))
     locks.apply(delivery(6, "local/a", ["release", "x"]))
     assert (locks.holder("x"), locks.tokens["x"]) == ("local/b", 6)
-    locks.apply(ViewChange(7, 2, (Life("local/c", 1),), (), ("local/b",)))
+    locks.apply(ViewChange(7, 2, (MemberIncarnation("local/c", 1),), (), ("local/b",)))
     assert (locks.holder("x"), locks.tokens["x"]) == ("local/c", 7)
     locks.apply(ViewChange(3, 1, (), (), ("local/c",)))
     assert locks.holder("x") == "local/c"

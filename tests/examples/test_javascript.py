@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import TinySequencer
 from tests.waiting import WAIT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ordering.records import MESSAGE
+from ordering.base.records import MESSAGE
 from tests.examples.ledger_spark import messages
 from tests.ledger.ledger_of import decided, effective, write_ledger
 

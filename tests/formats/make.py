@@ -18,7 +18,7 @@ from pathlib import Path
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.settings import change_settings
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from tests.engine.test_agreeing import SITES, all_have, running, send
@@ -95,11 +95,11 @@ def kafka_of(path: Path) -> MemoryConnection:
 
 def ledger(directory: Path, kafka: MemoryConnection) -> None:
     """The tables of the group's DATA."""
-    from connectors.kafka.data_log import Start
+    from connectors.kafka.log.data_log import Start
     from connectors.ledger.table import LedgerWriter, create_tables
     from connectors.spark.session import build_session
     from connectors.storage.location import Location
-    from ordering.reader import Reader
+    from ordering.base.reader import Reader
     from tests.spark.kafka_rows import Row, source_frame
 
     data = f"abcast.{GROUP}.data.{SITE}"

@@ -17,17 +17,17 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.diagnosis.check import check_ledger
 from connectors.diagnosis.report import check_group
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.entries import last_state
 from connectors.ledger.state import state_from_ledger
-from connectors.sequencer.takeover import take_over
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.checker import Checker
-from ordering.formats import FIRST
-from ordering.isis_log import Entry
-from ordering.isis_site_state import SiteState
-from ordering.records import EPOCH, MESSAGE
+from ordering.agreement.log import Entry
+from ordering.agreement.site_state import SiteState
+from ordering.base.formats import FIRST
+from ordering.base.records import EPOCH, MESSAGE
+from ordering.checker.checker import Checker
 from tests.engine.test_agreeing import SITES, all_have, effective, running, send
 from tests.formats.make import kafka_of
 

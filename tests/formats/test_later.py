@@ -20,25 +20,25 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.diagnosis.report import check_group
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import decode, encode_claim
-from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import decode, encode_claim
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.checker import Checker
-from ordering.errors import AbcastError, LaterVersion, NotOrderedInTime, ProtocolViolation
-from ordering.events import ViewChange
-from ordering.formats import ADDITIONS, FORMATS, NEWEST, Format
-from ordering.isis_log import Entry, Letter
-from ordering.links import carry_each
-from ordering.membership import Membership, Settings
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, SETTINGS, SKIP, VIEW, Data, Source
-from ordering.sequencer import SNAPSHOTS, SequencerState, absorb, seal, snapshot
+from ordering.agreement.log import Entry, SiteMessage
+from ordering.base.errors import AbcastError, LaterVersion, NotOrderedInTime, ProtocolViolation
+from ordering.base.formats import ADDITIONS, FORMATS, NEWEST, Format
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, MESSAGE, SETTINGS, SKIP, VIEW, Data, Source
+from ordering.checker.checker import Checker
+from ordering.membership.membership import Membership, Settings
+from ordering.participant.events import ViewChange
+from ordering.sequencer.links import carry_each
+from ordering.sequencer.sequencer import SNAPSHOTS, SequencerState, absorb, seal, snapshot
 
 SITE = "nyc"
 DATA, EPOCHS = (TopicPartition(f"abcast.g.{role}.{SITE}", 0) for role in ("data", "epoch"))
@@ -310,7 +310,7 @@ class TestFormats:
         assert {place: len(log) for place, log in kafka.topics.partitions.items() if place != EPOCHS} == {
             place: count for place, count in before.items() if place != EPOCHS
         }
-        with pytest.raises(UnfitGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unfit:
             take_over_groups(
                 Claimer(kafka, SITE), {group: [f"abcast.{group}.forward.{SITE}"] for group in ("g", "other")}
             )
@@ -318,7 +318,7 @@ class TestFormats:
 
     def test_a_sequencer_that_runs_stops_at_a_switch(self, kafka: MemoryConnection) -> None:
         epochs = {"g": take_over(kafka, "g", SITE).epoch}
-        keeper = Keeper(kafka, SITE, epochs, "process")
+        keeper = GroupMaintenance(kafka, SITE, epochs, "process")
         keeper.take({"g": [f"abcast.g.forward.{SITE}"]})
         keeper.check_not_fenced()
         kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
@@ -372,7 +372,7 @@ def test_an_outbox_of_a_later_version(kafka: MemoryConnection, tmp_path: Path) -
 
 
 class TestEntries:
-    ENTRY = Entry(1, 2, 3, (Letter(("sfo",), "beat", "{}"),), before=b"x")
+    ENTRY = Entry(1, 2, 3, (SiteMessage(("sfo",), "beat", "{}"),), before=b"x")
 
     def test_fields_behind_those_that_are_known(self) -> None:
         plain = json.loads(self.ENTRY.to_bytes())

@@ -9,13 +9,13 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.diagnosis.status import read_status
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
-from connectors.kafka.upgrade import upgrade
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.topics.upgrade import upgrade
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import LaterVersion
-from ordering.formats import FIRST, NEWEST
+from ordering.base.errors import LaterVersion
+from ordering.base.formats import FIRST, NEWEST
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
 

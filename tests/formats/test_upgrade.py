@@ -14,27 +14,27 @@ from typer.testing import CliRunner
 
 from connectors import Member
 from connectors.diagnosis.report import check_group
-from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entry_codec import read_entry
-from connectors.kafka.epochs import encode_claim
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.unfit import UnfitGroups
-from connectors.kafka.upgrade import upgrade
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.entry_codec import read_entry
+from connectors.kafka.codec.epochs import encode_claim
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.upgrade import upgrade
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.promotion import copy_rest, promote
-from connectors.sequencer import takeover
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import take_over
+from connectors.takeover import takeover
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs import topics
-from ordering.errors import BrokerUnreachable, LaterVersion, UsageError
-from ordering.formats import ADDITIONS, FIRST, NEWEST
-from ordering.isis_log import Entry
-from ordering.records import ENTRY, EPOCH, Data
-from ordering.sequencer import SequencerState, snapshot
+from ordering.agreement.log import Entry
+from ordering.base.errors import BrokerUnreachable, LaterVersion, UsageError
+from ordering.base.formats import ADDITIONS, FIRST, NEWEST
+from ordering.base.records import ENTRY, EPOCH, Data
+from ordering.sequencer.sequencer import SequencerState, snapshot
 from tests.engine.test_agreeing import all_have, each_engine, running, send, written
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
@@ -192,11 +192,13 @@ def test_one_groups_format_is_that_groups_trouble() -> None:
     forward = {group: [f"abcast.{group}.forward.nyc"] for group in ("g", "other")}
     for group in forward:
         kafka.create(group, "nyc")
-    keeper = Keeper(kafka, "nyc", {group: take_over(kafka, group, "nyc").epoch for group in forward}, "process")
+    keeper = GroupMaintenance(
+        kafka, "nyc", {group: take_over(kafka, group, "nyc").epoch for group in forward}, "process"
+    )
     keeper.take(forward)
     keeper.check_not_fenced()
     kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         keeper.check_not_fenced()
     assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": LaterVersion}
     keeper.close()

@@ -18,61 +18,67 @@ from connectors.isis.wire import (
     MAX_DATAGRAM_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_UNFINISHED,
-    Assembly,
-    Malformed,
+    DatagramAssembly,
+    MalformedDatagram,
     Packet,
     Part,
     encode_message,
     pack,
     unpack,
 )
-from ordering.errors import EnvironmentProblem, UsageError
-from ordering.hold_back import Key, Places, Run, RunId
-from ordering.isis_formation import Hello, Life, View
-from ordering.isis_history import Answer, Ask
-from ordering.isis_messages import (
+from ordering.agreement.formation import Hello, ProcessIncarnation, View
+from ordering.agreement.history import Ask, MissedDeliveries
+from ordering.agreement.hold_back import Key, Places, Run, RunId
+from ordering.agreement.messages import (
     NO_BALLOT,
     Accept,
-    Accepted,
     Ballot,
+    BallotAccepted,
+    BallotPromise,
     Beat,
-    Decided,
-    Deliver,
+    DecidedView,
+    DeliverRun,
     Hears,
     Join,
     NextView,
     Prepare,
-    Promise,
     Refuse,
-    Report,
+    ViewReport,
     Vote,
 )
-from ordering.isis_state import Finals, Known, Placed, Propose, Proposed, Send
+from ordering.agreement.state import Finals, Known, Placed, Propose, Proposed, Send
+from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.isis.processes import free_ports
 
 GROUP = b"8 bytes."
-VIEW = View(5, 2, (Life("000", 7), Life("001", 8)), 40, ((Life("000", 7), 3),))
+VIEW = View(
+    5, 2, (ProcessIncarnation("000", 7), ProcessIncarnation("001", 8)), 40, ((ProcessIncarnation("000", 7), 3),)
+)
 VALUE = NextView(VIEW, (Placed(40, RunId(0, 3), 1, Key(9, 1)),))
-REPORT = Report(40, VALUE.settled, (), (3, 0))
+REPORT = ViewReport(40, VALUE.settled, (), (3, 0))
 MESSAGES: list[Packet] = [
     Send(1, 4, (Run(b"a"), Run(b"", 3)), (7, 9)),
     Propose(1, 1, 4, (9, 10)),
     Finals(1, 4, (Key(9, 1), Key(10, 0))),
     Known(1, (3, 4), 7),
     Beat(1),
-    Hello((Life("000", 7),)),
+    Hello((ProcessIncarnation("000", 7),)),
     Join(1),
-    Hears(1, (Life("000", 7),)),
+    Hears(1, (ProcessIncarnation("000", 7),)),
     Prepare(1, Ballot(2, 0)),
-    Promise(1, Ballot(2, 0), None, REPORT),
-    Promise(1, Ballot(2, 0), Vote(Ballot(1, 1), VALUE), REPORT),
-    Promise(1, Ballot(2, 0), None, REPORT._replace(proposed=(Proposed(RunId(0, 1), 1, Key(5, 0), Places(1 << 99)),))),
+    BallotPromise(1, Ballot(2, 0), None, REPORT),
+    BallotPromise(1, Ballot(2, 0), Vote(Ballot(1, 1), VALUE), REPORT),
+    BallotPromise(
+        1, Ballot(2, 0), None, REPORT._replace(proposed=(Proposed(RunId(0, 1), 1, Key(5, 0), Places(1 << 99)),))
+    ),
     Refuse(1, NO_BALLOT),
     Accept(1, Ballot(2, 0), VALUE),
-    Accepted(1, Ballot(2, 0)),
-    Decided(VALUE),
+    BallotAccepted(1, Ballot(2, 0)),
+    DecidedView(VALUE),
     Ask(3),
-    Answer(2, (Deliver(3, Life("000", 7), 1, Run(b"\x00\xff"), 9, Life("001", 8)),)),
+    MissedDeliveries(
+        2, (DeliverRun(3, ProcessIncarnation("000", 7), 1, Run(b"\x00\xff"), 9, ProcessIncarnation("001", 8)),)
+    ),
 ]
 
 
@@ -103,21 +109,21 @@ def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
     """In any order, with repeats, and again if one is lost."""
     dice = random.Random(1)
     runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 20_000))
-    long = Promise(1, Ballot(2, 0), None, REPORT._replace(recent=runs))
+    long = BallotPromise(1, Ballot(2, 0), None, REPORT._replace(recent=runs))
     sent = datagrams(long)
     assert len(sent) > 2
     assert max(map(len, sent)) <= MAX_DATAGRAM_BYTES
     parts = [part for raw in sent for part in unpack(GROUP, raw).messages if isinstance(part, Part)]
-    assembly = Assembly()
+    assembly = DatagramAssembly()
     assert [message for part in [*parts[1:], parts[1]] for message in assembly.take(1, part)] == []
     assert assembly.take(2, parts[0]) == ()
     assert assembly.take(1, parts[0]) == (long,)
     assert [message for part in parts[::-1] for message in assembly.take(1, part)] == [long]
     assert assembly.take(1, parts[0]) == assembly.take(1, parts[0]._replace(digest=b"another.")) == ()
     assert [message for part in parts[1:] for message in assembly.take(1, part)] == [long]
-    with pytest.raises(Malformed, match="damaged"):
+    with pytest.raises(MalformedDatagram, match="damaged"):
         [assembly.take(3, part._replace(piece=b"x")) for part in parts]
-    with pytest.raises(Malformed, match="too large"):
+    with pytest.raises(MalformedDatagram, match="too large"):
         assembly.take(3, parts[0]._replace(parts=10_000))
 
 
@@ -128,20 +134,20 @@ def test_large_messages_that_are_sent_again_in_turn_all_come(seed: int) -> None:
     sent = []
     for view in range(1, MAX_UNFINISHED + 1):
         runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 100))
-        message = encode_message(Promise(view, Ballot(2, 0), None, REPORT._replace(recent=runs)))
+        message = encode_message(BallotPromise(view, Ballot(2, 0), None, REPORT._replace(recent=runs)))
         sent.append(list(pack(GROUP, 3, 1, message, largest=300)))
-    assembly, come = Assembly(), set()
+    assembly, come = DatagramAssembly(), set()
     for _ in range(15):
         for raw in (raw for message in sent for raw in message if dice.random() < 0.5):
             for part in unpack(GROUP, raw).messages:
                 assert isinstance(part, Part)
-                come |= {message.view for message in assembly.take(1, part) if isinstance(message, Promise)}
+                come |= {message.view for message in assembly.take(1, part) if isinstance(message, BallotPromise)}
     assert come == set(range(1, MAX_UNFINISHED + 1))
 
 
 def test_what_is_kept_of_a_sender_is_bounded() -> None:
     """Parts of ever more messages: the last ones are kept."""
-    assembly = Assembly()
+    assembly = DatagramAssembly()
     pieces = [Part(b"%08d" % number, 0, 2, b"x") for number in range(1_000)]
     assert [message for part in pieces for message in assembly.take(1, part)] == []
     assert sum(map(len, assembly._pieces.values())) == MAX_UNFINISHED
@@ -156,9 +162,9 @@ def test_the_largest_payload_fits() -> None:
 def test_a_damaged_datagram_is_malformed(which: int, where: int, by: int) -> None:
     (raw,) = datagrams(MESSAGES[which])
     place = where % len(raw)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedDatagram):
         unpack(GROUP, raw[:place] + bytes([raw[place] ^ by]) + raw[place + 1 :])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedDatagram):
         unpack(GROUP, raw[:place])
 
 
@@ -168,20 +174,20 @@ def test_whatever_comes_is_a_datagram_or_malformed(body: bytes) -> None:
     rest = GROUP + bytes(14) + body
     raw = b"AI\x03" + zlib.crc32(rest).to_bytes(4, "big") + rest
     for guess in (body, raw):
-        with suppress(Malformed):
+        with suppress(MalformedDatagram):
             unpack(GROUP, guess)
 
 
 def test_a_body_that_would_fill_the_memory_is_malformed() -> None:
     bomb = zlib.compress(b"[" * 50_000_000, 9)
     (raw,) = pack(GROUP, 0, 1, [bytes([14]) + len(bomb).to_bytes(4, "big") + bomb])
-    with pytest.raises(Malformed, match="too large"):
+    with pytest.raises(MalformedDatagram, match="too large"):
         unpack(GROUP, raw)
 
 
 def test_another_hostfile_is_malformed() -> None:
     (raw,) = datagrams(Beat(1))
-    with pytest.raises(Malformed, match="of another hostfile"):
+    with pytest.raises(MalformedDatagram, match="of another hostfile"):
         unpack(digest([Host("a", 1)]), raw)
 
 
@@ -282,7 +288,7 @@ def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
             assert time.monotonic() < deadline
             for have, one in zip(found, group, strict=True):
                 events = one.work(0.001)
-                have += [event.run.reference for event in events if isinstance(event, Deliver)]
+                have += [event.run.reference for event in events if isinstance(event, DeliverRun)]
                 told.extend(event for event in events if isinstance(event, BegunAgain))
         return found
 
@@ -331,7 +337,7 @@ def test_two_lines_that_are_one_place() -> None:
 def test_a_number_that_no_process_gets_to_is_malformed(message: Packet) -> None:
     """What follows from it would not fit into a datagram."""
     [datagram] = datagrams(message)
-    with pytest.raises(Malformed, match="not a message"):
+    with pytest.raises(MalformedDatagram, match="not a message"):
         unpack(GROUP, datagram)
 
 

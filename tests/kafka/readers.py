@@ -11,30 +11,30 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client.cast_keeper import settled_in
-from connectors.client.member_memory import MemberMemory
+from connectors.client.casts.cast_keeper import settled_in
+from connectors.client.memory.member_memory import MemberMemory
 from connectors.diagnosis.casts import _read_casts, _read_data
 from connectors.diagnosis.check import check_data
 from connectors.diagnosis.dead_letters import read_dead_letters
 from connectors.diagnosis.status import read_status
-from connectors.kafka import letter_purge
-from connectors.kafka.codec import dead_letter_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
-from connectors.kafka.letter_bases import read_noted
-from connectors.kafka.letter_purge import purge_letters
-from connectors.kafka.sign_of_life import read_signs
+from connectors.kafka.codec.codec import dead_letter_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.entries import last_entry
+from connectors.kafka.log.sign_of_life import read_signs
+from connectors.kafka.topics import letter_purge
+from connectors.kafka.topics.letter_bases import read_noted
+from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.relay.letter_copies import _newest_of_relays
 from connectors.relay.marks import is_anew, last_copy, last_relayed
 from connectors.relay.presence import _Group
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.cast_checker import CastChecker
-from ordering.checker import Checker
-from ordering.errors import PositionLost
-from ordering.names import BY_RELAYS, Address, Role, Topic
-from ordering.records import DeadLetter, Source
+from ordering.base.errors import PositionLost
+from ordering.base.names import BY_RELAYS, Address, Role, Topic
+from ordering.base.records import DeadLetter, Source
+from ordering.checker.cast_checker import CastChecker
+from ordering.checker.checker import Checker
 from tests.waiting import WAIT
 
 GROUP, SITE = "g", "nyc"

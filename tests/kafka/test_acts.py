@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.kafka.acts import ACT_HEADER, KEPT, MAX_WHY, Act, act_header, act_of_this_user, read_act, tell
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Move, Note, decode, encode_exclusion, encode_move, encode_note
-from connectors.kafka.sending import append
-from connectors.sequencer.takeover import take_over
+from connectors.kafka.codec.epochs import Move, Note, decode, encode_exclusion, encode_move, encode_note
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.acts import ACT_HEADER, KEPT, MAX_WHY, Act, act_header, act_of_this_user, read_act, tell
+from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.takeover import take_over
 from connectors.testing import MemoryGroup
 from connectors.testing.memory_kafka import MemoryConnection, MemoryDesk
-from ordering.errors import KafkaRefused, UsageError
-from ordering.records import Exclusion
+from ordering.base.errors import KafkaRefused, UsageError
+from ordering.base.records import Exclusion
 
 TEXT = st.text(max_size=50)
 

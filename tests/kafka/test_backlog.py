@@ -14,16 +14,16 @@ import pytest
 from kafka.structs import TopicPartition
 from pyspark.errors import StreamingQueryException
 
-from connectors.kafka import backlog
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection import backlog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import Record
 from connectors.local.broker import EmbeddedBroker
-from connectors.sequencer.lane import SequencerLane
+from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import EnvironmentProblem
-from ordering.names import Topic
-from ordering.records import MAX_PAYLOAD_BYTES
+from ordering.base.errors import EnvironmentProblem
+from ordering.base.names import Topic
+from ordering.base.records import MAX_PAYLOAD_BYTES
 from tests.spark.reports import query_with, report
 
 SITE = "nyc"
@@ -42,8 +42,8 @@ def connection(broker: EmbeddedBroker) -> Connection:
 
 
 @pytest.fixture
-def job(connection: Connection, tmp_path: Path) -> SequencerLane:
-    return SequencerLane(None, JobOptions(connection, SITE, tmp_path))  # type: ignore[arg-type]
+def job(connection: Connection, tmp_path: Path) -> SequencerShard:
+    return SequencerShard(None, JobOptions(connection, SITE, tmp_path))  # type: ignore[arg-type]
 
 
 def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
@@ -60,7 +60,7 @@ def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
 
 @pytest.mark.broker
 def test_a_batch_of_large_records_has_fewer(
-    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, job: SequencerShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 1_000_000)
     topic = fill(connection, "backlog.large", 150, 0, 50)
@@ -71,7 +71,7 @@ def test_a_batch_of_large_records_has_fewer(
 
 @pytest.mark.broker
 def test_what_does_not_wait_does_not_count(
-    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, job: SequencerShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 10 * MAX_PAYLOAD_BYTES)
     topic = fill(connection, "backlog.read", 60)
@@ -84,7 +84,9 @@ def test_what_does_not_wait_does_not_count(
 
 
 @pytest.mark.broker
-def test_a_record_is_always_let_in(connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_always_let_in(
+    connection: Connection, job: SequencerShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 1)
     assert job.kafka_source([fill(connection, "backlog.one", 2)], {})["maxOffsetsPerTrigger"] == "1"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka import cast_codec, codec
-from connectors.kafka.cast_codec import cast_headers, decode_cast
-from ordering.casts import CAUSAL, Cast
-from ordering.records import MAX_PAYLOAD_BYTES
+from connectors.kafka.codec import cast_codec, codec
+from connectors.kafka.codec.cast_codec import cast_headers, decode_cast
+from ordering.base.records import MAX_PAYLOAD_BYTES
+from ordering.casts.casts import CAUSAL, Cast
 
 KEY = b"s/a"
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.kafka import codec
-from ordering.errors import UsageError
-from ordering.reader import Reader, Verdict
-from ordering.records import (
+from connectors.kafka.codec import codec
+from ordering.base.errors import UsageError
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import (
     DECIDED_KINDS,
     ENTRY,
     EPOCH,

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import pytest
 from kafka.errors import NodeNotReadyError
 
-from connectors.kafka.connection import Connection
-from ordering.errors import BrokerUnreachable
+from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import BrokerUnreachable
 from tests.leftovers import assert_nothing_is_left
 
 

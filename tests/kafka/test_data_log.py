@@ -10,17 +10,18 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
-from connectors.kafka import data_log
-from connectors.kafka.codec import encode_data
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Stored
-from connectors.sequencer.takeover import take_over
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import data_log
+from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
-from ordering.names import Role, Topic
-from ordering.reader import Reader, Seal
-from ordering.records import Data
-from ordering.sequencer import Accepted, SequencerState, absorb, seal, snapshot
+from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
+from ordering.base.names import Role, Topic
+from ordering.base.reader import Reader, Seal
+from ordering.base.records import Data
+from ordering.membership.membership import ReceivedRow
+from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
 from tests.simulator.broker import Broker, SimulatedLog
 
 
@@ -29,7 +30,7 @@ def data(epoch: int, seqno: int, sender: str = "s/a", local_seqno: int | None = 
 
 
 def state(epoch: int, seqno: int, *seals: Seal) -> SequencerState:
-    return SequencerState("g", epoch, seqno, received={"s/a": Accepted(1, seqno)} if seqno else {}, seals=seals)
+    return SequencerState("g", epoch, seqno, received={"s/a": ReceivedRow(1, seqno)} if seqno else {}, seals=seals)
 
 
 def log_of(*records: Data, floors: tuple[int, ...], beginning: int = 0) -> SimulatedLog:
@@ -76,7 +77,7 @@ def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
     """A zombie's snapshot counts what it wrote behind the seal, which nobody takes."""
     stale = snapshot(state(1, 3, Seal(1, 1)))
     log = log_of(*FIRST, *SECOND, ZOMBIE, stale, data(2, 3), floors=(0, 4))
-    assert (log.state().epoch, log.state().received) == (2, {"s/a": Accepted(1, 3)})
+    assert (log.state().epoch, log.state().received) == (2, {"s/a": ReceivedRow(1, 3)})
 
 
 def test_the_state_without_the_beginning() -> None:
@@ -121,7 +122,7 @@ def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.M
     read: list[int] = []
     records = log.records
 
-    def counted(start: int, end: int) -> Iterator[Stored]:
+    def counted(start: int, end: int) -> Iterator[StoredRecord]:
         for stored in records(start, end):
             read.append(stored.offset)
             yield stored

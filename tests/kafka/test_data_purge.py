@@ -12,25 +12,25 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import deletable, lacking_unknown_sites, missing_note, purge_data
-from connectors.kafka.epochs import encode_note
-from connectors.kafka.purge import Purged
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Sites
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.epochs import encode_note
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.data_purge import deletable, lacking_unknown_sites, missing_note, purge_data
+from connectors.kafka.topics.purge import Purged
+from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.lacking import lacking_beside
-from connectors.sequencer.keeper import LOOK_AT_SETTINGS_S, Keeper
-from connectors.sequencer.takeover import take_over
+from connectors.takeover.group_maintenance import LOOK_AT_SETTINGS_S, GroupMaintenance
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering import sequencer
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
-from ordering.records import Data
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.records import Data
+from ordering.sequencer import sequencer
 from tests.kafka.test_topics import alter
 from tests.ledger.ledger_of import write_ledger
 from tests.waiting import eventually
@@ -130,7 +130,9 @@ class TestWhatIsLeftAlone:
     def test_other_sites_that_nobody_has_named(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("connectors.kafka.data_purge.find_topics", lambda _: [Topic("g", "relayed", SITE, "sfo")])
+        monkeypatch.setattr(
+            "connectors.kafka.topics.data_purge.find_topics", lambda _: [Topic("g", "relayed", SITE, "sfo")]
+        )
         assert purge(kafka, "g", 3) == []
         assert "give --sites" in caplog.text
 
@@ -161,7 +163,7 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
     connection, group = Connection(broker.bootstrap_servers), "retention-told"
     create_topics(connection, group, [SITE])
     forward = Topic(group, "forward", SITE)
-    with closing(Keeper(connection, SITE, {}, "process")) as keeper:
+    with closing(GroupMaintenance(connection, SITE, {}, "process")) as keeper:
         keeper.take({group: [str(forward)]})
         keeper.attend({}, time.monotonic() + LOOK_AT_SETTINGS_S)
         assert caplog.text == ""

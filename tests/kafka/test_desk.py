@@ -14,10 +14,10 @@ import pytest
 from kafka.errors import BrokerResponseError, KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from connectors.kafka import desk
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection import metadata_client as desk
+from connectors.kafka.connection.connection import Connection
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import AbcastError, BrokerUnreachable
+from ordering.base.errors import AbcastError, BrokerUnreachable
 from tests.waiting import eventually
 
 ASKERS = 40
@@ -102,7 +102,7 @@ ERRORS: list[type[BrokerResponseError]] = [
     for error in vars(kafka.errors).values()
     if isinstance(error, type) and issubclass(error, BrokerResponseError) and (getattr(error, "errno", 0) or 0) > 0
 ]
-CALLS: dict[str, Callable[[desk.Desk], object]] = {
+CALLS: dict[str, Callable[[desk.MetadataClient], object]] = {
     "partitions_of": lambda asked: asked.partitions_of("t"),
     "names": lambda asked: asked.names(),
     "committed": lambda asked: asked.committed("g", [PLACE]),
@@ -193,7 +193,7 @@ def test_who_has_time_left_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SlowClient.made[1].is_closed
 
 
-def _desk_of_slow_clients(monkeypatch: pytest.MonkeyPatch, *, is_away: bool = False) -> desk.Desk:
+def _desk_of_slow_clients(monkeypatch: pytest.MonkeyPatch, *, is_away: bool = False) -> desk.MetadataClient:
     for name, value in {"made": [], "may": threading.Event(), "is_away": is_away}.items():
         monkeypatch.setattr(SlowClient, name, value, raising=False)
     monkeypatch.setattr(desk, "AdminClient", SlowClient)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.effective import Effective, MessageColumns, Messages
-from ordering.records import MESSAGE
+from connectors.kafka.log.effective import Effective, MessageColumns, Messages
+from ordering.base.records import MESSAGE
 
 RECORDS = [
     Effective(n, n + 10, MESSAGE, b"nyc/%d" % n, n + 20, n + 30, n + 40, n + 50, n + 60, (("h", b"%d" % n),), b"v", n)

@@ -10,16 +10,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka import data_cursor, entry_marks
-from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.entry_codec import write_entry
-from connectors.sequencer.takeover import Claimer, take_over_groups
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.entry_codec import write_entry
+from connectors.kafka.log import data_cursor, entry_marks
+from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.isis_log import Entry
-from ordering.reader import Verdict
-from ordering.records import MESSAGE, Data, Source
-from ordering.sequencer import SequencerState, snapshot
+from ordering.agreement.log import Entry
+from ordering.base.reader import Verdict
+from ordering.base.records import MESSAGE, Data, Source
+from ordering.sequencer.sequencer import SequencerState, snapshot
 
 DATA = TopicPartition("abcast.g.data.nyc", 0)
 

@@ -16,7 +16,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.structs import TopicPartition
 
-from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.transport.fetcher import PartitionRecords, QuickFetcher
 
 _PLACE = TopicPartition("t", 3)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
-from ordering.errors import UsageError
+from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
+from ordering.base.errors import UsageError
 
 
 def test_names_and_patterns() -> None:

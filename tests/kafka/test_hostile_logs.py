@@ -11,17 +11,17 @@ from kafka.structs import OffsetAndMetadata
 
 from connectors import Member
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec import DEPENDS_HEADER
-from connectors.kafka.connection import Connection
-from connectors.kafka.letter_bases import key_of_base, read_noted
-from connectors.kafka.plain_record import UNREAD_HEADER
-from connectors.kafka.topics import create_topics, new_topic
+from connectors.kafka.codec.codec import DEPENDS_HEADER
+from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.letter_bases import key_of_base, read_noted
+from connectors.kafka.topics.topics import create_topics, new_topic
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import AbcastError
-from ordering.letter_care import Base
-from ordering.names import BY_RELAYS, Topic
+from ordering.base.errors import AbcastError
+from ordering.base.names import BY_RELAYS, Topic
+from ordering.letters.letter_care import Base
 from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place
 from tests.kafka.readers import kafka as kafka
 from tests.kafka.test_marks import within
@@ -100,7 +100,7 @@ def test_no_compressed_record_stops_a_reader(
     broker: EmbeddedBroker, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By each codec, among them some that are larger than any may be."""
-    monkeypatch.setattr("connectors.kafka.letter_purge.SETTLED_S", 0.0)
+    monkeypatch.setattr("connectors.kafka.topics.letter_purge.SETTLED_S", 0.0)
     connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hostile-{transport}"
     create_topics(connection, group, [SITE])
     with connection.admin() as admin:

@@ -18,9 +18,9 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.structs import TopicPartition
 
-from connectors.kafka import seldom
-from connectors.kafka.cast_codec import cast_headers, decode_cast
-from connectors.kafka.codec import (
+from connectors.kafka.codec import seldom
+from connectors.kafka.codec.cast_codec import cast_headers, decode_cast
+from connectors.kafka.codec.codec import (
     FUTURE_INCARNATION,
     LINE_TOO_LARGE,
     UNREAD,
@@ -28,13 +28,13 @@ from connectors.kafka.codec import (
     forward_headers,
     highest_incarnation,
 )
-from connectors.kafka.letter_codec import decode_letter, letter_headers
-from connectors.kafka.plain_record import UNREAD_HEADER, PlainRecord
+from connectors.kafka.codec.letter_codec import decode_letter, letter_headers
+from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
 from connectors.kafka.transport.fetcher import MOST_BYTES, PartitionRecords
 from connectors.kafka.transport.inflating import PIECE_BYTES
-from ordering.casts import FIFO, Cast
-from ordering.names import Topic
-from ordering.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Malformed, Source
+from ordering.base.names import Topic
+from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Malformed, Source
+from ordering.casts.casts import FIFO, Cast
 
 _PLACE = TopicPartition("t", 0)
 

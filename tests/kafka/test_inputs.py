@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.codec import encode_data
-from connectors.kafka.inputs import Input, Neighbours, of_log, original
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.inputs import Input, Neighbours, of_log, original
 from connectors.kafka.transport import PlainRecord
-from ordering.names import Topic
-from ordering.records import ENTRY, EPOCH, STRAY, Data
+from ordering.base.names import Topic
+from ordering.base.records import ENTRY, EPOCH, STRAY, Data
 
 FORWARD = "abcast.g.forward.sfo"
 

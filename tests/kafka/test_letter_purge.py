@@ -11,13 +11,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka import letter_purge, ranges
-from connectors.kafka.letter_bases import key_of_base, read_noted
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.letter_purge import purge_letters
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection import ranges
+from connectors.kafka.topics import letter_purge
+from connectors.kafka.topics.letter_bases import key_of_base, read_noted
+from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.errors import AbcastError, HistoryUnavailable, PositionLost
-from ordering.names import Topic
+from ordering.base.errors import AbcastError, HistoryUnavailable, PositionLost
+from ordering.base.names import Topic
 from tests.waiting import WAIT
 
 SITE = "b"

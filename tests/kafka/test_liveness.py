@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from connectors.kafka import liveness
-from connectors.kafka.connection import Connection
-from ordering.errors import BrokerUnreachable
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import liveness
+from ordering.base.errors import BrokerUnreachable
 from tests.waiting import WAIT, eventually
 
 

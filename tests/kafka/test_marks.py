@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 import confluent_kafka
 import pytest
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.ranges import newest_record, read_range
-from connectors.kafka.topics import create_topics, new_topic
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import newest_record, read_range
+from connectors.kafka.topics.topics import create_topics, new_topic
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.errors import BrokerUnreachable
-from ordering.names import BY_RELAYS, Topic
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import BY_RELAYS, Topic
 from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place
 from tests.kafka.readers import kafka as kafka
 from tests.waiting import WAIT
@@ -77,7 +77,7 @@ class TestOnABroker:
 
     @pytest.fixture
     def connection(self, broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch) -> Connection:
-        monkeypatch.setattr("connectors.kafka.letter_purge.SETTLED_S", 0.0)
+        monkeypatch.setattr("connectors.kafka.topics.letter_purge.SETTLED_S", 0.0)
         return Connection(broker.bootstrap_servers, transport=name)
 
     @pytest.fixture

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.client.deliveries import delivery_of, places_of
-from connectors.kafka import codec
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.data_log import Start
-from connectors.kafka.effective import Effective, Messages
-from connectors.kafka.message_columns import MIN_RECORDS, messages_numbers
-from connectors.kafka.plain_record import PlainRecord
-from ordering.reader import Reader
+from connectors.client.deliveries.deliveries import delivery_of, places_of
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.message_columns import MIN_RECORDS, messages_numbers
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.effective import Effective, Messages
+from ordering.base.reader import Reader
 from tests import data_corpus
 
 DATA = TopicPartition("abcast.g.data.sfo", 0)

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from connectors.kafka.oauth_token import TokenProvider
-from connectors.kafka.security import Security
-from ordering.errors import EnvironmentProblem
+from connectors.kafka.login.oauth_token import TokenProvider
+from connectors.kafka.login.security import Security
+from ordering.base.errors import EnvironmentProblem
 
 
 class _Server(HTTPServer):

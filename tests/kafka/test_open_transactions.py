@@ -13,16 +13,16 @@ from kafka.structs import TopicPartition
 
 from connectors.diagnosis.doctor import _transactions
 from connectors.diagnosis.status import read_status
-from connectors.kafka import open_transactions as module
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.open_transactions import OpenTransaction, open_transactions
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import open_transactions as module
+from connectors.kafka.log.open_transactions import OpenTransaction, open_transactions
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import StreamingJob
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.names import ROLES, Role, Topic
+from ordering.base.names import ROLES, Role, Topic
 from tests.waiting import eventually
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from connectors.client.member import Member
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.operators import _next_life
-from connectors.kafka.senders import forget_senders, known_senders
-from connectors.kafka.sending import append
-from connectors.kafka.settings import change_settings
+from connectors.client.api.member import Member
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.operators import _next_life
+from connectors.kafka.topics.senders import forget_senders, known_senders
+from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable, UsageError
-from ordering.forgetting import SenderRow, to_payload
-from ordering.records import FORGET, SETTINGS
+from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.records import FORGET, SETTINGS
+from ordering.membership.forgetting import SenderRow, to_payload
 from tests.waiting import eventually
 
 GROUP, SITE, ALICE = "g", "nyc", "nyc/alice"
@@ -36,7 +36,7 @@ def kafka() -> MemoryConnection:
 @pytest.fixture
 def sequencer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
     """Of a group that has forgotten a sender, which may have begun just before: so there is a floor, of its time."""
-    monkeypatch.setattr("ordering.forgetting.CLOCK_AHEAD_MS", -86_400_000)
+    monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
     with TinySequencer(kafka, GROUP, SITE) as sequencer:
         with Member(GROUP, ALICE, connection=kafka) as alice:
             alice.broadcast(b"x").result(10)
@@ -50,7 +50,7 @@ class Other:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int, above: int, kind: str, payload: bytes) -> None:
         self.times, self.above, self.kind, self.payload = times, above, kind, payload
-        monkeypatch.setattr("connectors.kafka.operators.append", self.append)
+        monkeypatch.setattr("connectors.kafka.topics.operators.append", self.append)
 
     def append(self, connection: Any, topic: str, record: Any, **where: Any) -> None:
         if self.times:

@@ -10,20 +10,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client.member_memory import MemberMemory
+from connectors.client.memory.member_memory import MemberMemory
 from connectors.diagnosis.check import check_data
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Move, encode_move
-from connectors.kafka.purge import considered, purge_group
-from connectors.kafka.sending import append
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.epochs import Move, encode_move
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.purge import considered, purge_group
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering import sequencer
-from ordering.checker import Checker
-from ordering.names import Topic
+from ordering.base.names import Topic
+from ordering.checker.checker import Checker
+from ordering.sequencer import sequencer
 
 SITE = "nyc"
 DAY_S = 86_400.0

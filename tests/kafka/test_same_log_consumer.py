@@ -8,10 +8,10 @@ import pytest
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.same_log_consumer import SameLogConsumer
+from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import PlainRecord
 from connectors.testing.memory_kafka import OFFSETS, MemoryConnection
-from ordering.errors import HistoryChanged
+from ordering.base.errors import HistoryChanged
 from tests.changed_logs import CHANGES, change
 
 PLACES = [TopicPartition(f"t{number}", 0) for number in range(3)]

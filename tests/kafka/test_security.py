@@ -15,15 +15,15 @@ from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
 from connectors import Member
-from connectors.kafka.client_configuration import ClientConfiguration
-from connectors.kafka.connection import Connection
-from connectors.kafka.dialects import for_kafka_python, for_librdkafka, for_spark
-from connectors.kafka.properties import parse_properties, read_properties
-from connectors.kafka.security import Security
-from connectors.kafka.sites import read_sites
+from connectors.kafka.connection.client_configuration import ClientConfiguration
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import read_sites
+from connectors.kafka.login.dialects import for_kafka_python, for_librdkafka, for_spark
+from connectors.kafka.login.properties import parse_properties, read_properties
+from connectors.kafka.login.security import Security
 from connectors.kafka.transport import kafka_python, librdkafka
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 from tests.cli.here import abcast_here
 
 SECRET = "open sesame"

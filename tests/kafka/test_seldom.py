@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-from connectors.kafka import seldom
-from connectors.kafka.seldom import EVERY_S, warn_seldom
+from connectors.kafka.codec import seldom
+from connectors.kafka.codec.seldom import EVERY_S, warn_seldom
 
 
 def test_a_flood_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(seldom, "_told", {})
     clock = itertools.chain(range(5), [EVERY_S], itertools.repeat(EVERY_S + 1))
-    monkeypatch.setattr("connectors.kafka.seldom.time.monotonic", clock.__next__)
+    monkeypatch.setattr("connectors.kafka.codec.seldom.time.monotonic", clock.__next__)
     logger = logging.getLogger("seldom")
     with caplog.at_level(logging.WARNING):
         for number in range(7):

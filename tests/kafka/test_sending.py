@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.ranges import read_range
-from connectors.kafka.sending import append
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.connection.sending import append
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable
 
 TOPIC = "abcast.g.forward.nyc"
 

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 from kafka.errors import LeaderNotAvailableError, MessageSizeTooLargeError
 
-from connectors.kafka.side_by_side import GROUPS_AT_ONCE, SideBySide
+from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE, SideBySide
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import (
+from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
     EnvironmentProblem,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.sites import Direction, read_sites
-from ordering.errors import UsageError
+from connectors.kafka.connection.sites import Direction, read_sites
+from ordering.base.errors import UsageError
 
 EXAMPLE = Path(__file__).parents[2] / "conf" / "sites.example.toml"
 

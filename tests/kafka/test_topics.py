@@ -8,11 +8,11 @@ import re
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import _missing_rights, check_topics, create_topics, wrong_in_logs
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import _missing_rights, check_topics, create_topics, wrong_in_logs
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import TopicMissing, UsageError
-from ordering.names import Topic
+from ordering.base.errors import TopicMissing, UsageError
+from ordering.base.names import Topic
 from tests.waiting import eventually
 
 _numbers = itertools.count(1)

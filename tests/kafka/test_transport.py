@@ -15,10 +15,10 @@ from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec import given_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.security import Security
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.codec import given_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.security import Security
+from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import (
     TRANSPORTS,
     VARIABLE,
@@ -33,8 +33,8 @@ from connectors.kafka.transport import (
 )
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import BrokerUnreachable, UsageError
-from ordering.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Headers
+from ordering.base.errors import BrokerUnreachable, UsageError
+from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Headers
 from tests.waiting import WAIT
 
 _numbers = itertools.count(1)

@@ -11,10 +11,10 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from connectors.storage.location import Location, delta_options
-from ordering.links import LinkStart
-from ordering.names import relay_of
-from ordering.records import EPOCH, JOIN, LEAVE, LINK_START, MESSAGE, Data, Forward, Link, Source
-from ordering.sequencer import SequencerState, absorb, end_batch, seal, snapshot, step
+from ordering.base.names import relay_of
+from ordering.base.records import EPOCH, JOIN, LEAVE, LINK_START, MESSAGE, Data, Forward, Link, Source
+from ordering.sequencer.links import LinkStart
+from ordering.sequencer.sequencer import SequencerState, absorb, end_batch, seal, snapshot, step
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LEDGER = pa.schema(

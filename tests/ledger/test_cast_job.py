@@ -14,7 +14,7 @@ from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastTableState
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
-from ordering.names import Topic
+from ordering.base.names import Topic
 from tests.changed_logs import CHANGES, Change, change
 
 OWN, COPY = Topic("g", "cast", "nyc"), Topic("g", "cast", "sfo")

@@ -17,7 +17,7 @@ from connectors.ledger.maintenance import plan_care
 from connectors.ledger.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import read_table_state, read_views_state
-from ordering.checker import Checker
+from ordering.checker.checker import Checker
 from tests.ledger.ledger_of import decided, write_ledger
 
 COLUMN_MAPPING = {"delta.columnMapping.mode": "name"}

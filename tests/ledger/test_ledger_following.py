@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from connectors.kafka.data_log import Start
+from connectors.kafka.log.data_log import Start
 from connectors.ledger.table import DataSkipped, _Follower
-from ordering.reader import Reader
+from ordering.base.reader import Reader
 
 
 def follower(start: Start, beginning: int = 0) -> _Follower:

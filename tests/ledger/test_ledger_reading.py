@@ -12,18 +12,18 @@ from deltalake import write_deltalake
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client.ledger_reader import read_ledger
-from connectors.kafka.data_log import DataLog
+from connectors.client.memory.ledger_reader import read_ledger
+from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable
-from ordering.events import Block, Event, EventReader, Unblock, ViewChange
-from ordering.reader import Reader
-from ordering.records import EPOCH, MESSAGE, VIEW
-from ordering.sequencer import snapshot
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.reader import Reader
+from ordering.base.records import EPOCH, MESSAGE, VIEW
+from ordering.participant.events import Block, Event, EventReader, Unblock, ViewChange
+from ordering.sequencer.sequencer import snapshot
 
 SCHEMA = pa.schema(
     [

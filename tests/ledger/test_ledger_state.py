@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import LedgerDamaged, commit_file
 from connectors.relay.link_start import link_start
-from ordering.records import FORGET, MESSAGE, REMOTE_VIEW, Data, Forward, Source
-from ordering.sequencer import step
+from ordering.base.records import FORGET, MESSAGE, REMOTE_VIEW, Data, Forward, Source
+from ordering.sequencer.sequencer import step
 from tests.ledger.ledger_of import LEDGER
 
 

@@ -10,20 +10,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import OFFSETS, READS, MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import (
+from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
     HistoryUnavailable,
     ProtocolViolation,
     UsageError,
 )
-from ordering.names import Topic
+from ordering.base.names import Topic
 
 GROUPS = ("fine", "wrong")
 
@@ -74,7 +74,7 @@ def test_the_ledger_goes_on_with_the_others(kafka: MemoryConnection, tmp_path: P
     assert job._starts(GROUPS, held).keys() == set(GROUPS)
     break_it, error = WRONG[wrong]
     break_it(kafka)
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         job._starts(GROUPS, held)
     assert {group: type(each) for group, each in unfit.value.errors.items()} == {"wrong": error}
     assert "wrong" in str(unfit.value)
@@ -89,6 +89,6 @@ def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) ->
     state: Any = SimpleNamespace(offsets={})
     assert len(job._positions(topics, state)) == 2
     kafka.topics.take_away(topics["wrong"][0], OFFSETS)
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         job._positions(topics, state)
     assert list(unfit.value.errors) == ["wrong"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from connectors.ledger.sql import Question, question
 from connectors.ledger.table_state import LedgerDamaged
-from ordering.errors import AbcastError, UsageError
+from ordering.base.errors import AbcastError, UsageError
 from tests.ledger.ledger_of import decided, effective, write_ledger
 from tests.random_examples import examples
 

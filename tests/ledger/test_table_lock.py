@@ -14,7 +14,7 @@ from py4j.java_gateway import JVMView
 
 from connectors.ledger import table_lock
 from connectors.ledger.table_lock import StoppedWaiting, TableLock
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 from tests.ledger.bare_jvm import bare_gateway, bare_jvm
 from tests.ledger.rival_commits import race
 

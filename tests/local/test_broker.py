@@ -18,7 +18,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from connectors.local.broker import EmbeddedBroker, broker_process_ids
 from connectors.local.node import Node, class_archive, failure_reason
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.leftovers import assert_nothing_is_left
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from connectors.local import jars, java
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.base.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from connectors.relay.link_start import link_start
-from ordering.links import carry_each, origin_of
-from ordering.names import TICK_NAME, Topic, relay_of
-from ordering.records import (
+from ordering.base.names import TICK_NAME, Topic, relay_of
+from ordering.base.records import (
     HEARTBEAT,
     JOIN,
     LEAVE,
@@ -32,7 +31,8 @@ from ordering.records import (
     Malformed,
     Source,
 )
-from ordering.sequencer import SequencerState, absorb, seal
+from ordering.sequencer.links import carry_each, origin_of
+from ordering.sequencer.sequencer import SequencerState, absorb, seal
 
 SITE = "s"
 FAR, LAX = "far", "lax"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ordering.membership import NO_MEMBERS, Life, Membership, Settings
-from ordering.participant import Participant, step
-from ordering.participant_events import Began, Event
-from ordering.participant_table import Cause, Phase, Row
-from ordering.records import START_FLUSH, STOP_FLUSH, VIEW, Data
-from ordering.sequencer import Accepted, SequencerState
+from ordering.base.records import START_FLUSH, STOP_FLUSH, VIEW, Data
+from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.participant.participant import Participant, step
+from ordering.participant.participant_events import Began, Event
+from ordering.participant.participant_table import Cause, ParticipantPhase, Transition
+from ordering.sequencer.sequencer import SequencerState
 
-ALICE = Life("nyc/alice", 5)
-BOB = Life("nyc/bob", 1)
+ALICE = MemberIncarnation("nyc/alice", 5)
+BOB = MemberIncarnation("nyc/bob", 1)
 OPEN, CLOSED = Settings(), Settings(closed=True)
 
 
@@ -21,7 +21,7 @@ def body(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str, Accepted] | None = None) -> Any:
+def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str, ReceivedRow] | None = None) -> Any:
     return SequencerState("g", view=view, membership=membership, received=received or {})
 
 
@@ -42,16 +42,18 @@ class Bench:
             words = [action.kind or action.do.value, str(action.flush_id or "")]
             self.did.append(" ".join(word for word in words if word))
 
-    def feed(self, kind: str, sender: Life | None = None, payload: bytes = b"", local_seqno: int = 0) -> int:
+    def feed(
+        self, kind: str, sender: MemberIncarnation | None = None, payload: bytes = b"", local_seqno: int = 0
+    ) -> int:
         self.seqno += 1
         self.tell(Data(kind, 1, self.seqno, self.view_id, *(sender or ("", 0)), local_seqno, payload))
         return self.seqno
 
-    def view(self, *members: Life, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
+    def view(self, *members: MemberIncarnation, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
         self.view_id += 1
         self.feed(VIEW, payload=body(members=members, joined=[], left=[], suspected=suspected, flush=flush))
 
-    def start(self, requester: Life | None = None, local_seqno: int = 0) -> int:
+    def start(self, requester: MemberIncarnation | None = None, local_seqno: int = 0) -> int:
         return self.feed(START_FLUSH, requester, b"" if requester else body(requester="nyc/bob"), local_seqno)
 
     def stop(self, flush: int, reason: str = "the view is installed") -> None:
@@ -62,18 +64,18 @@ class Bench:
         """Whether messages are taken, and sent."""
         return self.now.takes_messages, self.now.sends_messages
 
-    def expect(self, phase: Phase, *did: str) -> None:
+    def expect(self, phase: ParticipantPhase, *did: str) -> None:
         assert (self.now.phase, self.did) == (phase, list(did))
         self.did.clear()
 
 
-class Watched(dict[tuple[Phase, Cause], Row]):
+class Watched(dict[tuple[ParticipantPhase, Cause], Transition]):
     """A table that notes which of its rows were taken."""
 
-    def __init__(self, rows: dict[tuple[Phase, Cause], Row]) -> None:
+    def __init__(self, rows: dict[tuple[ParticipantPhase, Cause], Transition]) -> None:
         super().__init__(rows)
-        self.taken: set[tuple[Phase, Cause]] = set()
+        self.taken: set[tuple[ParticipantPhase, Cause]] = set()
 
-    def get(self, key: tuple[Phase, Cause], default: Row | None = None) -> Row | None:  # type: ignore[override]
+    def get(self, key: tuple[ParticipantPhase, Cause], default: Transition | None = None) -> Transition | None:  # type: ignore[override]
         self.taken.add(key)
         return super().get(key, default)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ordering.canonical import canonical_json
+from ordering.base.canonical import canonical_json
 
 
 def test_equal_objects_are_equal_bytes() -> None:

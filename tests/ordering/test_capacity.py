@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering import capacity
-from ordering.capacity import NO_ROOM, NO_ROOM_FOR_MEMBERS
-from ordering.forgetting import SenderRow, to_payload
-from ordering.membership import Life, Membership, Settings
-from ordering.names import MAX_MEMBER_NAME_LENGTH, MAX_SITE_LENGTH, Topic
-from ordering.records import (
+from ordering.base import capacity
+from ordering.base.capacity import NO_ROOM, NO_ROOM_FOR_MEMBERS
+from ordering.base.names import MAX_MEMBER_NAME_LENGTH, MAX_SITE_LENGTH, Topic
+from ordering.base.records import (
     FORGET,
     JOIN,
     MAX_RECORD_BYTES,
@@ -28,7 +26,9 @@ from ordering.records import (
     Malformed,
     Source,
 )
-from ordering.sequencer import Accepted, SequencerState, begin_batch, end_batch, snapshot, step
+from ordering.membership.forgetting import SenderRow, to_payload
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, snapshot, step
 from tests.ordering.forwards import cut
 from tests.simulator.columns import step_by_columns
 
@@ -95,7 +95,7 @@ def test_a_snapshot_fits_into_a_record() -> None:
     """Of a full table with the worst names, and as many members as there may be. All that is written does."""
     rng = random.Random(1)
     received = {
-        _name(rng): Accepted(rng.randrange(10**17, 10**18), rng.randrange(10**17, 10**18)) for _ in range(37_000)
+        _name(rng): ReceivedRow(rng.randrange(10**17, 10**18), rng.randrange(10**17, 10**18)) for _ in range(37_000)
     }
     state = SequencerState("g", epoch=1, received=received, membership=Membership(settings=Settings()))
     flood: list[Forward | Malformed] = [_sent(_name(rng), offset, kind=JOIN) for offset in range(8_000)]
@@ -116,7 +116,7 @@ def test_a_snapshot_fits_into_a_record() -> None:
 
 def test_a_join_is_refused_where_a_view_would_not_fit() -> None:
     rng = random.Random(2)
-    members = tuple(Life(_name(rng), 1) for _ in range(5_431))
+    members = tuple(MemberIncarnation(_name(rng), 1) for _ in range(5_431))
     state = SequencerState("g", epoch=1, membership=Membership(members=members))
     log = [_sent(_name(rng), offset, kind=JOIN) for offset in range(100)]
     _, outputs = step(state, log)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.diagnosis.check import check_deliveries
-from ordering.cast_checker import CastChecker
-from ordering.casts import CAUSAL, Cast, Depends
-from ordering.checker import Checker
-from ordering.errors import UsageError
-from ordering.membership import Life
+from ordering.base.errors import UsageError
+from ordering.casts.casts import CAUSAL, Cast, Depends
+from ordering.checker.cast_checker import CastChecker
+from ordering.checker.checker import Checker
+from ordering.membership.membership import MemberIncarnation
 
-A, B = Life("s/a", 1), Life("s/b", 1)
+A, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)
 TOTAL_7 = "total"
 CASTS = {
     "a1": Cast(*A, 1, order=CAUSAL, view=3, after=6, clock="0"),
@@ -80,7 +80,7 @@ def test_a_hole_in_a_view_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("between", "found"), [((), []), ((A,), ["duplicate", "fifo-violation"])])
-def test_who_was_in_no_view_counts_anew(between: tuple[Life, ...], found: list[str]) -> None:
+def test_who_was_in_no_view_counts_anew(between: tuple[MemberIncarnation, ...], found: list[str]) -> None:
     """The group gave up flush for a while: its view had no vector."""
     checker = CastChecker()
     for view, lives in ((3, (A,)), (4, between), (5, (A,))):
@@ -99,13 +99,13 @@ def test_a_line_without_numbers_is_no_delivery() -> None:
     assert check_deliveries(Checker(), "log", [json.dumps(line | {"local_seqno": 1})]) == 0
 
 
-C, Z = Life("s/c", 1), Life("s/z", 1)
-Line = tuple[Life, int, int] | int
+C, Z = MemberIncarnation("s/c", 1), MemberIncarnation("s/z", 1)
+Line = tuple[MemberIncarnation, int, int] | int
 """A cast (its life, number and view), or the id of a view."""
 
 
 def of_logs(
-    views: Mapping[int, tuple[Life, ...]], logs: Mapping[str, Sequence[Line]], casts: Sequence[Cast] = ()
+    views: Mapping[int, tuple[MemberIncarnation, ...]], logs: Mapping[str, Sequence[Line]], casts: Sequence[Cast] = ()
 ) -> list[str]:
     """What the checker says of logs with views, of one run each: of a member, or an observer."""
     checker = CastChecker()
@@ -159,12 +159,12 @@ def test_what_a_cast_depends_on_has_come() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[Life, ...]], list[Line]]:
+def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[MemberIncarnation, ...]], list[Line]]:
     """Views in which members come and go, each once, and what is delivered in them."""
-    views: dict[int, tuple[Life, ...]] = {}
+    views: dict[int, tuple[MemberIncarnation, ...]] = {}
     lines: list[Line] = []
-    sent: dict[Life, int] = {}
-    gone: set[Life] = set()
+    sent: dict[MemberIncarnation, int] = {}
+    gone: set[MemberIncarnation] = set()
     for view_id in range(1, draw(st.integers(2, 5)) + 1):
         members = tuple(life for life in (A, B, C) if life not in gone and draw(st.booleans()))
         gone |= {life for life in sent if life not in members}
@@ -180,7 +180,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[Life, ...]], list[Line]]
 
 @given(histories(), st.data())
 def test_each_cast_that_one_reader_lacks_is_found(
-    history: tuple[dict[int, tuple[Life, ...]], list[Line]], data: st.DataObject
+    history: tuple[dict[int, tuple[MemberIncarnation, ...]], list[Line]], data: st.DataObject
 ) -> None:
     views, lines = history
     assert of_logs(views, {"z": lines, "n": lines}) == []

@@ -11,15 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering import clocks
-from ordering.casts import CAUSAL, Cast, Depends, Ordered, Settled, Step, Verdict
-from ordering.causal import CausalReceiver, CausalState
-from ordering.errors import ProtocolViolation
-from ordering.membership import Life
-from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts import clocks
+from ordering.casts.casts import CAUSAL, Cast, CastStep, CastVerdict, Depends, OrderedRecord, Settled
+from ordering.casts.causal import CausalReceiver, CausalState
+from ordering.membership.membership import MemberIncarnation
 
-A, B, C, D = Life("s/a", 1), Life("s/b", 1), Life("s/c", 1), Life("s/d", 1)
-VIEW_1 = Ordered(1, VIEW, view=1, lives=(A, B, C))
+A, B, C, D = (
+    MemberIncarnation("s/a", 1),
+    MemberIncarnation("s/b", 1),
+    MemberIncarnation("s/c", 1),
+    MemberIncarnation("s/d", 1),
+)
+VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(A, B, C))
 
 
 def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
@@ -29,16 +34,18 @@ def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
     return receiver
 
 
-def causal(life: Life, local_seqno: int, clock: str, after: int = 1, view: int = 1) -> Cast:
+def causal(life: MemberIncarnation, local_seqno: int, clock: str, after: int = 1, view: int = 1) -> Cast:
     return Cast(*life, local_seqno, b"", CAUSAL, view, after, clock)
 
 
-def fifo(life: Life, local_seqno: int, view: int = 1) -> Cast:
+def fifo(life: MemberIncarnation, local_seqno: int, view: int = 1) -> Cast:
     return Cast(*life, local_seqno, view=view)
 
 
-def total(seqno: int, life: Life = A, clock: str | None = None, view: int = 1, kind: str = MESSAGE) -> Ordered:
-    return Ordered(seqno, kind, *life, seqno, Depends(view, clock) if clock is not None else None)
+def total(
+    seqno: int, life: MemberIncarnation = A, clock: str | None = None, view: int = 1, kind: str = MESSAGE
+) -> OrderedRecord:
+    return OrderedRecord(seqno, kind, *life, seqno, Depends(view, clock) if clock is not None else None)
 
 
 class TestTheSourcesRules:
@@ -48,19 +55,19 @@ class TestTheSourcesRules:
         """Ti = Si + 1, and Tk <= Sk for all other k."""
         receiver = member()
         receiver.step(fifo(B, 1))
-        assert receiver.step(causal(A, 1, ",1")) == Step(Verdict.ACCEPT, (causal(A, 1, ",1"),))
+        assert receiver.step(causal(A, 1, ",1")) == CastStep(CastVerdict.ACCEPT, (causal(A, 1, ",1"),))
         assert receiver.vector == (1, 1, 0)
 
     def test_3_hold_what_is_ahead_of_its_sender(self) -> None:
         """Ti > Si + 1."""
         receiver = member()
-        assert receiver.step(causal(A, 2, "0")).verdict is Verdict.HOLD
+        assert receiver.step(causal(A, 2, "0")).verdict is CastVerdict.HOLD
         assert receiver.step(causal(A, 1, "0")).deliveries == (causal(A, 1, "0"), causal(A, 2, "0"))
 
     def test_4_hold_what_knows_more_of_others(self) -> None:
         """Ti = Si + 1, and Tk > Sk for some k."""
         receiver = member()
-        assert receiver.step(causal(A, 1, ",2")).verdict is Verdict.HOLD
+        assert receiver.step(causal(A, 1, ",2")).verdict is CastVerdict.HOLD
         assert receiver.step(fifo(B, 1)).deliveries == (fifo(B, 1),)
         assert receiver.step(fifo(B, 2)).deliveries == (fifo(B, 2), causal(A, 1, ",2"))
 
@@ -68,29 +75,29 @@ class TestTheSourcesRules:
         """Ti <= Si; and what is held already."""
         receiver = member()
         receiver.step(fifo(A, 1))
-        assert receiver.step(fifo(A, 1)) == Step(Verdict.DISCARD)
+        assert receiver.step(fifo(A, 1)) == CastStep(CastVerdict.DISCARD)
         receiver.step(fifo(A, 3))
-        assert receiver.step(fifo(A, 3)) == Step(Verdict.DISCARD)
+        assert receiver.step(fifo(A, 3)) == CastStep(CastVerdict.DISCARD)
 
     def test_the_senders_own_entry_is_its_local_seqno(self) -> None:
         """A producer in another language may fill it in; it changes nothing."""
-        assert member().step(causal(A, 1, "1")).verdict is Verdict.ACCEPT
+        assert member().step(causal(A, 1, "1")).verdict is CastVerdict.ACCEPT
 
 
 class TestTotalOrder:
     def test_a_causal_cast_waits_for_what_its_sender_had_delivered(self) -> None:
         receiver = member()
-        assert receiver.step(causal(A, 1, "0", after=3)).verdict is Verdict.HOLD
+        assert receiver.step(causal(A, 1, "0", after=3)).verdict is CastVerdict.HOLD
         assert receiver.step(total(2)).deliveries == (total(2),)
         assert receiver.step(total(3)).deliveries == (total(3), causal(A, 1, "0", after=3))
 
     def test_a_fifo_cast_waits_for_no_total_message(self) -> None:
-        assert member().step(fifo(A, 1)).verdict is Verdict.ACCEPT
+        assert member().step(fifo(A, 1)).verdict is CastVerdict.ACCEPT
 
     def test_a_total_message_waits_for_what_it_depends_on_and_all_behind_it_wait_with_it(self) -> None:
         receiver = member()
-        assert receiver.step(total(2, A, ",1")) == Step(Verdict.HOLD)
-        assert receiver.step(total(3, B)) == Step(Verdict.HOLD)
+        assert receiver.step(total(2, A, ",1")) == CastStep(CastVerdict.HOLD)
+        assert receiver.step(total(3, B)) == CastStep(CastVerdict.HOLD)
         assert receiver.waiting == 2
         assert receiver.step(fifo(B, 1)).deliveries == (fifo(B, 1), total(2, A, ",1"), total(3, B))
 
@@ -98,16 +105,16 @@ class TestTotalOrder:
         """Who comes later could not read it: a difference counts as none, for all."""
         receiver = member()
         for record in (fifo(B, 1), total(2, A, ",1"), total(3, A, "+1")):
-            assert receiver.step(record).verdict is Verdict.ACCEPT
+            assert receiver.step(record).verdict is CastVerdict.ACCEPT
 
     @pytest.mark.parametrize("depends", [Depends(1, "+1"), Depends(1, "?"), Depends(1, "1,1,1,1"), Depends(7, "9")])
     def test_what_no_member_writes_is_no_dependency(self, depends: Depends) -> None:
         """Everybody reads the same of it, so everybody takes it at its seqno."""
-        assert member().step(Ordered(2, MESSAGE, *A, 1, depends)).verdict is Verdict.ACCEPT
+        assert member().step(OrderedRecord(2, MESSAGE, *A, 1, depends)).verdict is CastVerdict.ACCEPT
 
     def test_a_repeat_is_discarded_and_a_gap_is_a_violation(self) -> None:
         receiver = member()
-        assert receiver.step(VIEW_1).verdict is Verdict.DISCARD
+        assert receiver.step(VIEW_1).verdict is CastVerdict.DISCARD
         with pytest.raises(ProtocolViolation, match="gap: seqno 3 came behind 1"):
             receiver.step(total(3))
 
@@ -115,10 +122,10 @@ class TestTotalOrder:
 class TestViews:
     def test_a_later_view_is_waited_for(self) -> None:
         receiver = CausalReceiver()
-        assert receiver.step(fifo(A, 1)) == Step(Verdict.HOLD)
-        assert receiver.step(fifo(A, 1)) == Step(Verdict.DISCARD)
-        assert receiver.step(fifo(D, 1)) == Step(Verdict.HOLD)
-        assert receiver.step(VIEW_1) == Step(Verdict.ACCEPT, (VIEW_1, fifo(A, 1)), (fifo(D, 1),))
+        assert receiver.step(fifo(A, 1)) == CastStep(CastVerdict.HOLD)
+        assert receiver.step(fifo(A, 1)) == CastStep(CastVerdict.DISCARD)
+        assert receiver.step(fifo(D, 1)) == CastStep(CastVerdict.HOLD)
+        assert receiver.step(VIEW_1) == CastStep(CastVerdict.ACCEPT, (VIEW_1, fifo(A, 1)), (fifo(D, 1),))
         assert receiver.room.holding == 0
 
     def test_entries_come_and_go(self) -> None:
@@ -126,16 +133,16 @@ class TestViews:
         receiver = member()
         for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH)):
             receiver.step(record)
-        again = Life("s/a", 2)
-        view = Ordered(3, VIEW, view=2, lives=(B, C, again))
+        again = MemberIncarnation("s/a", 2)
+        view = OrderedRecord(3, VIEW, view=2, lives=(B, C, again))
         settled = (Settled(A, 0),)
         assert receiver.step(view).deliveries == (view._replace(settled=settled),)
         assert receiver.vector == (2, 0, 0)
         assert (receiver.settled(A), receiver.settled(B)) == (0, None)
-        assert receiver.step(fifo(A, 2)) == Step(Verdict.OVER)
+        assert receiver.step(fifo(A, 2)) == CastStep(CastVerdict.OVER)
         receiver.step(total(4, kind=STOP_FLUSH))
-        assert receiver.step(fifo(again, 1, view=2)).verdict is Verdict.ACCEPT
-        assert receiver.step(fifo(B, 3)) == Step(Verdict.OVER)
+        assert receiver.step(fifo(again, 1, view=2)).verdict is CastVerdict.ACCEPT
+        assert receiver.step(fifo(B, 3)) == CastStep(CastVerdict.OVER)
 
     def test_a_flush_delivers_what_is_agreed_and_nothing_else(self) -> None:
         """C is dead. B had delivered its first cast, nobody its second."""
@@ -147,14 +154,14 @@ class TestViews:
         assert receiver.step(ok_of_b).deliveries == (fifo(C, 1), ok_of_b)
         ok_of_a = total(4, A, "1", kind=FLUSH_OK)
         assert receiver.step(ok_of_a).deliveries == (fifo(A, 1), ok_of_a)
-        view = Ordered(5, VIEW, view=2, lives=(A, B))
+        view = OrderedRecord(5, VIEW, view=2, lives=(A, B))
         step = receiver.step(view)
-        assert step == Step(Verdict.ACCEPT, (view._replace(settled=(Settled(C, 1),)),), (fifo(C, 2),))
+        assert step == CastStep(CastVerdict.ACCEPT, (view._replace(settled=(Settled(C, 1),)),), (fifo(C, 2),))
 
     def test_a_flush_without_a_view_lets_go_what_it_has_held(self) -> None:
         receiver = member()
         receiver.step(total(2, kind=START_FLUSH))
-        assert receiver.step(fifo(C, 1)).verdict is Verdict.HOLD
+        assert receiver.step(fifo(C, 1)).verdict is CastVerdict.HOLD
         assert receiver.step(total(3, kind=STOP_FLUSH)).deliveries == (total(3, kind=STOP_FLUSH), fifo(C, 1))
 
     def test_a_message_of_the_dead_that_is_ordered_is_agreed_with_all_it_depends_on(self) -> None:
@@ -166,7 +173,7 @@ class TestViews:
 
     def test_a_view_outside_of_a_flush(self) -> None:
         with pytest.raises(ProtocolViolation, match="view 2 is outside of a flush, and s/a stays in it"):
-            member().step(Ordered(2, VIEW, view=2, lives=(A,)))
+            member().step(OrderedRecord(2, VIEW, view=2, lives=(A,)))
 
 
 class TestAFullQueue:
@@ -174,9 +181,9 @@ class TestAFullQueue:
         receiver = member(max_held=1)
         receiver.step(fifo(A, 2))
         before = receiver.state
-        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
-        assert receiver.step(causal(C, 1, "2")) == Step(Verdict.FULL)
-        assert receiver.step(fifo(A, 1, view=2)) == Step(Verdict.FULL)
+        assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
+        assert receiver.step(causal(C, 1, "2")) == CastStep(CastVerdict.FULL)
+        assert receiver.step(fifo(A, 1, view=2)) == CastStep(CastVerdict.FULL)
         assert receiver.state == before
         assert [*receiver.held()] == [fifo(A, 2)]
 
@@ -184,21 +191,21 @@ class TestAFullQueue:
         receiver = member()
         receiver.room.max_held_bytes = 10
         large = fifo(A, 2)._replace(payload=b"x" * 8, headers=(("h", b"v"),))
-        assert receiver.step(large).verdict is Verdict.HOLD
-        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
+        assert receiver.step(large).verdict is CastVerdict.HOLD
+        assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
         half_empty = [receiver.room.is_half_empty]
         receiver.step(fifo(A, 1))
         half_empty.append(receiver.room.is_half_empty)
-        assert receiver.step(large._replace(view=2)).verdict is Verdict.HOLD
-        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
-        receiver.step(Ordered(2, START_FLUSH))
-        receiver.step(Ordered(3, VIEW, view=2, lives=(A, B)))
+        assert receiver.step(large._replace(view=2)).verdict is CastVerdict.HOLD
+        assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
+        receiver.step(OrderedRecord(2, START_FLUSH))
+        receiver.step(OrderedRecord(3, VIEW, view=2, lives=(A, B)))
         assert [*half_empty, receiver.room.is_half_empty] == [False, True, True]
 
     def test_what_need_not_wait_is_taken(self) -> None:
         receiver = member(max_held=1)
         receiver.step(fifo(A, 2))
-        assert receiver.step(fifo(B, 1)).verdict is Verdict.ACCEPT
+        assert receiver.step(fifo(B, 1)).verdict is CastVerdict.ACCEPT
         assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), fifo(A, 2))
 
     def test_all_that_are_held_may_wait_for_one_that_was_full(self) -> None:
@@ -206,18 +213,18 @@ class TestAFullQueue:
         receiver = member(max_held=1)
         for record in (total(2, kind=START_FLUSH), causal(B, 1, "1")):
             receiver.step(record)
-        assert receiver.step(fifo(A, 1)).verdict is Verdict.FULL
+        assert receiver.step(fifo(A, 1)).verdict is CastVerdict.FULL
         before = receiver.progress
-        assert receiver.step(total(3, A, "1")).verdict is Verdict.HOLD
+        assert receiver.step(total(3, A, "1")).verdict is CastVerdict.HOLD
         assert receiver.progress > before
         assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), total(3, A, "1"))
 
     def test_data_is_full(self) -> None:
         receiver = member(max_waiting=1)
-        assert receiver.step(total(2, A, ",1")).verdict is Verdict.HOLD
-        assert receiver.step(total(3)) == Step(Verdict.FULL)
+        assert receiver.step(total(2, A, ",1")).verdict is CastVerdict.HOLD
+        assert receiver.step(total(3)) == CastStep(CastVerdict.FULL)
         receiver.step(fifo(B, 1))
-        assert receiver.step(total(3)).verdict is Verdict.ACCEPT
+        assert receiver.step(total(3)).verdict is CastVerdict.ACCEPT
 
 
 @pytest.mark.parametrize("clock", ["", "?", "+1", "0,0,0,0"])
@@ -225,12 +232,12 @@ def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
     """At once, or when its turn comes: by everybody alike, so nobody waits for it."""
     receiver = member()
     bad = causal(A, 1, clock)
-    assert receiver.step(bad) == Step(Verdict.MALFORMED, (), (bad,))
-    assert receiver.step(bad) == Step(Verdict.DISCARD)
-    assert receiver.step(causal(B, 2, clock)).verdict is Verdict.HOLD
-    assert receiver.step(causal(C, 1, ",2")).verdict is Verdict.HOLD
+    assert receiver.step(bad) == CastStep(CastVerdict.MALFORMED, (), (bad,))
+    assert receiver.step(bad) == CastStep(CastVerdict.DISCARD)
+    assert receiver.step(causal(B, 2, clock)).verdict is CastVerdict.HOLD
+    assert receiver.step(causal(C, 1, ",2")).verdict is CastVerdict.HOLD
     step = receiver.step(fifo(B, 1))
-    assert step == Step(Verdict.ACCEPT, (fifo(B, 1), causal(C, 1, ",2")), (causal(B, 2, clock),))
+    assert step == CastStep(CastVerdict.ACCEPT, (fifo(B, 1), causal(C, 1, ",2")), (causal(B, 2, clock),))
     assert receiver.vector == (1, 2, 1)
     assert receiver.room.holding == 0
 
@@ -239,7 +246,7 @@ def test_it_is_not_passed_over_in_a_flush() -> None:
     """Unless it is agreed: or a dead member's entry would not be the same for all who go on."""
     receiver = member()
     receiver.step(total(2, kind=START_FLUSH))
-    assert receiver.step(causal(C, 1, "?")).verdict is Verdict.HOLD
+    assert receiver.step(causal(C, 1, "?")).verdict is CastVerdict.HOLD
     assert receiver.vector == (0, 0, 0)
 
 
@@ -252,7 +259,7 @@ class Sent(NamedTuple):
 
 def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
     """Casts of members each of which has delivered some prefix of what all have sent, in the order of sending."""
-    lives = [Life(f"s/{number}", 1) for number in range(members)]
+    lives = [MemberIncarnation(f"s/{number}", 1) for number in range(members)]
     senders: list[int] = []
     read = [0] * members
     last: dict[int, clocks.Clock] = {}
@@ -277,7 +284,9 @@ def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
 
 def group_of(members: int) -> CausalReceiver:
     receiver = CausalReceiver()
-    receiver.step(Ordered(1, VIEW, view=1, lives=tuple(Life(f"s/{number}", 1) for number in range(members))))
+    receiver.step(
+        OrderedRecord(1, VIEW, view=1, lives=tuple(MemberIncarnation(f"s/{number}", 1) for number in range(members)))
+    )
     return receiver
 
 
@@ -302,7 +311,7 @@ def test_in_any_order_with_repeats_the_same_is_delivered_as_the_slow_and_simple_
     log = history + dice.choices(history, k=5) if history else []
     dice.shuffle(log)
     receiver = group_of(members)
-    delivered: list[Cast | Ordered] = []
+    delivered: list[Cast | OrderedRecord] = []
     for arrived, sent in enumerate(log, start=1):
         delivered += receiver.step(sent.cast).deliveries
         assert sorted(delivered, key=str) == sorted(deliverable(log[:arrived], members), key=str)
@@ -330,14 +339,16 @@ states = st.integers(0, 4).flatmap(
     lambda size: st.builds(
         CausalState,
         view=numbers,
-        lives=st.tuples(*(st.builds(Life, st.just(f"s/{index}"), numbers) for index in range(size))),
+        lives=st.tuples(*(st.builds(MemberIncarnation, st.just(f"s/{index}"), numbers) for index in range(size))),
         vector=st.tuples(*[numbers] * size),
         seqno=numbers,
         agreed=st.tuples(*[numbers] * size),
         flush=numbers,
         limit=st.none() | st.tuples(*[numbers] * size),
         clocks=st.dictionaries(st.integers(0, 3), st.tuples(*[numbers] * size)),
-        settled=st.lists(st.builds(Settled, st.builds(Life, st.just("s/z"), numbers), numbers), max_size=3).map(tuple),
+        settled=st.lists(
+            st.builds(Settled, st.builds(MemberIncarnation, st.just("s/z"), numbers), numbers), max_size=3
+        ).map(tuple),
     )
 )
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from ordering.checker import (
+from ordering.base.reader import Reader
+from ordering.base.records import Data, MessageId
+from ordering.checker.checker import (
     ANOMALIES,
     CAUSAL_VIOLATION,
     DIVERGENT,
@@ -23,9 +25,7 @@ from ordering.checker import (
     VIEW_VIOLATION,
     Checker,
 )
-from ordering.reader import Reader
-from ordering.records import Data, MessageId
-from ordering.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import SequencerState, seal, snapshot
 
 
 def data(seqno: int, sender: str = "s/a", local: int | None = None, epoch: int = 1, incarnation: int = 1) -> Data:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ordering.flush import Phase
-from ordering.formats import NEWEST
-from ordering.membership import Settings
-from ordering.records import EPOCH, FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
-from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, step
+from ordering.base.formats import NEWEST
+from ordering.base.records import EPOCH, FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
+from ordering.membership.flush import FlushPhase
+from ordering.membership.membership import Settings
+from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, step
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 
@@ -122,7 +122,7 @@ def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
         assert second < due or "s/b" not in brokers.members, f"s/b is there {second - dies_at} s after its death"
         assert second < max(due, joins_at + STEPS) or "s/d" in brokers.members
         assert {"s/a", "s/c"} <= brokers.members, f"a live member is out: {brokers.members}"
-    assert brokers.state.membership.flush.phase is Phase.RUNNING
+    assert brokers.state.membership.flush.phase is FlushPhase.RUNNING
 
 
 @pytest.mark.parametrize("seed", range(60))

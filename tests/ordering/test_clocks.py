@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering import clocks
-from ordering.clocks import Clock, ClockMalformed
+from ordering.casts import clocks
+from ordering.casts.clocks import Clock, ClockMalformed
 
 increments = st.lists(st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 10**6)), min_size=1, max_size=12)
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.columns import step_columns
-from ordering.errors import ProtocolViolation
-from ordering.links import origin_of
-from ordering.membership import Life, Membership, Settings
-from ordering.names import Topic, relay_of
-from ordering.records import LINK_START, Data, Forward, Link, Partition, Source
-from ordering.sequencer import Accepted, SequencerState, step
+from ordering.base.errors import ProtocolViolation
+from ordering.base.names import Topic, relay_of
+from ordering.base.records import LINK_START, Data, Forward, Link, Partition, Source
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.sequencer.columns import step_columns
+from ordering.sequencer.links import origin_of
+from ordering.sequencer.sequencer import SequencerState, step
 from tests.ordering.forwards import SENDERS, TOPIC, Log, cut, logs, opened
 from tests.ordering.linked import FAR, LAX, LinkedLog
 from tests.simulator.columns import step_by_columns, to_columns
@@ -36,9 +36,9 @@ def test_columns_decide_what_rows_decide(log: Log, at: list[int]) -> None:
 @st.composite
 def states(draw: st.DrawFn) -> SequencerState:
     """A group after some history: closed or not, with members, forgotten ones, and FORWARD that is read again."""
-    rows = st.builds(Accepted, st.integers(1, 3), st.integers(0, 3))
+    rows = st.builds(ReceivedRow, st.integers(1, 3), st.integers(0, 3))
     received = draw(st.dictionaries(st.sampled_from(SENDERS[:3]), rows))
-    members = draw(st.lists(st.builds(Life, st.sampled_from(SENDERS[:3]), st.integers(1, 2)), max_size=2))
+    members = draw(st.lists(st.builds(MemberIncarnation, st.sampled_from(SENDERS[:3]), st.integers(1, 2)), max_size=2))
     lives_over = {sender: row.incarnation for sender, row in received.items() if draw(st.booleans())}
     membership = Membership(
         settings=Settings(closed=draw(st.booleans())),

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.errors import ProtocolViolation
-from ordering.flush import NO_FLUSH, RERUN, TRANSITIONS, Flush, Phase
-from ordering.membership import Life, Membership, fold, refusal
-from ordering.records import (
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import (
     CONTROL_KINDS,
     FLUSH_COMPLETED,
     FLUSH_OK,
@@ -19,13 +17,15 @@ from ordering.records import (
     Forward,
     Source,
 )
+from ordering.membership.flush import NO_FLUSH, RERUN, TRANSITIONS, Flush, FlushPhase
+from ordering.membership.membership import MemberIncarnation, Membership, fold, refusal
 
 EVENTS = (START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH)
 SENDERS = ("s/a", "s/b", "s/stranger")
 
 flushes = st.just(NO_FLUSH) | st.builds(
     Flush,
-    phase=st.sampled_from((Phase.BLOCKING, Phase.BLOCKED)),
+    phase=st.sampled_from((FlushPhase.BLOCKING, FlushPhase.BLOCKED)),
     id=st.just(7),
     requester=st.sampled_from(SENDERS),
     requested=st.booleans(),
@@ -56,7 +56,7 @@ def test_every_state_with_every_event(flush: Flush, event: str) -> None:
         FLUSH_COMPLETED: flush.complete,
         STOP_FLUSH: flush.stop,
     }[event]
-    name = RERUN if event == START_FLUSH and flush.phase is not Phase.RUNNING else event
+    name = RERUN if event == START_FLUSH and flush.phase is not FlushPhase.RUNNING else event
     expected = TRANSITIONS.get((flush.phase, name))
     if expected is None:
         with pytest.raises(ProtocolViolation, match="no sequencer decides that"):
@@ -73,7 +73,7 @@ def test_every_state_with_every_event(flush: Flush, event: str) -> None:
 )
 def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, sender: str, payload: bytes) -> None:
     """No FORWARD record can bring the machine where it must not go: what is not refused folds."""
-    membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
+    membership = Membership(members=(MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)), flush=flush)
     record = Forward(sender, 1, 3, payload, Source("abcast.g.forward.s", 0, 0), kind=kind)
     data = Data(kind, 1, 9, sender=sender, incarnation=1, local_seqno=3, payload=payload, source=record.source)
     if not refusal(membership, record, {}):
@@ -85,6 +85,6 @@ def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, se
 
 def test_a_second_flush_is_refused_with_a_reason() -> None:
     flush = NO_FLUSH.start(7, "s/a", requested=True)
-    membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
+    membership = Membership(members=(MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)), flush=flush)
     record = Forward("s/b", 1, 3, b"", Source("abcast.g.forward.s", 0, 0), kind=START_FLUSH)
     assert refusal(membership, record, {}) == "a flush runs already, for s/a"

@@ -7,9 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.forgetting import MAX_NAMED, SenderRow, forgettable, from_payload, idle_rows, is_told, to_payload
-from ordering.membership import Accepted, FormerMember, Membership, Settings
-from ordering.records import (
+from ordering.base.records import (
     CLOCK_AHEAD_MS,
     FORGET,
     INCARNATIONS_A_MS,
@@ -21,7 +19,17 @@ from ordering.records import (
     Forward,
     Source,
 )
-from ordering.sequencer import FORGOTTEN, SequencerState, absorb, begin_batch, end_batch, snapshot, step
+from ordering.membership.forgetting import (
+    MAX_NAMED,
+    SenderRow,
+    forgettable,
+    from_payload,
+    idle_rows,
+    is_told,
+    to_payload,
+)
+from ordering.membership.membership import FormerMember, Membership, ReceivedRow, Settings
+from ordering.sequencer.sequencer import FORGOTTEN, SequencerState, absorb, begin_batch, end_batch, snapshot, step
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 
@@ -150,8 +158,8 @@ def test_a_closed_group_forgets_too() -> None:
 
 def test_who_is_idle() -> None:
     """Who has the same row in both states, and is not to be kept."""
-    then = {ALICE: Accepted(1, 2), BOB: Accepted(1, 1), "s/c": Accepted(3, 3), "s/gone": Accepted(1, 1)}
-    now = {ALICE: Accepted(1, 2), BOB: Accepted(1, 2), "s/c": Accepted(3, 3), "s/new": Accepted(1, 1)}
+    then = {ALICE: ReceivedRow(1, 2), BOB: ReceivedRow(1, 1), "s/c": ReceivedRow(3, 3), "s/gone": ReceivedRow(1, 1)}
+    now = {ALICE: ReceivedRow(1, 2), BOB: ReceivedRow(1, 2), "s/c": ReceivedRow(3, 3), "s/new": ReceivedRow(1, 1)}
     assert idle_rows(then, now, lambda sender: sender == "s/c") == [SenderRow(ALICE, 1, 2)]
 
 
@@ -159,8 +167,8 @@ def test_a_snapshot_in_the_middle(log: Log) -> None:
     """It has the table without the row, and the floor."""
     log.forget(SenderRow(ALICE, 1, 2))
     with (
-        patch("ordering.sequencer.SNAPSHOT_EVERY_RECORDS", 1),
-        patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 0),
+        patch("ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS", 1),
+        patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 0),
     ):
         _, [told] = begin_batch(log.state)
     read = absorb(SequencerState("g"), [told])

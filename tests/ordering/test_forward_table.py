@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.errors import ProtocolViolation
-from ordering.forward_table import (
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import JOIN
+from ordering.participant.forward_table import (
     ForwardTable,
     Pending,
     carried_from,
@@ -16,7 +17,6 @@ from ordering.forward_table import (
     message_bytes,
     sent_headers,
 )
-from ordering.records import JOIN
 
 payloads = st.binary(max_size=6)
 headers = st.lists(st.tuples(st.text("hk", max_size=2), st.binary(max_size=3)), max_size=2).map(tuple)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.errors import ProtocolViolation
-from ordering.hold_back import HoldBackQueue, Insertion, Key, Run, RunId
+from ordering.agreement.hold_back import HoldBackQueue, Insertion, Key, Run, RunId
+from ordering.base.errors import ProtocolViolation
 
 A, B = RunId(0, 1), RunId(1, 1)
 RUN = Run(b"x")

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.hold_back import Key, Run, RunId
-from ordering.isis import MAX_BACKLOG_RUNS, Agreement, step
-from ordering.isis_codec import decode, encode
-from ordering.isis_state import (
+from ordering.agreement.codec import decode, encode
+from ordering.agreement.hold_back import Key, Run, RunId
+from ordering.agreement.isis import MAX_BACKLOG_RUNS, Agreement, step
+from ordering.agreement.state import (
     AgreementState,
-    Cast,
-    Deliver,
+    DeliverInView,
     Drop,
     Event,
     Finals,
@@ -30,6 +29,7 @@ from ordering.isis_state import (
     Submit,
     Tell,
     Tick,
+    ToAll,
     begin,
 )
 
@@ -39,19 +39,19 @@ class View:
 
     def __init__(self, size: int) -> None:
         self.states = [begin(1, me, (0,) * size) for me in range(size)]
-        self.delivered: list[list[Deliver]] = [[] for _ in range(size)]
+        self.delivered: list[list[DeliverInView]] = [[] for _ in range(size)]
         self.letters: list[tuple[int, int, Message]] = []
         self.refused: list[Run] = []
 
     def take(self, place: int, *events: Event) -> tuple[Output, ...]:
         self.states[place], outputs = step(self.states[place], events)
         for output in outputs:
-            if isinstance(output, Cast):
+            if isinstance(output, ToAll):
                 others = [other for other in range(len(self.states)) if other != place]
                 self.letters += [(place, other, output.message) for other in others]
             elif isinstance(output, Tell):
                 self.letters.append((place, output.to, output.message))
-            elif isinstance(output, Deliver):
+            elif isinstance(output, DeliverInView):
                 self.delivered[place].append(output)
             else:
                 self.refused.append(output.run)
@@ -64,7 +64,7 @@ class View:
             self.take(receiver, Received(sender, message))
 
 
-def order(deliveries: list[Deliver]) -> list[RunId]:
+def order(deliveries: list[DeliverInView]) -> list[RunId]:
     return [delivery.id for delivery in deliveries]
 
 
@@ -74,7 +74,7 @@ def order(deliveries: list[Deliver]) -> list[RunId]:
 def test_one_message_takes_the_states_of_the_diagram() -> None:
     """Data to all, a proposal from each, the maximum to all, and everybody delivers; of three the sender first."""
     view = View(3)
-    assert view.take(0, Submit(Run(b"a"))) == (Cast(Send(1, 1, (Run(b"a"),), (1,))),)
+    assert view.take(0, Submit(Run(b"a"))) == (ToAll(Send(1, 1, (Run(b"a"),), (1,))),)
     view.letters.clear()
     data = Received(0, Send(1, 1, (Run(b"a"),), (1,)))
     assert view.take(1, data) == (Tell(0, Propose(1, 0, 1, (1,))),)
@@ -82,9 +82,9 @@ def test_one_message_takes_the_states_of_the_diagram() -> None:
     assert view.take(2, data) == (Tell(0, Propose(1, 0, 1, (7,))),)
     assert view.take(0, Received(1, Propose(1, 0, 1, (1,)))) == ()
     finals = Finals(1, 1, (Key(7, 2),))
-    delivered = Deliver(1, RunId(0, 1), Run(b"a"), Key(7, 2))
+    delivered = DeliverInView(1, RunId(0, 1), Run(b"a"), Key(7, 2))
     known = Known(1, (1, 0, 0), 1)
-    assert view.take(0, Received(2, Propose(1, 0, 1, (7,)))) == (delivered, Cast(finals), Cast(known))
+    assert view.take(0, Received(2, Propose(1, 0, 1, (7,)))) == (delivered, ToAll(finals), ToAll(known))
     assert delivered in view.take(1, Received(0, finals))
 
 
@@ -198,7 +198,7 @@ def test_the_final_number_is_the_maximum_and_the_proposer_breaks_ties() -> None:
     view = View(3)
     view.take(0, Submit(Run(b"a")))
     view.take(0, Received(2, Propose(1, 0, 1, (4,))), Received(1, Propose(1, 0, 1, (4,))))
-    assert Cast(Finals(1, 1, (Key(4, 2),))) in [Cast(m) for _, _, m in view.letters]
+    assert ToAll(Finals(1, 1, (Key(4, 2),))) in [ToAll(m) for _, _, m in view.letters]
 
 
 # Bounds, and what can't be
@@ -279,8 +279,8 @@ def test_however_events_are_cut_into_batches_the_state_and_the_deliveries_are_th
     bounds = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
     for start, end in pairwise(bounds):
         state, more = step(state, events[start:end])
-        delivered += [output for output in more if isinstance(output, Deliver)]
-    assert delivered == [output for output in outputs if isinstance(output, Deliver)]
+        delivered += [output for output in more if isinstance(output, DeliverInView)]
+    assert delivered == [output for output in outputs if isinstance(output, DeliverInView)]
     assert without_time(state) == without_time(expected)
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.kafka.entry_codec import read_entry, write_entry
-from ordering.errors import ProtocolViolation
-from ordering.formats import ADDITIONS
-from ordering.isis_codec import decode, encode
-from ordering.isis_formation import Life
-from ordering.isis_log import Entry, Letter, LogRow, Ordered, OwnEntry, Range, ranges_of, run_of
-from ordering.isis_site_state import SiteState, changes, first_state, state_of, stated
-from ordering.records import ENTRY, Data
-from ordering.sequencer import SequencerState
+from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from ordering.agreement.codec import decode, encode
+from ordering.agreement.formation import ProcessIncarnation
+from ordering.agreement.log import Entry, LogRow, OrderedRun, OwnEntry, Range, SiteMessage, ranges_of, run_of
+from ordering.agreement.site_state import SiteState, changes, first_state, state_of, stated
+from ordering.base.errors import ProtocolViolation
+from ordering.base.formats import ADDITIONS
+from ordering.base.records import ENTRY, Data
+from ordering.sequencer.sequencer import SequencerState
 
 NAMES = st.sampled_from(("n", "e", "lax", "la", "007", "s-00", "a0b10", "true", "abcast", "known"))
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 10**18 - 1))
@@ -59,8 +59,8 @@ def test_an_entry_is_read_as_it_was_written(names: list[str], numbers: list[int]
         0,
         numbers[2],
         numbers[1],
-        (Letter((a, b), "send", encode((1, run), as_text=True).decode()), Letter((), a, '"\\n ~')),
-        (Ordered(numbers[3], Life(a), run, (b,)),),
+        (SiteMessage((a, b), "send", encode((1, run), as_text=True).decode()), SiteMessage((), a, '"\\n ~')),
+        (OrderedRun(numbers[3], ProcessIncarnation(a), run, (b,)),),
         raw,
         numbers[4],
         before=raw[:8],

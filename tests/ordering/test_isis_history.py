@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ordering.hold_back import Run
-from ordering.isis_formation import Life
-from ordering.isis_history import ASK_AFTER_MS, Answer, Ask, Gone, History
-from ordering.isis_messages import Deliver
+from ordering.agreement.formation import ProcessIncarnation
+from ordering.agreement.history import ASK_AFTER_MS, Ask, Gone, History, MissedDeliveries
+from ordering.agreement.hold_back import Run
+from ordering.agreement.messages import DeliverRun
 
-A, B, C = (Life(name) for name in "abc")
+A, B, C = (ProcessIncarnation(name) for name in "abc")
 
 
-def delivery(seqno: int) -> Deliver:
-    return Deliver(seqno, A, seqno, Run(b"%d" % seqno), seqno, B)
+def delivery(seqno: int) -> DeliverRun:
+    return DeliverRun(seqno, A, seqno, Run(b"%d" % seqno), seqno, B)
 
 
 def history(*seqnos: int, max_runs: int = 100, max_bytes: int = 1_000) -> History:
@@ -82,4 +82,4 @@ def test_answers_are_bounded() -> None:
     for seqno in range(1, 100):
         large.add(delivery(seqno)._replace(run=Run(bytes(10_000))))
     assert len(large.answer(Ask(1)).deliveries) == 2
-    assert large.answer(Ask(200)) == Answer(1, ())
+    assert large.answer(Ask(200)) == MissedDeliveries(1, ())

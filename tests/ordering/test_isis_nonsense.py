@@ -7,34 +7,49 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from ordering.errors import ProtocolViolation
-from ordering.hold_back import Places, Run
-from ordering.isis_formation import Formation, Hello, Life, View, first_view
-from ordering.isis_history import Answer, Ask, History
-from ordering.isis_messages import (
+from ordering.agreement.formation import Formation, Hello, ProcessIncarnation, View, first_view
+from ordering.agreement.history import Ask, History, MissedDeliveries
+from ordering.agreement.hold_back import Places, Run
+from ordering.agreement.messages import (
     Accept,
-    Accepted,
+    BallotAccepted,
+    BallotPromise,
     Beat,
-    Decided,
-    Deliver,
+    DecidedView,
+    DeliverRun,
     Hears,
     Join,
     Missing,
     NextView,
     Prepare,
-    Promise,
     Refuse,
 )
-from ordering.isis_process import fresh, member
-from ordering.isis_state import Finals, Known, Propose, Send
-from ordering.isis_views import Process
+from ordering.agreement.process import fresh, member
+from ordering.agreement.state import Finals, Known, Propose, Send
+from ordering.agreement.views import Process
+from ordering.base.errors import ProtocolViolation
 
 NAMES = ("a", "b", "c")
-LIVES = [Life(name, 5) for name in NAMES]
-STRANGERS = [Life("b", 6), Life("z", 1)]
+LIVES = [ProcessIncarnation(name, 5) for name in NAMES]
+STRANGERS = [ProcessIncarnation("b", 6), ProcessIncarnation("z", 1)]
 KINDS: tuple[Any, ...] = (
-    *(Send, Propose, Finals, Known, Beat, Hello, Join, Hears, Prepare, Promise, Refuse, Accept, Accepted, Decided),
-    *(Ask, Answer),
+    *(
+        Send,
+        Propose,
+        Finals,
+        Known,
+        Beat,
+        Hello,
+        Join,
+        Hears,
+        Prepare,
+        BallotPromise,
+        Refuse,
+        Accept,
+        BallotAccepted,
+        DecidedView,
+    ),
+    *(Ask, MissedDeliveries),
 )
 
 
@@ -75,7 +90,7 @@ def test_whatever_is_said(is_fresh: bool) -> None:
             if isinstance(message, Ask):
                 history.answer(message)
                 continue
-            if isinstance(message, Answer):
+            if isinstance(message, MissedDeliveries):
                 history.fill(sender, message, LIVES[1:])
                 continue
             if dice.random() < 0.2:
@@ -85,10 +100,10 @@ def test_whatever_is_said(is_fresh: bool) -> None:
             try:
                 process.receive(sender, message)
             except ProtocolViolation as error:
-                assert isinstance(message, Decided), f"seed {seed}: {error}"  # noqa: PT017 - it may come or not
+                assert isinstance(message, DecidedView), f"seed {seed}: {error}"  # noqa: PT017 - it may come or not
                 break
             for output in process.end_batch():
-                if isinstance(output, Deliver):
+                if isinstance(output, DeliverRun):
                     history.add(output)
                 elif isinstance(output, Missing):
                     history.miss(output.last)
@@ -104,4 +119,4 @@ def test_a_value_of_another_view_is_not_voted_for() -> None:
     assert process.ignored == 2
     assert process.end_batch() == ()
     process.receive(LIVES[1], Accept(1, process.state().promised, NextView(after)))
-    assert [type(output.message) for output in process.end_batch()] == [Accepted]  # type: ignore[union-attr]
+    assert [type(output.message) for output in process.end_batch()] == [BallotAccepted]  # type: ignore[union-attr]

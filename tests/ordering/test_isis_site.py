@@ -9,16 +9,15 @@ from itertools import pairwise
 
 import pytest
 
-from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
-from ordering.isis_formation import Life
-from ordering.isis_group import Group, GroupState, going_on
-from ordering.isis_log import (
+from ordering.agreement.formation import ProcessIncarnation
+from ordering.agreement.group import Group, GroupState, going_on
+from ordering.agreement.log import (
     Entry,
-    Letter,
     LogRow,
-    Ordered,
+    OrderedRun,
     Range,
-    Told,
+    ReadReport,
+    SiteMessage,
     contents_of,
     counting,
     ranges_of,
@@ -26,9 +25,9 @@ from ordering.isis_log import (
     run_of,
     write_letter,
 )
-from ordering.isis_messages import Exclude, Stuck
-from ordering.isis_process import SUSPECT_AFTER_MS, suspecting_after
-from ordering.isis_site import (
+from ordering.agreement.messages import Exclude, Stuck
+from ordering.agreement.process import SUSPECT_AFTER_MS, suspecting_after
+from ordering.agreement.site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
     SNAPSHOT_AFTER_SUSPICIONS,
@@ -38,9 +37,10 @@ from ordering.isis_site import (
     Sequenced,
     Site,
 )
-from ordering.isis_site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, state_of
-from ordering.isis_state import Propose, Tick
-from ordering.records import (
+from ordering.agreement.site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, state_of
+from ordering.agreement.state import Propose, Tick
+from ordering.base.errors import Disagreement, HistoryUnavailable, ProtocolViolation
+from ordering.base.records import (
     ENTRY,
     EPOCH,
     FLUSH_OK,
@@ -56,7 +56,7 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import step
+from ordering.sequencer.sequencer import step
 
 SITES = ("nyc", "sfo", "lax")
 
@@ -140,7 +140,7 @@ class Cluster:
                     self.step(name)
 
 
-def records_of(run: Ordered) -> list[Forward | Malformed]:
+def records_of(run: OrderedRun) -> list[Forward | Malformed]:
     found: list[Forward | Malformed] = []
     for part in ranges_of(run.run):
         site = part.place.removesuffix("-0").rpartition(".")[2]
@@ -243,7 +243,7 @@ def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
     """Who was of a version that passes over it hears it late, and may have that run still before itself."""
     runs = Range(place("nyc"), 0, 10), Range(place("nyc"), 10, 20)
     holes = tuple(contents_of(run, [(run.first, run.end - 1)]) for run in runs)
-    begun = replace(first_state("g", "nyc", SITES), told=(Told(place("nyc"), 0, 20, holes),))
+    begun = replace(first_state("g", "nyc", SITES), told=(ReadReport(place("nyc"), 0, 20, holes),))
     site = Site(begun, 1)
     site._forget_marks(runs[0])
     (said,) = site.state().told
@@ -259,8 +259,8 @@ def test_a_run_that_begins_without_a_record_may_begin_where_retention_ends(
 ) -> None:
     """As with a transaction's marker: who has submitted the run has read no record there either, and says so."""
     run = Range(place("nyc"), 1, 4)
-    told = () if read_there is None else (Told(*run, (contents_of(run, [read_there]),)),)
-    since = (Ordered(1, Life("nyc"), run_of((run,), 2)),)
+    told = () if read_there is None else (ReadReport(*run, (contents_of(run, [read_there]),)),)
+    since = (OrderedRun(1, ProcessIncarnation("nyc"), run_of((run,), 2)),)
     group = Group(Site(replace(first_state("g", "lax", SITES), position=3, since=since, told=told), 1), 0)
     group.keep_with(lambda _: [(2, 4)])
     group.start_of(run.place, 2, is_copy=is_copy)
@@ -521,7 +521,9 @@ def test_a_minority_waits() -> None:
         cluster.now_ms += 40
         cluster.step("nyc")
         stuck += cluster.sites["nyc"].notices
-    assert [(notice.reached, notice.needed) for notice in stuck if isinstance(notice, Stuck)] == [((Life("nyc"),), 2)]
+    assert [(notice.reached, notice.needed) for notice in stuck if isinstance(notice, Stuck)] == [
+        ((ProcessIncarnation("nyc"),), 2)
+    ]
     assert cluster.sites["nyc"].is_waiting
     assert not cluster.data["nyc"]
 
@@ -552,10 +554,10 @@ def test_of_two_sites_one_goes_on_when_an_operator_says_so() -> None:
 
 
 def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ordering.isis_site.MAX_UNSNAPPED_RUNS", 3)
+    monkeypatch.setattr("ordering.agreement.site.MAX_UNSNAPPED_RUNS", 3)
     cluster = Cluster()
     view = cluster.sites["lax"].process.view
-    runs = [Ordered(n, Life("nyc"), run_of((Range(place("nyc"), n - 1, n),))) for n in range(1, 6)]
+    runs = [OrderedRun(n, ProcessIncarnation("nyc"), run_of((Range(place("nyc"), n - 1, n),))) for n in range(1, 6)]
     lax = cluster.sites["lax"]
     for number, run in enumerate(runs, 1):
         assert not lax.is_behind or number > 3
@@ -577,7 +579,11 @@ def test_sites_of_other_files_are_refused() -> None:
 
 def test_a_letter_that_can_not_be_read_is_counted() -> None:
     site = Cluster().sites["nyc"]
-    letters = (Letter(("nyc",), "gossip", "[]"), Letter(("nyc",), "propose", "[1]"), Letter(("sfo",), "gossip", "[]"))
+    letters = (
+        SiteMessage(("nyc",), "gossip", "[]"),
+        SiteMessage(("nyc",), "propose", "[1]"),
+        SiteMessage(("sfo",), "gossip", "[]"),
+    )
     site.take(Heard("sfo", 1, 1, Entry(site.process.view.origin, 1, 1, letters)))
     assert site.rejected == 2
 
@@ -635,7 +641,7 @@ def decide(sequenced: Sequenced, *records: Forward, absent: tuple[str, ...] = ()
     """Kind and payload of the DATA of one run that was ordered while these sites were absent."""
     topic, _, offset = records[0].source
     run = run_of((Range(f"{topic}-0", offset, offset + len(records)),))
-    sequenced.expect([Ordered(sequenced.position + 1, Life("nyc"), run, absent)])
+    sequenced.expect([OrderedRun(sequenced.position + 1, ProcessIncarnation("nyc"), run, absent)])
     outputs = sequence(sequenced, records)
     return [(data.kind, data.payload.decode()) for data in outputs if isinstance(data, Data)]
 

@@ -7,15 +7,15 @@ from collections import deque
 
 import pytest
 
-from ordering.isis_formation import Life, first_view
-from ordering.isis_messages import Accept, Decided, Message, Prepare, Promise, To
-from ordering.isis_process import member
-from ordering.isis_views import Process
+from ordering.agreement.formation import ProcessIncarnation, first_view
+from ordering.agreement.messages import Accept, BallotPromise, DecidedView, Message, Prepare, To
+from ordering.agreement.process import member
+from ordering.agreement.views import Process
 
 SUSPECT_AFTER_MS = 1_500
 BATCH = 64
 STEP_MS = 10
-LARGE = (Promise, Accept, Decided)
+LARGE = (BallotPromise, Accept, DecidedView)
 """Messages with what was delivered and what is final: they take long to read."""
 
 
@@ -23,9 +23,11 @@ class Machine:
     """Processes of one view that share a slow processor: each takes what waits for it as one batch, then is busy."""
 
     def __init__(self, names: str, large_ms: float, seed: int) -> None:
-        view = first_view(Life(name) for name in names)
-        self.processes = {name: Process(member(Life(name), view, suspect_after_ms=SUSPECT_AFTER_MS)) for name in names}
-        self.inboxes: dict[str, deque[tuple[Life, Message]]] = {name: deque() for name in names}
+        view = first_view(ProcessIncarnation(name) for name in names)
+        self.processes = {
+            name: Process(member(ProcessIncarnation(name), view, suspect_after_ms=SUSPECT_AFTER_MS)) for name in names
+        }
+        self.inboxes: dict[str, deque[tuple[ProcessIncarnation, Message]]] = {name: deque() for name in names}
         self.on_their_way: list[tuple[float, str, To]] = []
         self.busy_until_ms = dict.fromkeys(names, 0.0)
         self.large_ms, self.dice, self.now_ms = large_ms, random.Random(seed), 0
@@ -37,7 +39,7 @@ class Machine:
         self.on_their_way = [each for each in self.on_their_way if each[0] > self.now_ms]
         for _, sender, to in arrived:
             if to.receiver.name in self.processes:
-                self.inboxes[to.receiver.name].append((Life(sender), to.message))
+                self.inboxes[to.receiver.name].append((ProcessIncarnation(sender), to.message))
         for name, process in self.processes.items():
             if self.busy_until_ms[name] <= self.now_ms:
                 self._work(name, process)
@@ -72,11 +74,11 @@ def test_a_question_that_comes_repeatedly_is_answered_once_in_a_batch() -> None:
     machine = Machine("abc", 1, 0)
     asked = [to for to in _questions(machine.processes["a"]) if to.receiver.name == "b"]
     for to in asked * 5:
-        machine.processes["b"].receive(Life("a"), to.message)
+        machine.processes["b"].receive(ProcessIncarnation("a"), to.message)
     answers = [output for output in machine.processes["b"].end_batch() if isinstance(output, To)]
-    assert [type(to.message) for to in answers] == [Promise]
-    machine.processes["b"].receive(Life("a"), asked[0].message)
-    assert [type(to.message) for to in machine.processes["b"].end_batch() if isinstance(to, To)] == [Promise]
+    assert [type(to.message) for to in answers] == [BallotPromise]
+    machine.processes["b"].receive(ProcessIncarnation("a"), asked[0].message)
+    assert [type(to.message) for to in machine.processes["b"].end_batch() if isinstance(to, To)] == [BallotPromise]
 
 
 def _questions(process: Process) -> list[To]:
@@ -91,8 +93,8 @@ def test_what_came_while_a_process_was_busy_is_no_silence() -> None:
     process = machine.processes["a"]
     beats = [to for to in _beats(machine.processes["b"]) if to.receiver.name == "a"]
     process.wake(3 * SUSPECT_AFTER_MS)
-    process.receive(Life("b"), beats[0].message)
-    process.receive(Life("c"), beats[0].message)
+    process.receive(ProcessIncarnation("b"), beats[0].message)
+    process.receive(ProcessIncarnation("c"), beats[0].message)
     for more_ms in (0, 1, 2):
         process.tick(3 * SUSPECT_AFTER_MS + more_ms)
     assert not any(isinstance(to, To) and isinstance(to.message, Prepare) for to in process.end_batch())

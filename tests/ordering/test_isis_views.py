@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from ordering.errors import ProtocolViolation
-from ordering.hold_back import Key, Places, Run, RunId
-from ordering.isis_flush import is_quorum, next_view, settle
-from ordering.isis_formation import Formation, Hello, Life, View, first_view
-from ordering.isis_messages import (
+from ordering.agreement.flush import is_quorum, next_view, settle
+from ordering.agreement.formation import Formation, Hello, ProcessIncarnation, View, first_view
+from ordering.agreement.hold_back import Key, Places, Run, RunId
+from ordering.agreement.messages import (
     Accept,
     Ballot,
-    Decided,
-    Deliver,
+    BallotPromise,
+    DecidedView,
+    DeliverRun,
     Exclude,
     From,
     Installed,
@@ -23,14 +23,14 @@ from ordering.isis_messages import (
     Output,
     Outside,
     Prepare,
-    Promise,
-    Report,
     Stuck,
     To,
+    ViewReport,
 )
-from ordering.isis_process import ProcessState, member
-from ordering.isis_state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
-from ordering.isis_views import Process, step
+from ordering.agreement.process import ProcessState, member
+from ordering.agreement.state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
+from ordering.agreement.views import Process, step
+from ordering.base.errors import ProtocolViolation
 from tests.simulator.isis import World
 
 SUSPECT_AFTER_MS = 200
@@ -40,8 +40,10 @@ class Sites:
     """Sites of one view that remember all; `cut` ones are reached by nobody, and nothing goes by a `cut_way`."""
 
     def __init__(self, names: str) -> None:
-        self.view = first_view(Life(name) for name in names)
-        self.states = {name: member(Life(name), self.view, suspect_after_ms=SUSPECT_AFTER_MS) for name in names}
+        self.view = first_view(ProcessIncarnation(name) for name in names)
+        self.states = {
+            name: member(ProcessIncarnation(name), self.view, suspect_after_ms=SUSPECT_AFTER_MS) for name in names
+        }
         self.said: dict[str, list[Output]] = {name: [] for name in names}
         self.letters: list[tuple[str, To]] = []
         self.cut: set[str] = set()
@@ -63,7 +65,7 @@ class Sites:
         if (sender, to.receiver.name) in self.cut_ways:
             return
         if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
-            self.take(to.receiver.name, From(Life(sender), to.message))
+            self.take(to.receiver.name, From(ProcessIncarnation(sender), to.message))
 
     def wait(self, ms: int) -> None:
         for _ in range(ms // 20):
@@ -73,7 +75,7 @@ class Sites:
             self.carry()
 
     def delivered(self, name: str) -> list[tuple[int, str, bytes]]:
-        found = [output for output in self.said[name] if isinstance(output, Deliver)]
+        found = [output for output in self.said[name] if isinstance(output, DeliverRun)]
         return [(output.seqno, output.sender.name, output.run.reference) for output in found]
 
     def members(self, name: str) -> str:
@@ -93,8 +95,8 @@ def proposed(sender: int, number: int, key: int, known: int, proposer: int) -> P
 
 def test_a_number_that_any_of_them_knows_is_kept_behind_all_that_was_delivered() -> None:
     reports = [
-        Report(2, (placed(2, 0, 1, 5),), (placed(0, 1, 2, 9),), (1, 1)),
-        Report(1, (), (placed(0, 0, 1, 5), placed(0, 1, 2, 9), placed(0, 0, 2, 7)), (0, 1)),
+        ViewReport(2, (placed(2, 0, 1, 5),), (placed(0, 1, 2, 9),), (1, 1)),
+        ViewReport(1, (), (placed(0, 0, 1, 5), placed(0, 1, 2, 9), placed(0, 0, 2, 7)), (0, 1)),
     ]
     assert settle(reports) == (placed(2, 0, 1, 5), placed(3, 0, 2, 7), placed(4, 1, 2, 9))
 
@@ -102,8 +104,8 @@ def test_a_number_that_any_of_them_knows_is_kept_behind_all_that_was_delivered()
 def test_a_number_that_all_of_them_can_tell_together_is_kept() -> None:
     """The sender is gone, and may have delivered what only its own proposal and theirs, together, tell."""
     reports = [
-        Report(0, (), (), (0, 0, 0), (proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 8, 0b001, 0))),
-        Report(0, (), (), (0, 0, 0), (proposed(0, 1, 4, 0b101, 2), proposed(0, 2, 9, 0b001, 0))),
+        ViewReport(0, (), (), (0, 0, 0), (proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 8, 0b001, 0))),
+        ViewReport(0, (), (), (0, 0, 0), (proposed(0, 1, 4, 0b101, 2), proposed(0, 2, 9, 0b001, 0))),
     ]
     assert settle(reports) == (Placed(1, RunId(0, 1), 1, Key(4, 2)),)
 
@@ -111,54 +113,71 @@ def test_a_number_that_all_of_them_can_tell_together_is_kept() -> None:
 def test_a_run_is_not_kept_without_the_one_before_it() -> None:
     """A proposal for the first one was lost, and one for the second was not: nobody can have delivered either."""
     runs = proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 4, 0b111, 1)
-    assert settle([Report(0, (), (), (0, 0, 0), runs)]) == ()
-    assert settle([Report(1, (), (), (1, 0, 0), runs[1:])]) == (Placed(2, RunId(0, 2), 1, Key(4, 1)),)
+    assert settle([ViewReport(0, (), (), (0, 0, 0), runs)]) == ()
+    assert settle([ViewReport(1, (), (), (1, 0, 0), runs[1:])]) == (Placed(2, RunId(0, 2), 1, Key(4, 1)),)
 
 
 def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
-    view = View(7, 3, (Life("a"), Life("b"), Life("c", 4)), 10, ((Life("a"), 2), (Life("z", 9), 6)))
-    report = Report(11, (placed(11, 0, 3, 5),), (placed(0, 2, 1, 6),), (3, 0, 0))
-    value = next_view(view, {0: report, 1: report}, [Life("c", 5), Life("d")])
-    assert value.view.members == (Life("a"), Life("b"), Life("c", 5), Life("d"))
+    view = View(
+        7,
+        3,
+        (ProcessIncarnation("a"), ProcessIncarnation("b"), ProcessIncarnation("c", 4)),
+        10,
+        ((ProcessIncarnation("a"), 2), (ProcessIncarnation("z", 9), 6)),
+    )
+    report = ViewReport(11, (placed(11, 0, 3, 5),), (placed(0, 2, 1, 6),), (3, 0, 0))
+    value = next_view(view, {0: report, 1: report}, [ProcessIncarnation("c", 5), ProcessIncarnation("d")])
+    assert value.view.members == (
+        ProcessIncarnation("a"),
+        ProcessIncarnation("b"),
+        ProcessIncarnation("c", 5),
+        ProcessIncarnation("d"),
+    )
     assert value.view.base == 12
     assert dict(value.view.rows) == {
-        Life("a"): 3,
-        Life("b"): 0,
-        Life("c", 5): 0,
-        Life("d"): 0,
-        Life("z", 9): 6,
+        ProcessIncarnation("a"): 3,
+        ProcessIncarnation("b"): 0,
+        ProcessIncarnation("c", 5): 0,
+        ProcessIncarnation("d"): 0,
+        ProcessIncarnation("z", 9): 6,
     }
 
 
 @pytest.mark.parametrize(
     "report",
     [
-        Report(0, (), (), (0, 0)),
-        Report(0, (placed(1, 3, 1, 5),), (), (0, 0, 0)),
-        Report(0, (), (Placed(0, RunId(0, 1), 1, Key(5, 3)),), (0, 0, 0)),
-        Report(0, (), (), (0, 0, 0), (Proposed(RunId(0, 1), 1, Key(5, 0), Places(0b1001)),)),
+        ViewReport(0, (), (), (0, 0)),
+        ViewReport(0, (placed(1, 3, 1, 5),), (), (0, 0, 0)),
+        ViewReport(0, (), (Placed(0, RunId(0, 1), 1, Key(5, 3)),), (0, 0, 0)),
+        ViewReport(0, (), (), (0, 0, 0), (Proposed(RunId(0, 1), 1, Key(5, 0), Places(0b1001)),)),
     ],
     ids=["size", "sender", "proposer", "proposers"],
 )
-def test_a_promise_about_another_view_is_ignored(report: Report) -> None:
+def test_a_promise_about_another_view_is_ignored(report: ViewReport) -> None:
     """A process that has gone astray may have a view of that number with other members."""
     sites = Sites("abc")
     for now_ms in (SUSPECT_AFTER_MS + 1, SUSPECT_AFTER_MS + 3):
         sites.take("a", Tick(now_ms))
     attempt = sites.states["a"].attempt
     assert attempt is not None
-    promise = Promise(sites.view.id, attempt.ballot, None, report)
-    sites.take("a", From(Life("b"), promise), From(Life("c"), promise))
+    promise = BallotPromise(sites.view.id, attempt.ballot, None, report)
+    sites.take("a", From(ProcessIncarnation("b"), promise), From(ProcessIncarnation("c"), promise))
     assert sites.states["a"].attempt == attempt
     assert sites.states["a"].ignored == 2
 
 
 def test_those_who_join_are_at_most_as_many_as_those_who_stay() -> None:
-    view = first_view(map(Life, "ab"))
-    report = Report(0, (), (), (0, 0))
-    assert next_view(view, {0: report}, map(Life, "xyz")).view.members == (Life("a"), Life("x"))
-    again = [Life("b", 1), Life("x"), Life("y")]
-    assert next_view(view, {0: report, 1: report}, again).view.members == (Life("a"), Life("b", 1))
+    view = first_view(map(ProcessIncarnation, "ab"))
+    report = ViewReport(0, (), (), (0, 0))
+    assert next_view(view, {0: report}, map(ProcessIncarnation, "xyz")).view.members == (
+        ProcessIncarnation("a"),
+        ProcessIncarnation("x"),
+    )
+    again = [ProcessIncarnation("b", 1), ProcessIncarnation("x"), ProcessIncarnation("y")]
+    assert next_view(view, {0: report, 1: report}, again).view.members == (
+        ProcessIncarnation("a"),
+        ProcessIncarnation("b", 1),
+    )
 
 
 def test_a_number_known_to_one_survivor_is_kept_and_a_run_without_one_is_sent_again() -> None:
@@ -169,7 +188,7 @@ def test_a_number_known_to_one_survivor_is_kept_and_a_run_without_one_is_sent_ag
     while sites.letters:
         sender, to = sites.letters.pop(0)
         if not (isinstance(to.message, Finals) and to.receiver.name == "a"):
-            sites.take(to.receiver.name, From(Life(sender), to.message))
+            sites.take(to.receiver.name, From(ProcessIncarnation(sender), to.message))
     sites.cut = {"c"}
     sites.take("a", Submit(Run(b"not final")))
     sites.wait(1_000)
@@ -188,7 +207,7 @@ def test_proposals_of_an_old_view_are_ignored() -> None:
     assert sites.states["a"].view.id == 2
     sites.take("a", Submit(Run(b"m")))
     sites.letters.clear()
-    sites.take("a", From(Life("b"), Propose(1, 0, 1, (50,))))
+    sites.take("a", From(ProcessIncarnation("b"), Propose(1, 0, 1, (50,))))
     agreement = sites.states["a"].agreement
     assert agreement is not None
     assert agreement.own[0].missing == 0b10
@@ -224,7 +243,7 @@ def test_a_view_comes_also_where_a_way_takes_nearly_as_long_as_a_suspicion(way_m
         sites.letters = []
         for _, sender, to in [each for each in on_their_way if each[0] <= sites.now_ms]:
             if to.receiver.name in alive:
-                sites.take(to.receiver.name, From(Life(sender), to.message))
+                sites.take(to.receiver.name, From(ProcessIncarnation(sender), to.message))
         on_their_way = [each for each in on_their_way if each[0] > sites.now_ms]
     assert len({sites.states[name].view for name in alive}) == 1
 
@@ -232,9 +251,9 @@ def test_a_view_comes_also_where_a_way_takes_nearly_as_long_as_a_suspicion(way_m
 def test_a_value_that_may_be_decided_is_taken_over() -> None:
     """a's value was accepted by b, and nobody has heard that it is decided: the next ballot brings the same."""
     sites = Sites("abc")
-    report = Report(0, (), (), (0, 0, 0))
-    value = next_view(sites.view, {0: report, 1: report}, [Life("x")])
-    sites.take("b", From(Life("a"), Accept(1, Ballot(3, 0), value)))
+    report = ViewReport(0, (), (), (0, 0, 0))
+    value = next_view(sites.view, {0: report, 1: report}, [ProcessIncarnation("x")])
+    sites.take("b", From(ProcessIncarnation("a"), Accept(1, Ballot(3, 0), value)))
     sites.letters.clear()
     sites.cut = {"a"}
     sites.wait(1_500)
@@ -245,10 +264,10 @@ def test_a_value_that_may_be_decided_is_taken_over() -> None:
 
 def test_a_promise_is_kept_after_a_crash() -> None:
     sites = Sites("abc")
-    sites.take("b", From(Life("c"), Prepare(1, Ballot(5, 2))))
+    sites.take("b", From(ProcessIncarnation("c"), Prepare(1, Ballot(5, 2))))
     sites.states["b"] = ProcessState.from_bytes(sites.states["b"].to_bytes())
     sites.letters.clear()
-    outputs = sites.take("b", From(Life("a"), Prepare(1, Ballot(4, 0))))
+    outputs = sites.take("b", From(ProcessIncarnation("a"), Prepare(1, Ballot(4, 0))))
     assert [output.message.promised for output in outputs if isinstance(output, To)] == [Ballot(5, 2)]  # type: ignore[union-attr]
 
 
@@ -260,7 +279,7 @@ def test_a_minority_waits_and_says_so() -> None:
     sites.cut = {"b", "c"}
     sites.take("a", Submit(Run(b"m")))
     sites.wait(2_000)
-    assert sites.said["a"] == [Stuck(sites.view, (Life("a"),), 2)]
+    assert sites.said["a"] == [Stuck(sites.view, (ProcessIncarnation("a"),), 2)]
     sites.cut = set()
     sites.wait(2_000)
     assert sites.delivered("a") == [(1, "a", b"m")]
@@ -367,7 +386,7 @@ def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
 def test_a_process_without_memory_is_another_one() -> None:
     """What its old life had promised is not asked of the new one, and its old messages are nobody's."""
     sites = Sites("abc")
-    sites.take("a", From(Life("b", 3), Send(1, 1, (Run(b"x"),), (1,))))
+    sites.take("a", From(ProcessIncarnation("b", 3), Send(1, 1, (Run(b"x"),), (1,))))
     agreement = sites.states["a"].agreement
     assert agreement is not None
     assert agreement.held == ()
@@ -378,25 +397,25 @@ def test_a_process_without_memory_is_another_one() -> None:
 
 def test_the_first_view_needs_everybody_to_have_said_the_same() -> None:
     names = "abc"
-    formations = {name: Formation(Life(name, 1), names) for name in names}
+    formations = {name: Formation(ProcessIncarnation(name, 1), names) for name in names}
     a, b, c = formations.values()
-    assert a.hear(Life("b", 1), b.hello()) is None
-    assert a.hear(Life("c", 1), c.hello()) is None  # they have not heard of all
+    assert a.hear(ProcessIncarnation("b", 1), b.hello()) is None
+    assert a.hear(ProcessIncarnation("c", 1), c.hello()) is None  # they have not heard of all
     for one in (b, c):
         for other in "abc":
-            one.hear(Life(other, 1), formations[other].hello()) if other != one.me.name else None
-    a.hear(Life("b", 1), b.hello())
-    view = a.hear(Life("c", 1), c.hello())
+            one.hear(ProcessIncarnation(other, 1), formations[other].hello()) if other != one.me.name else None
+    a.hear(ProcessIncarnation("b", 1), b.hello())
+    view = a.hear(ProcessIncarnation("c", 1), c.hello())
     assert view is not None
-    assert view.members == (Life("a", 1), Life("b", 1), Life("c", 1))
+    assert view.members == (ProcessIncarnation("a", 1), ProcessIncarnation("b", 1), ProcessIncarnation("c", 1))
 
 
 def test_an_earlier_life_has_nothing_to_say() -> None:
-    a = Formation(Life("a", 1), "ab")
-    a.hear(Life("b", 5), Hello((Life("b", 5),)))
-    assert a.hear(Life("b", 4), Hello((Life("a", 1), Life("b", 4)))) is None
-    assert a.hello() == Hello((Life("a", 1), Life("b", 5)))
-    assert not a.may_take_over(Life("b", 4), (Life("a", 1), Life("b", 4)))
+    a = Formation(ProcessIncarnation("a", 1), "ab")
+    a.hear(ProcessIncarnation("b", 5), Hello((ProcessIncarnation("b", 5),)))
+    assert a.hear(ProcessIncarnation("b", 4), Hello((ProcessIncarnation("a", 1), ProcessIncarnation("b", 4)))) is None
+    assert a.hello() == Hello((ProcessIncarnation("a", 1), ProcessIncarnation("b", 5)))
+    assert not a.may_take_over(ProcessIncarnation("b", 4), (ProcessIncarnation("a", 1), ProcessIncarnation("b", 4)))
 
 
 # States
@@ -424,15 +443,17 @@ def test_what_is_not_a_state_is_refused(raw: bytes) -> None:
 
 def test_a_decided_view_of_another_group_is_ignored() -> None:
     sites = Sites("abc")
-    other = View(1, 9, (Life("a"), Life("x")))
-    sites.take("a", From(Life("x"), Decided(next_view(other, {0: Report(0, (), (), (0, 0))}, []))))
+    other = View(1, 9, (ProcessIncarnation("a"), ProcessIncarnation("x")))
+    sites.take(
+        "a", From(ProcessIncarnation("x"), DecidedView(next_view(other, {0: ViewReport(0, (), (), (0, 0))}, [])))
+    )
     assert sites.states["a"].view == sites.view
 
 
 @pytest.mark.parametrize("names", ["abc", "abcd"])
 def test_a_cut_of_one_link_under_load_heals_by_itself(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both its ends answer the one that sends, and never learn what the other has delivered."""
-    monkeypatch.setattr("ordering.isis_state.window_for", lambda _: 4)
+    monkeypatch.setattr("ordering.agreement.state.window_for", lambda _: 4)
     sites, sent = Sites(names), 0
     bound = 4 * len(names)
     sites.cut_ways = {("b", "c"), ("c", "b")}

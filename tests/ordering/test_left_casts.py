@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends, Ordered
-from ordering.causal import CausalReceiver, CausalState
-from ordering.left_casts import Course, LeftCast, course_of, settled_since
-from ordering.membership import Life
-from ordering.merging import MergedState
-from ordering.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends, OrderedRecord
+from ordering.casts.causal import CausalReceiver, CausalState
+from ordering.casts.left_casts import Course, LeftCast, course_of, settled_since
+from ordering.casts.merging import MergedState
+from ordering.membership.membership import MemberIncarnation
 
-OLD, OWN, B = Life("s/a", 1), Life("s/a", 9), Life("s/b", 2)
+OLD, OWN, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/a", 9), MemberIncarnation("s/b", 2)
 
 
-def left(order: str, number: int = 0, view: int = 1, life: Life = OLD) -> LeftCast:
+def left(order: str, number: int = 0, view: int = 1, life: MemberIncarnation = OLD) -> LeftCast:
     """One that had left under that number, or had not (0)."""
     return LeftCast(order, b"", (), Cast(*life, number, order=order, view=view) if number else None)
 
 
-def flush(agreed: str, *lives: Life) -> list[Ordered]:
+def flush(agreed: str, *lives: MemberIncarnation) -> list[OrderedRecord]:
     """b says that clock in view 1, and view 2 comes."""
-    said = Ordered(3, FLUSH_OK, *B, 1, Depends(1, agreed))
+    said = OrderedRecord(3, FLUSH_OK, *B, 1, Depends(1, agreed))
     return [
-        Ordered(2, START_FLUSH),
+        OrderedRecord(2, START_FLUSH),
         said,
-        Ordered(4, VIEW, view=2, lives=lives, is_in_flush=True),
-        Ordered(5, STOP_FLUSH),
+        OrderedRecord(4, VIEW, view=2, lives=lives, is_in_flush=True),
+        OrderedRecord(5, STOP_FLUSH),
     ]
 
 
-def hub(*records: Ordered) -> CausalReceiver:
+def hub(*records: OrderedRecord) -> CausalReceiver:
     """Of a process that begins anew in view 1."""
     receiver = CausalReceiver(CausalState(1, (OLD, B), (0, 0), 1, (0, 0), is_new=True))
     for record in records:
@@ -38,7 +38,7 @@ def hub(*records: Ordered) -> CausalReceiver:
     return receiver
 
 
-def course(message: LeftCast, own: Life, receiver: CausalReceiver) -> Course:
+def course(message: LeftCast, own: MemberIncarnation, receiver: CausalReceiver) -> Course:
     return course_of(message, own, receiver, {})
 
 
@@ -53,7 +53,7 @@ def test_what_had_left_in_no_view_goes_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("own", [OLD, OWN], ids=["the life goes on", "a new life"])
-def test_the_next_view_tells_what_was_delivered(own: Life) -> None:
+def test_the_next_view_tells_what_was_delivered(own: MemberIncarnation) -> None:
     assert course(left(FIFO, 3), own, hub()) is Course.WAIT
     after = hub(*flush("3", own, B))
     assert [course(left(FIFO, number), own, after) for number in (3, 4)] == [Course.DELIVERED, Course.ANEW]
@@ -62,13 +62,13 @@ def test_the_next_view_tells_what_was_delivered(own: Life) -> None:
 def test_a_life_that_was_gone_before() -> None:
     """DATA tells: what its members had said in the flush."""
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
-    held = Ordered(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
+    held = OrderedRecord(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
     data = [
         *flush("3", B),
         held,
-        Ordered(7, START_FLUSH),
-        Ordered(8, VIEW, view=3, is_in_flush=True),
-        Ordered(9, STOP_FLUSH),
+        OrderedRecord(7, START_FLUSH),
+        OrderedRecord(8, VIEW, view=3, is_in_flush=True),
+        OrderedRecord(9, STOP_FLUSH),
     ]
     settled = settled_since(begin, data)
     assert settled == {OLD: 3, B: 7}
@@ -81,6 +81,6 @@ def test_a_life_that_was_gone_before() -> None:
 def test_a_group_that_has_given_up_flush() -> None:
     """Its views come outside of a flush, and members stay in them: what was left there can be told all the same."""
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
-    given_up = Ordered(6, SETTINGS, payload=b'{"flush": false}')
-    views = [Ordered(7, VIEW, view=3, lives=(B, OWN)), Ordered(8, VIEW, view=4, lives=(B,))]
+    given_up = OrderedRecord(6, SETTINGS, payload=b'{"flush": false}')
+    views = [OrderedRecord(7, VIEW, view=3, lives=(B, OWN)), OrderedRecord(8, VIEW, view=4, lives=(B,))]
     assert settled_since(begin, [*flush("3", B), given_up, *views]) == {OLD: 3, B: 0}

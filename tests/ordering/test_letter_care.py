@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ordering import letter_care
-from ordering.errors import HistoryUnavailable
-from ordering.inbox import InboxReader
-from ordering.letter_care import NO_BASE, Base, Entry, Plan, Times, base_at, plan, superseded
-from ordering.sequencer import Accepted
+from ordering.base.errors import HistoryUnavailable
+from ordering.letters import letter_care
+from ordering.letters.inbox import InboxReader
+from ordering.letters.letter_care import NO_BASE, Base, InboxEntry, Plan, Times, base_at, plan, superseded
+from ordering.membership.membership import ReceivedRow
 
 RECEIVERS = ("b/x", "b/y")
 SENDERS = ("a/s", "a/t")
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.log: list[Entry] = []
+        self.log: list[InboxEntry] = []
         self.beginning = 0
         self.bases: dict[tuple[str, int], Base] = {}
         self.positions: dict[str, int] = {}
@@ -48,22 +48,22 @@ class World:
         """The next letter, a repeat, or one behind a gap; of this life or another; a state; nothing of the kind."""
         offset, mark = len(self.log), self.random.choice((*[""] * 20, "c/inbox-0", "d/inbox-0"))
         if self.random.random() < 0.1:
-            self.log.append(Entry(offset, relayed_from=mark))
+            self.log.append(InboxEntry(offset, relayed_from=mark))
             return
         sender, receiver = self.random.choice(SENDERS), self.random.choice(RECEIVERS)
-        row = self._truth(receiver, offset)[0].get(sender, Accepted(1, 0))
+        row = self._truth(receiver, offset)[0].get(sender, ReceivedRow(1, 0))
         number = row.local_seqno + self.random.choice((1, 1, 1, 0, 2))
         life = (row.incarnation, max(number, 1)) if self.random.random() < 0.9 else (row.incarnation + 1, 1)
         is_own = self.random.random() < 0.2
-        self.log.append(Entry(offset, receiver, sender, *life, is_own=is_own, relayed_from=mark))
+        self.log.append(InboxEntry(offset, receiver, sender, *life, is_own=is_own, relayed_from=mark))
 
-    def _truth(self, receiver: str, end: int | None = None) -> tuple[dict[str, Accepted], list[Entry]]:
+    def _truth(self, receiver: str, end: int | None = None) -> tuple[dict[str, ReceivedRow], list[InboxEntry]]:
         """The table that the whole log makes, and the letters that are taken by the rule."""
         return self._read(receiver, InboxReader(), 0, end)
 
     def _read(
         self, receiver: str, reader: InboxReader, start: int, end: int | None = None
-    ) -> tuple[dict[str, Accepted], list[Entry]]:
+    ) -> tuple[dict[str, ReceivedRow], list[InboxEntry]]:
         accepted = [
             entry
             for entry in self.log[start:end]
@@ -174,7 +174,7 @@ def _all_older(bases: Collection[Base], beginning: int) -> list[int]:
     return [base.below for base in bases if base.below < newest]
 
 
-def _all_go(entry: Entry, positions: Mapping[str, int], old: int) -> bool:
+def _all_go(entry: InboxEntry, positions: Mapping[str, int], old: int) -> bool:
     return False
 
 
@@ -208,14 +208,14 @@ def test_notes_that_are_older_than_the_beginning_show(monkeypatch: pytest.Monkey
 
 
 def test_a_base_is_read_as_it_was_written() -> None:
-    base = Base(7, {"a/s": Accepted(3, 4)}, 5)
+    base = Base(7, {"a/s": ReceivedRow(3, 4)}, 5)
     assert Base.parse(7, base.to_json()) == base
     for text in (b"", b"{}", b"[]", b'{"lost":0,"received":{"a":[1]}}', b"\xff", b"[" * 100_000):
         assert Base.parse(7, text) == Base(7, is_damaged=True)
 
 
 def test_behind_a_base_that_is_damaged_nothing_is_deleted() -> None:
-    letters = [Entry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(4, 6)]
+    letters = [InboxEntry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(4, 6)]
     bases = {"b/x": [Base(2), Base(4, is_damaged=True), Base(9, is_damaged=True)]}
     with pytest.raises(HistoryUnavailable, match="letters to b/x below 4 can't be read"):
         plan(letters, 4, bases, {"b/x": 6}, Times(6, 6))
@@ -225,13 +225,13 @@ def test_behind_a_base_that_is_damaged_nothing_is_deleted() -> None:
 
 def test_what_is_kept() -> None:
     """What its receiver has yet to take; what is not old, of one without a position; a moment's states."""
-    letters = [Entry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(6)]
+    letters = [InboxEntry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(6)]
     settled = Times(old=3, settled=6)
     assert plan(letters, 0, {}, {"b/x": 2}, settled).below == 2
-    assert plan(letters, 0, {}, {}, settled) == Plan(3, {"b/x": Base(3, {"a/s": Accepted(1, 3)}, lost=3)})
+    assert plan(letters, 0, {}, {}, settled) == Plan(3, {"b/x": Base(3, {"a/s": ReceivedRow(1, 3)}, lost=3)})
     assert plan(letters, 0, {}, {"b/x": 6}, Times(3, 5)).below == 5
     states = [letter._replace(is_own=True) for letter in letters]
-    assert plan(states, 0, {}, {}, settled) == Plan(6, {"b/x": Base(6, {"a/s": Accepted(1, 6)}, lost=0)})
+    assert plan(states, 0, {}, {}, settled) == Plan(6, {"b/x": Base(6, {"a/s": ReceivedRow(1, 6)}, lost=0)})
     assert plan([], 4, {}, {}, settled) == Plan(4, {})
     assert superseded([Base(1), Base(3), Base(9)], 5) == [1]
     assert base_at([Base(1), Base(3), Base(9)], 5).below == 3

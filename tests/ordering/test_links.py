@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.links import LinkRow, LinkStart, LinkTable, carry
-from ordering.names import relay_of
-from ordering.records import (
+from ordering.base.names import relay_of
+from ordering.base.records import (
     EPOCH,
     HEARTBEAT,
     JOIN,
@@ -28,7 +27,8 @@ from ordering.records import (
     Malformed,
     Source,
 )
-from ordering.sequencer import SequencerState, Step, absorb, seal, snapshot, step
+from ordering.sequencer.links import LinkRow, LinkStart, LinkTable, carry
+from ordering.sequencer.sequencer import SequencerState, Step, absorb, seal, snapshot, step
 from tests.ordering.forwards import opened
 from tests.simulator.columns import step_by_columns
 

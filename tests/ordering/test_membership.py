@@ -11,11 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering import membership as core
-from ordering.errors import ProtocolViolation, UsageError
-from ordering.flush import Phase
-from ordering.membership import NOT_A_MEMBER, Accepted, FormerMember, Life, Membership, Settings
-from ordering.records import (
+from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.records import (
     FLUSH_OK,
     HEARTBEAT,
     JOIN,
@@ -33,8 +30,18 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, absorb, end_batch, step
-from ordering.view_change import Decision, _remote_view, next_decision
+from ordering.membership import membership as core
+from ordering.membership.flush import FlushPhase
+from ordering.membership.membership import (
+    NOT_A_MEMBER,
+    FormerMember,
+    MemberIncarnation,
+    Membership,
+    ReceivedRow,
+    Settings,
+)
+from ordering.membership.view_change import Decision, _remote_view, next_decision
+from ordering.sequencer.sequencer import SequencerState, absorb, end_batch, step
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 from tests.simulator.membership import Group, Process
@@ -111,9 +118,9 @@ def test_a_random_history_keeps_every_promise(seed: int) -> None:
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_somebody_dies_in_every_phase(all_of_them: bool) -> None:
     """More of these histories, until members, requesters and the sequencer have crashed in each phase of a flush."""
-    crashes: set[tuple[str, Phase]] = set()
-    wanted = {(who, phase) for who in ("member", "requester", "sequencer") for phase in Phase}
-    none = {("requester", Phase.RUNNING)}
+    crashes: set[tuple[str, FlushPhase]] = set()
+    wanted = {(who, phase) for who in ("member", "requester", "sequencer") for phase in FlushPhase}
+    none = {("requester", FlushPhase.RUNNING)}
     for seed in range(20, 100):
         group = Group(seed)
         assert group.run() == [], f"python -m tests.simulator --membership --seed {seed}"
@@ -228,7 +235,7 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
     state = replace(
         opened(),
         membership=Membership(
-            members=(Life("s/a", 1), Life("s/b", 1)),
+            members=(MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)),
             heard={"s/a": core.LastHeard(Partition("p", 0), 10_000), "s/b": core.LastHeard(Partition("p", 1), 10_000)},
             clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
         ),
@@ -270,7 +277,7 @@ def test_a_standstill_is_nobodys_silence() -> None:
 
 def test_a_standstill_of_one_partition_says_nothing_of_the_others() -> None:
     """Who was not heard since the takeover is out when each partition has gone on for so long without it."""
-    lives = (Life("s/a", 1), Life("s/b", 1))
+    lives = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1))
     state = replace(opened(), membership=Membership(settings=Settings(suspect_after_ms=5_000), members=lives))
     now = {0: 0, 1: 0}
     offsets = {0: 0, 1: 0}
@@ -308,7 +315,9 @@ def test_a_new_life_does_not_inherit_the_silence_of_the_last_one() -> None:
 def test_a_joiner_is_not_missed_by_a_partition_that_is_read_late() -> None:
     state = replace(
         opened(),
-        membership=Membership(members=(Life("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}),
+        membership=Membership(
+            members=(MemberIncarnation("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}
+        ),
     )
     state, closing = end_batch(state)
     assert (closing, state.membership.heard) == ((), {"s/a": core.LastHeard(None, 90_000)})
@@ -387,7 +396,7 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
     log = Log()
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.batch(("s/a", JOIN, b"", 2))
-    assert log.state.membership.members == (Life("s/b", 1), Life("s/a", 2))
+    assert log.state.membership.members == (MemberIncarnation("s/b", 1), MemberIncarnation("s/a", 2))
 
 
 def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> None:
@@ -409,10 +418,10 @@ def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> N
 
 def test_a_fold_leaves_the_received_table_as_it_is() -> None:
     """It says which rows are dropped, and who folds drops them."""
-    members = (Life("s/a", 1), Life("s/b", 5))
+    members = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 5))
     before = Membership(Settings(closed=True), members, left=(FormerMember("s/x", 3, 2),), incarnation_floor=2)
     view = {"members": [["s/a", 1]], "joined": [], "left": [], "suspected": ["s/b"], "flush": 0}
-    received = {"s/a": Accepted(1, 1), "s/b": Accepted(5, 4), "s/x": Accepted(3, 2)}
+    received = {"s/a": ReceivedRow(1, 1), "s/b": ReceivedRow(5, 4), "s/x": ReceivedRow(3, 2)}
     with patch.object(core, "MAX_LEFT", 1):
         after, dropped = core.fold(
             before, Data(VIEW, 1, 9, 2, payload=json.dumps(view).encode()), MappingProxyType(received)
@@ -455,13 +464,13 @@ def test_what_is_no_setting(raw: bytes) -> None:
 
 def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     """Milliseconds a second: vectorised, no Python for a row."""
-    lives = tuple(Life(f"s/m{number}", 1) for number in range(1_000))
+    lives = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(1_000))
     state = replace(opened(), membership=Membership(members=lives))
     rows = [
         Forward(life.address, 1, 1, b"", Source(TOPIC, 0, offset), kind=HEARTBEAT, timestamp_ms=offset)
         for offset, life in enumerate(lives)
     ]
-    from ordering.columns import step_columns
+    from ordering.sequencer.columns import step_columns
     from tests.simulator.columns import to_columns
 
     columns = to_columns(rows)
@@ -497,25 +506,25 @@ def test_the_simulator_sees_survivors_that_disagree() -> None:
 
 @pytest.mark.slow
 def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
-    def at_once(membership: Membership, received: Mapping[str, Accepted]) -> Decision | None:
+    def at_once(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
         everybody = tuple(life.address for life in membership.members)
         return next_decision(replace(membership, flush=replace(membership.flush, answered=everybody)), received)
 
-    with patch("ordering.sequencer.next_decision", at_once):
+    with patch("ordering.sequencer.sequencer.next_decision", at_once):
         assert is_seen("was sent in view")
         assert is_seen("stays, which has not said FLUSH_OK")
 
 
 @pytest.mark.slow
 def test_the_simulator_sees_a_start_that_is_not_refused() -> None:
-    with patch("ordering.sequencer.refusal", lambda membership, record, received: ""):
+    with patch("ordering.sequencer.sequencer.refusal", lambda membership, record, received: ""):
         assert is_seen()
 
 
 @pytest.mark.slow
 def test_the_simulator_sees_answers_that_are_forgotten() -> None:
 
-    with patch("ordering.membership.Flush.answer", lambda flush, address: replace(flush, answered=())):
+    with patch("ordering.membership.membership.Flush.answer", lambda flush, address: replace(flush, answered=())):
         assert is_seen()
 
 
@@ -537,7 +546,7 @@ def test_the_simulator_sees_a_silence_that_does_not_end() -> None:
         decided = _remote_view(membership)
         return decided if decided and decided.payload["silent"] else None
 
-    with patch("ordering.view_change._remote_view", once):
+    with patch("ordering.membership.view_change._remote_view", once):
         assert is_seen("known is")
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from ordering.casts import CAUSAL, Cast, Ordered, Verdict
-from ordering.errors import ProtocolViolation
-from ordering.membership import Life
-from ordering.merging import MergedState, Merger
-from ordering.records import SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts.casts import CAUSAL, Cast, CastVerdict, OrderedRecord
+from ordering.casts.merging import MergedState, Merger
+from ordering.membership.membership import MemberIncarnation
 
-A, B = Life("s/a", 1), Life("s/b", 1)
-FLUSH_ON, FLUSH_OFF = (Ordered(0, SETTINGS, payload=payload) for payload in (b'{"flush":true}', b'{"flush":false}'))
-
-
-def view(number: int, *lives: Life, in_flush: bool) -> Ordered:
-    return Ordered(0, VIEW, view=number, lives=lives, is_in_flush=in_flush)
+A, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)
+FLUSH_ON, FLUSH_OFF = (
+    OrderedRecord(0, SETTINGS, payload=payload) for payload in (b'{"flush":true}', b'{"flush":false}')
+)
 
 
-def read(*records: Ordered) -> Merger:
+def view(number: int, *lives: MemberIncarnation, in_flush: bool) -> OrderedRecord:
+    return OrderedRecord(0, VIEW, view=number, lives=lives, is_in_flush=in_flush)
+
+
+def read(*records: OrderedRecord) -> Merger:
     """A merger that has read these."""
     merger = Merger()
     for seqno, record in enumerate(records, 1):
-        assert merger.step(record._replace(seqno=seqno)).verdict is Verdict.ACCEPT
+        assert merger.step(record._replace(seqno=seqno)).verdict is CastVerdict.ACCEPT
     return merger
 
 
@@ -31,27 +33,27 @@ def test_without_flush_no_view_has_a_vector() -> None:
     merger = read(view(1, A, in_flush=False), view(2, A, B, in_flush=False))
     assert (merger.causal.view, merger.causal.lives) == (2, ())
     assert [merger.step(Cast(*A, number)).verdict for number in (1, 1, 3, 2)] == [
-        Verdict.ACCEPT,
-        Verdict.DISCARD,
-        Verdict.HOLD,
-        Verdict.ACCEPT,
+        CastVerdict.ACCEPT,
+        CastVerdict.DISCARD,
+        CastVerdict.HOLD,
+        CastVerdict.ACCEPT,
     ]
 
 
 def test_a_first_view_has_one_although_nobody_flushes() -> None:
     merger = read(FLUSH_ON, view(1, A, in_flush=False))
     assert merger.causal.lives == (A,)
-    assert merger.step(Cast(*A, 1, b"", CAUSAL, 1, 2, "0")).verdict is Verdict.ACCEPT
+    assert merger.step(Cast(*A, 1, b"", CAUSAL, 1, 2, "0")).verdict is CastVerdict.ACCEPT
 
 
 def test_flush_may_be_given_up_and_taken_up() -> None:
     """Views have a vector from the first flush on, and none behind a view outside of one."""
     begun = FLUSH_ON, view(1, A, in_flush=False)
-    flush = Ordered(0, START_FLUSH), view(2, A, B, in_flush=True), Ordered(0, STOP_FLUSH)
+    flush = OrderedRecord(0, START_FLUSH), view(2, A, B, in_flush=True), OrderedRecord(0, STOP_FLUSH)
     assert read(*begun, *flush).causal.lives == (A, B)
     given_up = (*begun, *flush, FLUSH_OFF, view(3, A, in_flush=False))
     assert read(*given_up).causal.lives == ()
-    again = Ordered(0, START_FLUSH), view(4, A, B, in_flush=True), Ordered(0, STOP_FLUSH)
+    again = OrderedRecord(0, START_FLUSH), view(4, A, B, in_flush=True), OrderedRecord(0, STOP_FLUSH)
     assert read(*given_up, FLUSH_ON, *again).causal.vector == (0, 0)
 
 
@@ -65,6 +67,6 @@ def test_a_state_as_bytes() -> None:
     merger.step(Cast(*A, 1, view=1))
     merger.step(Cast(*B, 1))
     assert MergedState.from_bytes(merger.state.to_bytes()) == merger.state
-    assert Merger(merger.state).step(Cast(*A, 1, view=1)).verdict is Verdict.DISCARD
+    assert Merger(merger.state).step(Cast(*A, 1, view=1)).verdict is CastVerdict.DISCARD
     with pytest.raises(ProtocolViolation):
         MergedState.from_bytes(b"{}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Checker
-from ordering.mesh_checker import MeshChecker, Shortfall
-from ordering.records import JOIN, MESSAGE, Data, Link, MessageId, Source
-from ordering.sequencer import seal
+from ordering.base.records import JOIN, MESSAGE, Data, Link, MessageId, Source
+from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Checker
+from ordering.checker.mesh_checker import MeshChecker, Shortfall
+from ordering.sequencer.sequencer import seal
 
 SOURCE = Source("t", 0, 0)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.errors import UsageError
-from ordering.names import BY_RELAYS, ROLES, Address, Role, Topic, check_group, check_site, is_address
-from ordering.records import Source
+from ordering.base.errors import UsageError
+from ordering.base.names import BY_RELAYS, ROLES, Address, Role, Topic, check_group, check_site, is_address
+from ordering.base.records import Source
 
 groups = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", fullmatch=True)
 sites = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)

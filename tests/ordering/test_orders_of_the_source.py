@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 import pytest
 
-from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered
-from ordering.causal import CausalReceiver
-from ordering.membership import Life
-from ordering.outgoing import Broadcast, Outgoing
-from ordering.records import MESSAGE, VIEW, Data, Forward, Source
-from ordering.sequencer import SequencerState, step
+from ordering.base.records import MESSAGE, VIEW, Data, Forward, Source
+from ordering.casts.casts import CAUSAL, FIFO, TOTAL, Cast, OrderedRecord
+from ordering.casts.causal import CausalReceiver
+from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.membership.membership import MemberIncarnation
+from ordering.sequencer.sequencer import SequencerState, step
 
-ME, SHOP, BANK = (Life(f"s/{name}", 1) for name in ("me", "shop", "bank"))
-VIEW_1 = Ordered(1, VIEW, view=1, lives=(ME, SHOP, BANK))
+ME, SHOP, BANK = (MemberIncarnation(f"s/{name}", 1) for name in ("me", "shop", "bank"))
+VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(ME, SHOP, BANK))
 
 
 class Member:
     """A member in a view with the others, and what its application sees."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: MemberIncarnation) -> None:
         self.life = life
         self.receiver = CausalReceiver()
         self.receiver.step(VIEW_1)
@@ -40,7 +40,7 @@ class Member:
         self.receive(message)
         return message
 
-    def receive(self, record: Cast | Ordered) -> None:
+    def receive(self, record: Cast | OrderedRecord) -> None:
         for delivery in self.receiver.step(record).deliveries:
             self.outgoing.delivered(delivery)
             self.seen.append(delivery.payload.decode() if isinstance(delivery, Cast) else str(delivery.record))
@@ -148,7 +148,7 @@ def test_the_diagram_is_impossible_here(partitions: tuple[int, int], cut: int) -
 
 def test_a_causal_cast_comes_after_the_total_message_that_its_sender_had_delivered() -> None:
     shop, bank = Member(SHOP), Member(BANK)
-    rate = Ordered(2, MESSAGE, *ME, 1, record="new rate")
+    rate = OrderedRecord(2, MESSAGE, *ME, 1, record="new rate")
     shop.receive(rate)
     order = shop.cast(CAUSAL, "order at the new rate")
     bank.receive(order)
@@ -163,7 +163,7 @@ def test_a_total_message_comes_after_the_cast_that_its_sender_had_delivered() ->
     shop.receive(deposit)
     message = shop.send(TOTAL, "cheque")
     assert isinstance(message, Broadcast)
-    cheque = Ordered(2, MESSAGE, *SHOP, 1, message.depends, record="cheque")
+    cheque = OrderedRecord(2, MESSAGE, *SHOP, 1, message.depends, record="cheque")
     bank.receive(cheque)
     assert bank.seen == []
     bank.receive(deposit)
@@ -181,7 +181,7 @@ def test_synchronous_messages_divide_the_time_of_everybody_alike() -> None:
     me.receive(before_shops)
     message = me.send(TOTAL, "--- stocktaking ---")
     assert isinstance(message, Broadcast)
-    instant = Ordered(2, MESSAGE, *ME, 1, message.depends, record="--- stocktaking ---")
+    instant = OrderedRecord(2, MESSAGE, *ME, 1, message.depends, record="--- stocktaking ---")
     me.receive(instant)
     after_mine = me.cast(CAUSAL, "me: after")
     for record in (instant, after_mine, before_shops, before_mine):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ordering.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, Depends, Ordered
-from ordering.causal import CausalReceiver
-from ordering.errors import UsageError
-from ordering.membership import Life
-from ordering.outgoing import Broadcast, Outgoing
-from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.errors import UsageError
+from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, Depends, OrderedRecord
+from ordering.casts.causal import CausalReceiver
+from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.membership.membership import MemberIncarnation
 
-A, B = Life("s/a", 1), Life("s/b", 1)
+A, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)
+NOBODY = MemberIncarnation("", 0)
 
 
 class Member:
@@ -23,13 +24,19 @@ class Member:
         self.seqno = 0
         self.order(VIEW, view=1, lives=(A, B))
 
-    def take(self, record: Cast | Ordered) -> None:
+    def take(self, record: Cast | OrderedRecord) -> None:
         for delivery in self.receiver.step(record).deliveries:
             self.outgoing.delivered(delivery)
 
-    def order(self, kind: str, life: Life = Life("", 0), view: int = 0, lives: tuple[Life, ...] = ()) -> None:  # noqa: B008
+    def order(
+        self,
+        kind: str,
+        life: MemberIncarnation = NOBODY,
+        view: int = 0,
+        lives: tuple[MemberIncarnation, ...] = (),
+    ) -> None:
         self.seqno += 1
-        self.take(Ordered(self.seqno, kind, *life, view=view, lives=lives))
+        self.take(OrderedRecord(self.seqno, kind, *life, view=view, lives=lives))
 
     def send(self, *orders: str) -> list[Cast | Broadcast]:
         for order in orders:
@@ -123,7 +130,7 @@ def test_clocks_begin_anew_with_a_view() -> None:
     member.outgoing.written(2)
     member.order(START_FLUSH)
     member.take(Cast(*A, 1, view=1))
-    member.take(Ordered(3, FLUSH_OK, *A, 1, Depends(1, "2,1")))
+    member.take(OrderedRecord(3, FLUSH_OK, *A, 1, Depends(1, "2,1")))
     member.take(Cast(*A, 2, b"", CAUSAL, 1, 1, "0"))
     member.seqno = 3
     member.order(VIEW, view=2, lives=(A, B))

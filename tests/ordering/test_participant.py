@@ -6,24 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ordering.errors import ProtocolViolation
-from ordering.flush import NO_FLUSH
-from ordering.forgetting import SenderRow, to_payload
-from ordering.forward_table import Pending, control_headers
-from ordering.membership import NO_MEMBERS, Life, Membership, RemoteSite, Settings
-from ordering.participant import Participant, begins_stranded, newest_answer, next_entries, step
-from ordering.participant_events import (
-    Answered,
-    Asked,
-    Began,
-    CaughtUp,
-    FlushDone,
-    FlushUnwanted,
-    FlushWanted,
-    Renewed,
-)
-from ordering.participant_table import INSIDE, OUTSIDE, SILENT, TRANSITIONS, Cause, Do, Phase
-from ordering.records import (
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
     FORGET,
@@ -34,7 +18,22 @@ from ordering.records import (
     START_FLUSH,
     STOP_FLUSH,
 )
-from ordering.sequencer import Accepted
+from ordering.membership.flush import NO_FLUSH
+from ordering.membership.forgetting import SenderRow, to_payload
+from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, RemoteSite, Settings
+from ordering.participant.forward_table import Pending, control_headers
+from ordering.participant.participant import Participant, begins_stranded, newest_answer, next_entries, step
+from ordering.participant.participant_events import (
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+    Renewed,
+)
+from ordering.participant.participant_table import INSIDE, OUTSIDE, SILENT, TRANSITIONS, Cause, Do, ParticipantPhase
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, body, state
 
 
@@ -43,31 +42,31 @@ def member() -> Bench:
     bench = Bench()
     bench.tell(Asked(Cause.JOIN))
     bench.view(BOB, ALICE)
-    bench.expect(Phase.MEMBER, "join")
+    bench.expect(ParticipantPhase.MEMBER, "join")
     return bench
 
 
 def test_block_then_the_answer_then_unblock(member: Bench) -> None:
     flush = member.start()
-    member.expect(Phase.BLOCKING, "block", f"ask {flush}")
+    member.expect(ParticipantPhase.BLOCKING, "block", f"ask {flush}")
     assert member.gates == (True, True)
     member.tell(Answered(flush))
-    member.expect(Phase.QUIET, f"flush-ok {flush}")
+    member.expect(ParticipantPhase.QUIET, f"flush-ok {flush}")
     assert member.gates == (False, True)
-    member.view(BOB, ALICE, Life("nyc/carol", 1), flush=flush)
-    member.expect(Phase.QUIET)
+    member.view(BOB, ALICE, MemberIncarnation("nyc/carol", 1), flush=flush)
+    member.expect(ParticipantPhase.QUIET)
     member.stop(flush)
-    member.expect(Phase.MEMBER, "unblock")
+    member.expect(ParticipantPhase.MEMBER, "unblock")
 
 
 def test_a_flush_from_scratch_is_answered_without_a_second_block(member: Bench) -> None:
     first = member.start()
     again = member.start()
-    member.expect(Phase.BLOCKING, "block", f"ask {first}", f"ask {again}")
+    member.expect(ParticipantPhase.BLOCKING, "block", f"ask {first}", f"ask {again}")
     member.tell(Answered(first))
-    member.expect(Phase.BLOCKING)
+    member.expect(ParticipantPhase.BLOCKING)
     member.tell(Answered(again))
-    member.expect(Phase.QUIET, f"flush-ok {again}")
+    member.expect(ParticipantPhase.QUIET, f"flush-ok {again}")
 
 
 def test_who_has_answered_stays_quiet_when_it_is_asked_again(member: Bench) -> None:
@@ -77,53 +76,56 @@ def test_who_has_answered_stays_quiet_when_it_is_asked_again(member: Bench) -> N
     assert not member.now.sends_messages
     member.did.clear()
     member.tell(Answered(again))
-    member.expect(Phase.QUIET, "send the table", f"flush-ok {again}")
+    member.expect(ParticipantPhase.QUIET, "send the table", f"flush-ok {again}")
 
 
 @pytest.mark.parametrize("settings", [OPEN, CLOSED])
 def test_who_is_admitted_within_a_flush_is_quiet_until_its_end(settings: Settings) -> None:
     bench = Bench(replace(NO_MEMBERS, settings=settings), joins=True)
     bench.view(ALICE, flush=7)
-    bench.expect(Phase.BORN_QUIET)
+    bench.expect(ParticipantPhase.BORN_QUIET)
     assert not bench.now.sends_messages
     bench.stop(7)
-    bench.expect(Phase.MEMBER, "send the table")  # and no unblock(): there was no block()
+    bench.expect(ParticipantPhase.MEMBER, "send the table")  # and no unblock(): there was no block()
 
 
 def test_who_was_admitted_within_a_flush_says_what_it_has_when_that_runs_again() -> None:
     bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
     bench.view(BOB, ALICE, flush=7)
     flush = bench.start()
-    bench.expect(Phase.ASKED_AGAIN, f"ask {flush}")
+    bench.expect(ParticipantPhase.ASKED_AGAIN, f"ask {flush}")
     bench.tell(Answered(flush))
-    bench.expect(Phase.QUIET, "send the table", f"flush-ok {flush}")
+    bench.expect(ParticipantPhase.QUIET, "send the table", f"flush-ok {flush}")
     bench.stop(flush)
-    bench.expect(Phase.MEMBER)
+    bench.expect(ParticipantPhase.MEMBER)
 
 
 def test_in_a_closed_group_messages_wait_for_the_view() -> None:
     bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
     assert bench.gates == (True, False)
     bench.tell(Asked(Cause.JOIN))
-    bench.expect(Phase.AWAITING, "join")
+    bench.expect(ParticipantPhase.AWAITING, "join")
     assert bench.gates == (True, False)
     bench.view(ALICE)
-    bench.expect(Phase.MEMBER, "send the table")
+    bench.expect(ParticipantPhase.MEMBER, "send the table")
     assert bench.gates == (True, True)
 
 
-@pytest.mark.parametrize(("joins", "after"), [(False, Phase.STRANGER), (True, Phase.JOINING)])
-def test_a_group_that_opens_keeps_nothing_back(joins: bool, after: Phase) -> None:
+@pytest.mark.parametrize(("joins", "after"), [(False, ParticipantPhase.STRANGER), (True, ParticipantPhase.JOINING)])
+def test_a_group_that_opens_keeps_nothing_back(joins: bool, after: ParticipantPhase) -> None:
     bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=joins)
     bench.feed(SETTINGS, BOB, b'{"closed":false}')
     bench.expect(after, "send the table")
 
 
 def test_remote_views_are_those_of_the_state_and_what_came_since() -> None:
-    known = {"sfo": RemoteSite((Life("sfo/bob", 1),)), "lax": RemoteSite((Life("lax/dan", 1),), is_silent=True)}
+    known = {
+        "sfo": RemoteSite((MemberIncarnation("sfo/bob", 1),)),
+        "lax": RemoteSite((MemberIncarnation("lax/dan", 1),), is_silent=True),
+    }
     bench = Bench(replace(NO_MEMBERS, remote=known))
     assert {site: view.members for site, view in bench.now.known.remote.items()} == {"sfo": ("sfo/bob",), "lax": ()}
-    bench.feed(REMOTE_VIEW, Life("lax/abcast.relay", 1), body(members=[["lax/dan", 1], ["lax/eve", 2]]))
+    bench.feed(REMOTE_VIEW, MemberIncarnation("lax/abcast.relay", 1), body(members=[["lax/dan", 1], ["lax/eve", 2]]))
     bench.feed(REMOTE_VIEW, payload=body(site="sfo", members=[], silent=True))
     members = {site: view.members for site, view in bench.now.known.remote.items()}
     assert members == {"sfo": (), "lax": ("lax/dan", "lax/eve")}
@@ -143,7 +145,9 @@ class TestQuietPoints:
         member.tell(FlushUnwanted())
         assert member.now.request is None
         stop = f"stop-flush {flush}"
-        member.expect(Phase.MEMBER, "start-flush", "block", f"ask {flush}", f"flush-ok {flush}", stop, "unblock")
+        member.expect(
+            ParticipantPhase.MEMBER, "start-flush", "block", f"ask {flush}", f"flush-ok {flush}", stop, "unblock"
+        )
 
     @pytest.mark.parametrize("again", [False, True])
     def test_that_are_over_before_their_end(self, member: Bench, again: bool) -> None:
@@ -166,7 +170,7 @@ class TestQuietPoints:
         member.feed(REFUSED, ALICE, body(kind=START_FLUSH, reason="a flush runs already"), 2)
         assert "a flush runs already" in str(member.now.request)
         member.tell(FlushUnwanted())
-        member.expect(Phase.MEMBER, "start-flush")
+        member.expect(ParticipantPhase.MEMBER, "start-flush")
 
     def test_that_are_given_up_at_once(self, member: Bench) -> None:
         """It is stopped as soon as it has a number; until then there can't be another one."""
@@ -177,7 +181,7 @@ class TestQuietPoints:
             member.tell(FlushWanted(3))
         assert member.now == before
         flush = member.start(ALICE, 2)
-        member.expect(Phase.BLOCKING, "start-flush", "block", f"ask {flush}", f"stop-flush {flush}")
+        member.expect(ParticipantPhase.BLOCKING, "start-flush", "block", f"ask {flush}", f"stop-flush {flush}")
         member.tell(FlushWanted(3))
 
     def test_that_are_given_up_later(self, member: Bench) -> None:
@@ -196,15 +200,15 @@ class TestQuietPoints:
         """With an outbox it goes on in the same life, and in the same view."""
         flush = NO_FLUSH.start(7, ALICE.address, requested=True)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
-        bench.expect(Phase.BLOCKING, "block", "ask 7", "stop-flush 7")
+        bench.expect(ParticipantPhase.BLOCKING, "block", "ask 7", "stop-flush 7")
 
     def test_of_a_killed_process_that_were_not_ordered_yet(self, member: Bench) -> None:
         flush = member.start(ALICE, 2)
-        member.expect(Phase.BLOCKING, "block", f"ask {flush}", f"stop-flush {flush}")
+        member.expect(ParticipantPhase.BLOCKING, "block", f"ask {flush}", f"stop-flush {flush}")
 
     def test_whose_start_was_dropped_by_retention(self, member: Bench) -> None:
         member.tell(FlushWanted(2))
-        received = {ALICE.address: Accepted(5, 2)}
+        received = {ALICE.address: ReceivedRow(5, 2)}
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(ALICE, BOB)), 4, received)))
         assert member.now.request is not None
         assert "retention" in member.now.request.outcome
@@ -222,34 +226,34 @@ class TestRestarts:
         """All that is in its table stands behind the answer, so it waits for the end."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
-        bench.expect(Phase.BORN_QUIET)
+        bench.expect(ParticipantPhase.BORN_QUIET)
         assert bench.gates == (False, False)
         bench.stop(7)
-        bench.expect(Phase.MEMBER, "send the table")
+        bench.expect(ParticipantPhase.MEMBER, "send the table")
 
     def test_quiet_if_its_answer_is_on_its_way(self) -> None:
         """A message that it took now would stand behind its FLUSH_OK."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True)
         pending = [Pending(1, b"x", ()), Pending(2, b"7", control_headers(FLUSH_OK))]
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=newest_answer(pending))
-        bench.expect(Phase.QUIET)
+        bench.expect(ParticipantPhase.QUIET)
         assert bench.now.joined_at is not None
         assert bench.now.sends_messages  # x has to come before it
         bench.stop(7)
-        bench.expect(Phase.MEMBER)
+        bench.expect(ParticipantPhase.MEMBER)
         bench.view(BOB)
-        bench.expect(Phase.EXCLUDED, "begin anew")
+        bench.expect(ParticipantPhase.EXCLUDED, "begin anew")
 
     def test_asked_if_its_answer_was_to_another_flush(self) -> None:
         flush = NO_FLUSH.start(7, BOB.address, requested=True)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=6)
-        bench.expect(Phase.BLOCKING, "block", "ask 7")
+        bench.expect(ParticipantPhase.BLOCKING, "block", "ask 7")
 
     def test_in_a_new_incarnation_if_the_old_one_would_not_be_heard(self) -> None:
         bench = Bench()
         bench.tell(Renewed(9))
-        assert bench.now.life == Life(ALICE.address, 9)
-        bench.expect(Phase.STRANGER)
+        assert bench.now.life == MemberIncarnation(ALICE.address, 9)
+        bench.expect(ParticipantPhase.STRANGER)
 
 
 class TestRetention:
@@ -259,7 +263,7 @@ class TestRetention:
         member.tell(Answered(member.start()))
         member.did.clear()
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE)), 4)))
-        member.expect(Phase.MEMBER, "unblock")
+        member.expect(ParticipantPhase.MEMBER, "unblock")
         assert member.now.known.view is not None
         assert member.now.known.view.view_id == 4
 
@@ -269,19 +273,19 @@ class TestRetention:
         member.tell(Answered(flush.id))
         member.did.clear()
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), 4)))
-        member.expect(Phase.QUIET)
+        member.expect(ParticipantPhase.QUIET)
 
     def test_one_flush_and_the_next(self, member: Bench) -> None:
         member.tell(Answered(member.start()))
         member.did.clear()
         flush = NO_FLUSH.start(99, BOB.address, requested=True)
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), 4)))
-        member.expect(Phase.BLOCKING, "unblock", "block", "ask 99")
+        member.expect(ParticipantPhase.BLOCKING, "unblock", "block", "ask 99")
 
     def test_its_first_view(self) -> None:
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED, members=(ALICE,)), 4)))
-        bench.expect(Phase.MEMBER, "send the table")
+        bench.expect(ParticipantPhase.MEMBER, "send the table")
         assert bench.now.joined_at is not None
 
     def test_its_first_view_within_a_flush(self) -> None:
@@ -289,47 +293,47 @@ class TestRetention:
         flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB, ALICE), flush=flush), 4)))
-        bench.expect(Phase.BORN_QUIET)
+        bench.expect(ParticipantPhase.BORN_QUIET)
 
     def test_its_exclusion(self, member: Bench) -> None:
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5)))
-        member.expect(Phase.EXCLUDED, "begin anew")
+        member.expect(ParticipantPhase.EXCLUDED, "begin anew")
 
     def test_its_first_view_and_its_exclusion(self) -> None:
         bench = Bench(joins=True)
-        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         over = {ALICE.address: ALICE.incarnation}
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), lives_over=over), 5, received)))
-        bench.expect(Phase.OVER, "begin anew")
+        bench.expect(ParticipantPhase.OVER, "begin anew")
 
     def test_the_same_where_its_life_is_not_over(self) -> None:
         """An open group without flush goes on to order what a member has sent that it excludes."""
-        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         bench = Bench(joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
-        bench.expect(Phase.EXCLUDED, "begin anew")
+        bench.expect(ParticipantPhase.EXCLUDED, "begin anew")
 
     def test_the_same_of_a_group_that_has_opened(self) -> None:
         """What was kept back may be sent, as a stranger's."""
-        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
-        bench.expect(Phase.EXCLUDED, "send the table", "begin anew")
+        bench.expect(ParticipantPhase.EXCLUDED, "send the table", "begin anew")
 
     @pytest.mark.parametrize("joining", [(), (ALICE,)])
-    def test_not_its_first_view(self, joining: tuple[Life, ...]) -> None:
+    def test_not_its_first_view(self, joining: tuple[MemberIncarnation, ...]) -> None:
         """Its JOIN is still to be ordered; or it is ordered, and the view is to come."""
         bench = Bench(joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), joining=joining), 5), not joining))
-        bench.expect(Phase.JOINING)
+        bench.expect(ParticipantPhase.JOINING)
 
     @pytest.mark.parametrize("joins", [False, True])
     def test_that_the_group_was_closed_and_opened(self, joins: bool) -> None:
         bench = Bench(joins=joins)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED))))
-        bench.expect(Phase.AWAITING if joins else Phase.KEPT_OUT)
+        bench.expect(ParticipantPhase.AWAITING if joins else ParticipantPhase.KEPT_OUT)
         bench.tell(CaughtUp(state()))
-        bench.expect(Phase.JOINING if joins else Phase.STRANGER, "send the table")
+        bench.expect(ParticipantPhase.JOINING if joins else ParticipantPhase.STRANGER, "send the table")
 
 
 class TestForgotten:
@@ -340,53 +344,57 @@ class TestForgotten:
     def test_after_somebody_of_a_later_incarnation(self) -> None:
         """Its name had a row, of an earlier life, when the floor rose above it; then that row is dropped."""
         bench = Bench(None)
-        bench.tell(Began(ALICE, state(received={ALICE.address: Accepted(ALICE.incarnation - 1, 1)})))
+        bench.tell(Began(ALICE, state(received={ALICE.address: ReceivedRow(ALICE.incarnation - 1, 1)})))
         bench.feed(FORGET, BOB, to_payload([SenderRow("nyc/carol", ALICE.incarnation + 1, 1)]))
-        bench.expect(Phase.STRANGER)
+        bench.expect(ParticipantPhase.STRANGER)
         bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
-        bench.expect(Phase.FORGOTTEN, "begin anew")
+        bench.expect(ParticipantPhase.FORGOTTEN, "begin anew")
 
     def test_with_the_floor_of_a_state(self) -> None:
         bench = Bench(None)
-        row = {ALICE.address: Accepted(ALICE.incarnation - 1, 1)}
+        row = {ALICE.address: ReceivedRow(ALICE.incarnation - 1, 1)}
         bench.tell(Began(ALICE, state(self.FORGOTTEN, received=row)))
         bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
-        bench.expect(Phase.FORGOTTEN, "begin anew")
+        bench.expect(ParticipantPhase.FORGOTTEN, "begin anew")
 
     def test_a_later_life_of_its_name_is_heard(self) -> None:
         """The row that is dropped, and the floor, are below it."""
         bench = Bench(None)
-        bench.tell(Began(ALICE, state(received={ALICE.address: Accepted(ALICE.incarnation - 1, 1)})))
+        bench.tell(Began(ALICE, state(received={ALICE.address: ReceivedRow(ALICE.incarnation - 1, 1)})))
         bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
-        bench.expect(Phase.STRANGER)
+        bench.expect(ParticipantPhase.STRANGER)
 
     def test_who_is_excluded_when_a_state_says_so(self, member: Bench) -> None:
         """Nothing more of it is ordered, so it does not wait for that."""
         member.view(BOB)
-        member.expect(Phase.EXCLUDED, "begin anew")
+        member.expect(ParticipantPhase.EXCLUDED, "begin anew")
         member.tell(CaughtUp(state(self.FORGOTTEN)))
-        member.expect(Phase.OVER)
+        member.expect(ParticipantPhase.OVER)
 
     def test_a_stranger_that_leaves_when_a_state_says_so(self) -> None:
         """Nothing that it waits for will come."""
         bench = Bench()
         bench.tell(Asked(Cause.LEAVE))
         bench.tell(CaughtUp(state(self.FORGOTTEN)))
-        bench.expect(Phase.GONE)
+        bench.expect(ParticipantPhase.GONE)
 
 
 class TestExclusion:
     @pytest.mark.parametrize(
         ("settings", "suspected", "phase"),
         [
-            (b'{"flush":true}', True, Phase.OVER),
-            (b'{"flush":true}', False, Phase.EXCLUDED),  # an earlier start has left: what it says is a stranger's now
-            (b'{"closed":true}', False, Phase.OVER),
-            (b'{"suspect_after_ms":9}', True, Phase.EXCLUDED),
+            (b'{"flush":true}', True, ParticipantPhase.OVER),
+            (
+                b'{"flush":true}',
+                False,
+                ParticipantPhase.EXCLUDED,
+            ),  # an earlier start has left: what it says is a stranger's now
+            (b'{"closed":true}', False, ParticipantPhase.OVER),
+            (b'{"suspect_after_ms":9}', True, ParticipantPhase.EXCLUDED),
         ],
     )
     def test_is_by_the_settings_at_the_view(
-        self, member: Bench, settings: bytes, suspected: bool, phase: Phase
+        self, member: Bench, settings: bytes, suspected: bool, phase: ParticipantPhase
     ) -> None:
         member.feed(SETTINGS, BOB, settings)
         member.view(BOB, suspected=(ALICE.address,) if suspected else ())
@@ -399,31 +407,35 @@ class TestExclusion:
         member.tell(Answered(flush))
         member.did.clear()
         member.view(BOB, flush=flush)
-        member.expect(Phase.EXCLUDED, "unblock", "begin anew")
+        member.expect(ParticipantPhase.EXCLUDED, "unblock", "begin anew")
         member.tell(Answered(flush))
         member.stop(flush)
-        member.expect(Phase.EXCLUDED)
+        member.expect(ParticipantPhase.EXCLUDED)
 
     def test_leaves_messages_to_the_next_life_if_this_one_is_over(self, member: Bench) -> None:
         member.feed(SETTINGS, BOB, b'{"closed":true}')
         member.view(BOB)
         member.did.clear()
         member.tell(Asked(Cause.HAND_OVER))
-        member.expect(Phase.BETWEEN, "carry over")
-        member.tell(Began(Life(ALICE.address, 6), state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB,))), True))
-        member.expect(Phase.AWAITING)
+        member.expect(ParticipantPhase.BETWEEN, "carry over")
+        member.tell(
+            Began(
+                MemberIncarnation(ALICE.address, 6), state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB,))), True
+            )
+        )
+        member.expect(ParticipantPhase.AWAITING)
         assert (member.now.life.incarnation, member.now.joined_at, member.now.request) == (6, None, None)
 
     def test_loses_what_may_be_ordered_as_a_strangers(self, member: Bench) -> None:
         member.view(BOB)
         member.did.clear()
         member.tell(Asked(Cause.HAND_OVER))
-        member.expect(Phase.BETWEEN, "lose")
+        member.expect(ParticipantPhase.BETWEEN, "lose")
 
     def test_while_it_leaves_is_the_end(self, member: Bench) -> None:
         member.tell(Asked(Cause.LEAVE))
         member.view(BOB)
-        member.expect(Phase.GONE, "leave")
+        member.expect(ParticipantPhase.GONE, "leave")
 
 
 X, ASKS, ANSWERS = (
@@ -445,13 +457,13 @@ class TestStranded:
         bench.tell(Asked(Cause.JOIN))
         assert not bench.now.is_stranded(pending)
         bench.feed(SETTINGS, BOB, b'{"closed":true}')
-        bench.expect(Phase.AWAITING, "join")
+        bench.expect(ParticipantPhase.AWAITING, "join")
         assert bench.now.is_stranded(pending) is expected
 
     def test_is_not_one_that_may_send_as_an_earlier_start_is_in(self) -> None:
         """As long as that is in the view."""
         bench = Bench()
-        bench.view(BOB, Life(ALICE.address, 4))
+        bench.view(BOB, MemberIncarnation(ALICE.address, 4))
         bench.tell(Asked(Cause.JOIN))
         bench.feed(SETTINGS, BOB, b'{"closed":true}')
         assert not bench.now.is_stranded([X, ASKS])
@@ -462,9 +474,9 @@ class TestStranded:
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
         bench.tell(Asked(Cause.JOIN))
         bench.tell(Asked(Cause.STRANDED))
-        bench.expect(Phase.OVER, "join", "begin anew")
+        bench.expect(ParticipantPhase.OVER, "join", "begin anew")
         bench.tell(Asked(Cause.HAND_OVER))
-        bench.expect(Phase.BETWEEN, "carry over")
+        bench.expect(ParticipantPhase.BETWEEN, "carry over")
 
     @pytest.mark.parametrize(
         ("membership", "pending", "expected"),
@@ -485,7 +497,7 @@ class TestStranded:
         """What a stranger has sent is not ordered any more then, so nobody has to wait for it."""
         member.view(BOB)
         member.feed(SETTINGS, BOB, b'{"closed":true}')
-        member.expect(Phase.OVER, "begin anew")
+        member.expect(ParticipantPhase.OVER, "begin anew")
 
 
 class TestUnheard:
@@ -494,42 +506,42 @@ class TestUnheard:
     @pytest.fixture
     def bench(self) -> Bench:
         bench = Bench()
-        bench.view(BOB, Life(ALICE.address, 4))
+        bench.view(BOB, MemberIncarnation(ALICE.address, 4))
         bench.start()
-        bench.expect(Phase.STRANGER)
+        bench.expect(ParticipantPhase.STRANGER)
         assert bench.now.is_unheard
         return bench
 
     def test_until_the_flush_is_over(self, bench: Bench) -> None:
         bench.stop(2)
-        bench.expect(Phase.STRANGER, "send the table")
+        bench.expect(ParticipantPhase.STRANGER, "send the table")
 
     def test_until_it_runs_again(self, bench: Bench) -> None:
         bench.start()
-        bench.expect(Phase.STRANGER, "send the table")
+        bench.expect(ParticipantPhase.STRANGER, "send the table")
         assert bench.now.is_unheard
 
     def test_until_a_view_comes_without_its_name(self, bench: Bench) -> None:
         bench.view(BOB, flush=2)
-        bench.expect(Phase.STRANGER, "send the table")
+        bench.expect(ParticipantPhase.STRANGER, "send the table")
 
     def test_not_if_a_stranger_has_no_earlier_start_in_it(self) -> None:
         bench = Bench()
         bench.view(BOB)
         bench.stop(bench.start())
-        bench.expect(Phase.STRANGER)
+        bench.expect(ParticipantPhase.STRANGER)
 
 
 def test_who_was_never_in_leaves_without_a_word() -> None:
     bench = Bench()
     bench.tell(Asked(Cause.LEAVE))
-    bench.expect(Phase.LEAVING)
+    bench.expect(ParticipantPhase.LEAVING)
 
 
 def test_who_is_closed_when_blocked_is_unblocked(member: Bench) -> None:
     flush = member.start()
     member.tell(Asked(Cause.CLOSE))
-    member.expect(Phase.GONE, "block", f"ask {flush}", "unblock")
+    member.expect(ParticipantPhase.GONE, "block", f"ask {flush}", "unblock")
 
 
 def test_the_next_table_is_a_join_and_the_messages() -> None:
@@ -547,8 +559,8 @@ def test_the_next_table_is_a_join_and_the_messages() -> None:
 class TestTable:
     """Its rules, read off the rows."""
 
-    @pytest.mark.parametrize("phase", Phase)
-    def test_what_is_not_listed_raises_and_changes_nothing(self, phase: Phase) -> None:
+    @pytest.mark.parametrize("phase", ParticipantPhase)
+    def test_what_is_not_listed_raises_and_changes_nothing(self, phase: ParticipantPhase) -> None:
         now = Participant(ALICE, phase)
         for cause in Cause:
             if (phase, cause) not in TRANSITIONS:
@@ -557,18 +569,18 @@ class TestTable:
         assert now == Participant(ALICE, phase)
 
     def test_every_phase_can_be_reached_and_closed(self) -> None:
-        assert {row.phase for row in TRANSITIONS.values()} == set(Phase)
-        assert all(TRANSITIONS[phase, Cause.CLOSE].phase is Phase.GONE for phase in Phase)
+        assert {row.phase for row in TRANSITIONS.values()} == set(ParticipantPhase)
+        assert all(TRANSITIONS[phase, Cause.CLOSE].phase is ParticipantPhase.GONE for phase in ParticipantPhase)
 
     def test_flush_ok_is_said_only_on_the_way_to_be_quiet(self) -> None:
         for (phase, _), row in TRANSITIONS.items():
             says_it = [action.kind for action in row.actions].count(FLUSH_OK)
-            assert bool(says_it) == (row.phase is Phase.QUIET and phase in INSIDE), (phase, row)
+            assert bool(says_it) == (row.phase is ParticipantPhase.QUIET and phase in INSIDE), (phase, row)
 
     def test_who_was_quiet_is_unblocked_on_its_way_out(self) -> None:
         for (phase, cause), row in TRANSITIONS.items():
-            is_told = phase in (Phase.BLOCKING, Phase.QUIET, Phase.ASKED_AGAIN)
-            ends = row.phase not in SILENT | {Phase.BLOCKING, Phase.LEAVING}
+            is_told = phase in (ParticipantPhase.BLOCKING, ParticipantPhase.QUIET, ParticipantPhase.ASKED_AGAIN)
+            ends = row.phase not in SILENT | {ParticipantPhase.BLOCKING, ParticipantPhase.LEAVING}
             if is_told and ends:
                 assert Do.UNBLOCK in [action.do for action in row.actions], (phase, cause)
 
@@ -577,15 +589,23 @@ class TestTable:
             if Participant(ALICE, phase).sends_messages or not Participant(ALICE, row.phase).sends_messages:
                 continue
             is_sent = Do.SEND_TABLE in [action.do for action in row.actions]
-            is_for_later = row.phase in (Phase.LEAVING, Phase.OVER, Phase.FORGOTTEN, Phase.GONE, Phase.BETWEEN)
+            is_for_later = row.phase in (
+                ParticipantPhase.LEAVING,
+                ParticipantPhase.OVER,
+                ParticipantPhase.FORGOTTEN,
+                ParticipantPhase.GONE,
+                ParticipantPhase.BETWEEN,
+            )
             assert is_sent or is_for_later, (phase, cause)
 
     def test_only_who_is_in_the_view_can_be_put_out_of_it(self) -> None:
         """Or who may have been in one that retention has dropped, as it has asked."""
         for phase in OUTSIDE:
-            assert ((phase, Cause.EXCLUDED) in TRANSITIONS) is (phase in (Phase.JOINING, Phase.AWAITING))
+            assert ((phase, Cause.EXCLUDED) in TRANSITIONS) is (
+                phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING)
+            )
         for phase in INSIDE:
             assert {TRANSITIONS[phase, cause].phase for cause in (Cause.EXCLUDED, Cause.OVER)} == {
-                Phase.EXCLUDED,
-                Phase.OVER,
+                ParticipantPhase.EXCLUDED,
+                ParticipantPhase.OVER,
             }

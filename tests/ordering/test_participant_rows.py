@@ -8,18 +8,17 @@ from functools import partial
 
 import pytest
 
-from ordering.flush import NO_FLUSH
-from ordering.forgetting import SenderRow, to_payload
-from ordering.membership import NO_MEMBERS, Life, Membership
-from ordering.participant_events import Answered, Asked, Began, CaughtUp, Renewed
-from ordering.participant_table import TRANSITIONS, Cause, Phase
-from ordering.records import FORGET, JOIN, SETTINGS
-from ordering.sequencer import Accepted
+from ordering.base.records import FORGET, JOIN, SETTINGS
+from ordering.membership.flush import NO_FLUSH
+from ordering.membership.forgetting import SenderRow, to_payload
+from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow
+from ordering.participant.participant_events import Answered, Asked, Began, CaughtUp, Renewed
+from ordering.participant.participant_table import TRANSITIONS, Cause, ParticipantPhase
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, Watched, state
 
-P, C = Phase, Cause
+P, C = ParticipantPhase, Cause
 FLUSH = 7
-EARLIER = Life(ALICE.address, 4)
+EARLIER = MemberIncarnation(ALICE.address, 4)
 
 
 def of_strangers(*, closed: bool = False, joins: bool = False) -> Bench:
@@ -84,7 +83,7 @@ def returning(*, closed: bool = False) -> Bench:
     return bench
 
 
-REACH: dict[Phase, Callable[[], Bench]] = {
+REACH: dict[ParticipantPhase, Callable[[], Bench]] = {
     P.BETWEEN: lambda: Bench(None),
     P.STRANGER: of_strangers,
     P.JOINING: lambda: of_strangers(joins=True),
@@ -116,7 +115,7 @@ def begin_with_an_answer(bench: Bench, *, joins: bool) -> None:
 def learn_that_it_is_over(bench: Bench) -> None:
     """Retention has dropped its first view, and the one without it."""
     membership = replace(NO_MEMBERS, settings=bench.now.settings, members=(BOB,), lives_over=dict([ALICE]))
-    bench.tell(CaughtUp(state(membership, received={ALICE.address: Accepted(ALICE.incarnation, 1)})))
+    bench.tell(CaughtUp(state(membership, received={ALICE.address: ReceivedRow(ALICE.incarnation, 1)})))
 
 
 def learn_that_it_was_in(bench: Bench) -> None:
@@ -148,7 +147,7 @@ HAPPEN: dict[Cause, Callable[[Bench], object]] = {
     C.RETURNED: lambda bench: bench.feed(JOIN, ALICE, local_seqno=1),
 }
 
-OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench], object]]] = {
+OTHERWISE: dict[tuple[ParticipantPhase, Cause], tuple[Callable[[], Bench], Callable[[Bench], object]]] = {
     (P.STRANGER, C.ADMITTED_QUIET): (REACH[P.BETWEEN], lambda bench: begin_with_an_answer(bench, joins=False)),
     (P.JOINING, C.ADMITTED_QUIET): (REACH[P.BETWEEN], lambda bench: begin_with_an_answer(bench, joins=True)),
     (P.JOINING, C.OVER): (REACH[P.JOINING], learn_that_it_is_over),
@@ -169,7 +168,7 @@ OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench]
 """Rows to which another way leads than that of their phase and cause."""
 
 TABLE, AGAIN, ANEW = "send the table", "ask 3", "begin anew"
-FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
+FOLLOWS: dict[tuple[ParticipantPhase, Cause], tuple[ParticipantPhase, list[str]]] = {
     (P.BETWEEN, C.BEGIN): (P.STRANGER, []),
     (P.BETWEEN, C.BEGIN_JOINING): (P.JOINING, []),
     (P.BETWEEN, C.LEAVE): (P.GONE, []),
@@ -256,22 +255,22 @@ FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
     (P.OVER, C.HAND_OVER): (P.BETWEEN, ["carry over"]),
     (P.OVER, C.LEAVE): (P.GONE, []),
     (P.GONE, C.LEAVE): (P.GONE, []),
-    **{(phase, C.CLOSE): (P.GONE, []) for phase in Phase},
+    **{(phase, C.CLOSE): (P.GONE, []) for phase in ParticipantPhase},
     **{(phase, C.CLOSE): (P.GONE, ["unblock"]) for phase in (P.BLOCKING, P.QUIET, P.ASKED_AGAIN, P.LEAVING)},
 }
 
 
 def name_of(key: object) -> str:
-    return key.name.lower() if isinstance(key, Phase | Cause) else ""
+    return key.name.lower() if isinstance(key, ParticipantPhase | Cause) else ""
 
 
 @pytest.mark.parametrize(("phase", "cause"), FOLLOWS, ids=name_of)
-def test_what_follows(phase: Phase, cause: Cause, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows(phase: ParticipantPhase, cause: Cause, monkeypatch: pytest.MonkeyPatch) -> None:
     reach, happen = OTHERWISE[phase, cause] if (phase, cause) in OTHERWISE else (REACH[phase], HAPPEN[cause])
     bench = reach()
     bench.did.clear()
     table = Watched(TRANSITIONS)
-    monkeypatch.setattr("ordering.participant.TRANSITIONS", table)
+    monkeypatch.setattr("ordering.participant.participant.TRANSITIONS", table)
     happen(bench)
     assert (phase, cause) in table.taken
     after, did = FOLLOWS[phase, cause]

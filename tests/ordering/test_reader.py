@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.errors import ProtocolViolation
-from ordering.reader import Reader, Seal, Verdict, epoch_of, with_seal
-from ordering.records import EPOCH, MESSAGE
+from ordering.base.errors import ProtocolViolation
+from ordering.base.reader import Reader, Seal, Verdict, epoch_of, with_seal
+from ordering.base.records import EPOCH, MESSAGE
 
 rows = st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 12)), max_size=40)
 mostly_in_turn = st.lists(

@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering import sequencer
-from ordering.records import JOIN, LEAVE, MESSAGE, SETTINGS, Data, DeadLetter, Forward, Source
-from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot, step
+from ordering.base.records import JOIN, LEAVE, MESSAGE, SETTINGS, Data, DeadLetter, Forward, Source
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot, step
 from tests.simulator.columns import step_by_columns
 
 TOPIC = "abcast.g.forward.s"

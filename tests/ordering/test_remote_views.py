@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.checker import Checker
-from ordering.events import EventReader, RemoteView
-from ordering.membership import Life, Membership, RemoteSite, remote_members
-from ordering.records import (
+from ordering.base.records import (
     FLUSH_OK,
     HEARTBEAT,
     JOIN,
@@ -28,17 +25,20 @@ from ordering.records import (
     Malformed,
     Source,
 )
-from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, snapshot, step
+from ordering.checker.checker import Checker
+from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite, remote_members
+from ordering.participant.events import EventReader, RemoteView
+from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, snapshot, step
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 
 RELAYED = "abcast.g.relayed-far.s"
 RELAY = "far/abcast.relay"
 TICK = "far/abcast.tick"
-BOB, CAROL = Life("far/bob", 1), Life("far/carol", 2)
+BOB, CAROL = MemberIncarnation("far/bob", 1), MemberIncarnation("far/carol", 2)
 
 
-def view(*lives: Life) -> bytes:
+def view(*lives: MemberIncarnation) -> bytes:
     return json.dumps({"members": lives, "joined": [], "left": [], "suspected": [], "flush": 0}).encode()
 
 
@@ -71,7 +71,7 @@ class Site:
         self.data += [*written, *closing]
         return [*written, *closing]
 
-    def tell(self, epoch: int, view_id: int, *lives: Life) -> list[Data]:
+    def tell(self, epoch: int, view_id: int, *lives: MemberIncarnation) -> list[Data]:
         return self.batch((RELAY, REMOTE_VIEW, epoch, view_id, view(*lives)))
 
     def wait(self, after_ms: int, *, beats: bool = False) -> list[Data]:
@@ -252,7 +252,7 @@ def test_an_event_says_what_is_new() -> None:
     assert reader.accept(REMOTE_VIEW, 3, 0, RELAY, view(BOB)) == RemoteView(3, "far", ("far/bob",))
 
 
-lives = st.lists(st.sampled_from((BOB, CAROL, Life("far/dan", 3))), max_size=2, unique=True)
+lives = st.lists(st.sampled_from((BOB, CAROL, MemberIncarnation("far/dan", 3))), max_size=2, unique=True)
 records = st.one_of(
     st.builds(
         lambda epoch, view_id, members: (RELAY, REMOTE_VIEW, epoch, view_id, view(*members)),

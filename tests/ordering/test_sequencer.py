@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering import sequencer
-from ordering.errors import ProtocolViolation
-from ordering.formats import FIRST, NEWEST
-from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
-from ordering.reader import Reader, Seal, Verdict
-from ordering.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
-from ordering.sequencer import (
+from ordering.base.errors import ProtocolViolation
+from ordering.base.formats import FIRST, NEWEST
+from ordering.base.reader import Reader, Seal, Verdict
+from ordering.base.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
+from ordering.membership.membership import NO_MEMBERS, NOT_A_MEMBER, ReceivedRow, Settings
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import (
     FORGOTTEN,
     SNAPSHOTS,
-    Accepted,
     SequencerState,
     absorb,
     begin_batch,
@@ -227,19 +226,19 @@ def test_unsorted_rows_are_refused() -> None:
 @pytest.mark.parametrize(
     ("incarnation", "local", "expected"),
     [
-        (2, 4, Accepted(2, 4)),
+        (2, 4, ReceivedRow(2, 4)),
         (2, 3, None),
         (2, 1, None),
         (2, 5, None),
         (1, 4, None),
-        (3, 1, Accepted(3, 1)),
+        (3, 1, ReceivedRow(3, 1)),
         (3, 4, None),
-        (9, 1, Accepted(9, 1)),
+        (9, 1, ReceivedRow(9, 1)),
     ],
 )
-def test_go_back_n(incarnation: int, local: int, expected: Accepted | None) -> None:
+def test_go_back_n(incarnation: int, local: int, expected: ReceivedRow | None) -> None:
     """Go-back-N and incarnations, for a sender of whom (2, 3) was the last accepted."""
-    assert next_accepted(Accepted(2, 3), incarnation, local) == expected
+    assert next_accepted(ReceivedRow(2, 3), incarnation, local) == expected
 
 
 def test_a_message_overtaken_by_the_next_is_not_lost() -> None:
@@ -272,7 +271,7 @@ def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None
 def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
     """It was ordered while its sender was a member."""
     closed = replace(NO_MEMBERS, settings=Settings(closed=True))
-    state = replace(opened(), received={"s/a": Accepted(1, 2)}, membership=closed, decided={Partition(TOPIC, 0): 2})
+    state = replace(opened(), received={"s/a": ReceivedRow(1, 2)}, membership=closed, decided={Partition(TOPIC, 0): 2})
     log: Log = [Forward("s/a", 1, local, b"x", Source(TOPIC, 0, local)) for local in (1, 2, 3)]
     for decide in (step, step_by_columns):
         after, outputs = decide(state, log)
@@ -287,7 +286,7 @@ def test_a_sender_that_was_forgotten_is_told_so() -> None:
     for decide in (step, step_by_columns):
         after, outputs = decide(state, log)
         assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
-        assert after.received == {"s/new": Accepted(8, 1)}
+        assert after.received == {"s/new": ReceivedRow(8, 1)}
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import CAST_FIELDS
-from connectors.kafka.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data, first_fields
-from connectors.kafka.connection import Connection
-from connectors.kafka.plain_record import PlainRecord
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.codec.cast_codec import CAST_FIELDS
+from connectors.kafka.codec.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data, first_fields
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
-from ordering.records import STRAY, Partition
+from ordering.base.names import Topic
+from ordering.base.records import STRAY, Partition
 
 Headers = list[tuple[str, bytes]]
 
@@ -82,7 +82,7 @@ class Carrier:
         names = self.job.select_topics(self._topics()).get(group, [])
         try:
             self.positions = self.job.positions([topic for name in names if (topic := Topic.parse(name))])
-        except UnfitGroups as unfit:
+        except UnservableGroups as unfit:
             [error] = unfit.errors.values()  # it serves one
             raise error from unfit
         self.job.target_finder.close()

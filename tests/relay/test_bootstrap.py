@@ -10,20 +10,19 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_data, decode_forward, first_fields, forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.codec import decode_data, decode_forward, first_fields, forward_headers
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.bootstrap import _hub_records, _write_session, bootstrap
 from connectors.relay.link_start import link_start
 from connectors.relay.promotion import first_difference
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
-from ordering.errors import BrokerUnreachable
-from ordering.links import carry
-from ordering.names import Topic, relay_of
-from ordering.reader import epoch_of
-from ordering.records import (
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import Topic, relay_of
+from ordering.base.reader import epoch_of
+from ordering.base.records import (
     EPOCH,
     HEARTBEAT,
     JOIN,
@@ -36,7 +35,8 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, absorb, seal, step
+from ordering.sequencer.links import carry
+from ordering.sequencer.sequencer import SequencerState, absorb, seal, step
 from tests.ledger.ledger_of import decided, effective, write_ledger
 
 WAY = Direction("nyc", "sfo")

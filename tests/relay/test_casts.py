@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.sites import Direction, Mode, Sites
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Direction, Mode, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.relay.casts import Casts, is_entrance
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Topic
 
 NAMES = "abcd"
 
@@ -151,7 +151,7 @@ def test_a_hole_in_one_copy_stops_no_other_group(tmp_path: Path, monkeypatch: py
     for _ in range(40):
         here.topics.append(TopicPartition(str(topics[0]), 0), b"a/m", b"", [("abcast", b"2 fifo 7 1 - - -")])
     here.topics.drop(str(topics[0]), 40)
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         job.positions(topics)
     assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": HistoryUnavailable}
     assert job.positions(topics[1:]) == {TopicPartition(str(topics[1]), 0): 0}

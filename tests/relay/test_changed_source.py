@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import encode_data, forward_headers
+from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.relay.marks import _place_of_mark, is_anew, last_copy
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
-from ordering.records import ENTRY, Data, Source
+from ordering.base.names import Topic
+from ordering.base.records import ENTRY, Data, Source
 from tests.changed_logs import CHANGES, Change, change
 
 WAYS = {

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import CAST_FIELDS, cast_headers
-from connectors.kafka.codec import LETTER_FIELDS
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.kafka.codec.cast_codec import CAST_FIELDS, cast_headers
+from connectors.kafka.codec.codec import LETTER_FIELDS
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.relay.casts import Casts
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.testing.memory_kafka import MemoryConnection, Topics
-from ordering.casts import FIFO, NO_VIEW, Cast
-from ordering.names import Topic
+from connectors.testing.memory_kafka import MemoryConnection, MemoryTopics
+from ordering.base.names import Topic
+from ordering.casts.casts import FIFO, NO_VIEW, Cast
 from tests.relay.carrying import Carrier, been_at, make, memory, relays_in_memory
 
 GROUP = "g"
@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, kafkas: str, file: Sites | None = None) -> None:
         self.names = "abcdefgh"[: len(kafkas)]
-        stored = {name: Topics() for name in kafkas}
+        stored = {name: MemoryTopics() for name in kafkas}
         self.at = {
             site: MemoryConnection(f"k{kafka}:1", topics=stored[kafka])
             for site, kafka in zip(self.names, kafkas, strict=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.sites import Direction, Sites, read_sites
+from connectors.kafka.connection.sites import Direction, Sites, read_sites
 from connectors.relay.joining import direction_of_history
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 
 def sites(directory: Path, head: str) -> Sites:

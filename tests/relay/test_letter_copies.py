@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.errors import BrokerUnreachable
-from ordering.names import Topic
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import Topic
 
 INBOX = TopicPartition("abcast.g.inbox.c", 0)
 CHAIN = "abc"

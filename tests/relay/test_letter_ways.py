@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import LETTER_FIELDS
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.codec import LETTER_FIELDS
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.testing.memory_kafka import MemoryConnection, Topics
-from ordering.errors import KafkaRefused
-from ordering.names import Topic
+from connectors.testing.memory_kafka import MemoryConnection, MemoryTopics
+from ordering.base.errors import KafkaRefused
+from ordering.base.names import Topic
 from tests.relay.carrying import Carrier, make, relays_in_memory
 
 GROUP, PARTITIONS = "g", 2
@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, kafkas: str, links: Iterable[str], *, is_told: bool = True) -> None:
         self.names = "abcdefgh"[: len(kafkas)]
-        stored = {name: Topics() for name in kafkas}
+        stored = {name: MemoryTopics() for name in kafkas}
         at = {
             site: MemoryConnection(f"k{kafka}{'' if is_told else site}:1", topics=stored[kafka])
             for site, kafka in zip(self.names, kafkas, strict=True)

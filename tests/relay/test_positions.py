@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.kafka.cast_codec import cast_headers
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.kafka.codec.cast_codec import cast_headers
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import SiteForward
 from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.casts import FIFO, NO_VIEW, Cast
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.casts.casts import FIFO, NO_VIEW, Cast
 from tests.relay.carrying import Carrier, relays_in_memory
 
 GROUP = "g"

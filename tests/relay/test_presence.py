@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_forward, encode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec.codec import decode_forward, encode_data
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay import presence
 from connectors.relay.link_start import find_session_start
 from connectors.relay.presence import Presence
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.links import LinkStart
-from ordering.names import Topic
-from ordering.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
-from ordering.sequencer import SequencerState, seal, snapshot
+from ordering.base.names import Topic
+from ordering.base.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
+from ordering.sequencer.links import LinkStart
+from ordering.sequencer.sequencer import SequencerState, seal, snapshot
 
 DATA = Topic("g", "data", "far")
 RELAYED = Topic("g", "relayed", "here", "far")

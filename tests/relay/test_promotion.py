@@ -13,27 +13,27 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.acts import Act
-from connectors.kafka.codec import encode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import purge_data
-from connectors.kafka.epochs import Move, encode_claim, encode_move, this_host
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import Move, encode_claim, encode_move, this_host
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.acts import Act
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.data_purge import purge_data
 from connectors.relay.beginning import beginning_of
 from connectors.relay.bootstrap import bootstrap
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.hub import HomeData
 from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
-from connectors.sequencer.fencing import check_not_fenced
-from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.spark.job import JobOptions
+from connectors.takeover.fencing import check_not_fenced
+from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from jobs.streaming import working
-from ordering import sequencer
-from ordering.errors import BrokerUnreachable, NotOrderedInTime, UsageError
-from ordering.names import Topic
+from jobs.terminal.streaming import working
+from ordering.base.errors import BrokerUnreachable, NotOrderedInTime, UsageError
+from ordering.base.names import Topic
+from ordering.sequencer import sequencer
 from tests.ledger.ledger_of import write_ledger
 
 GROUP = "g"
@@ -326,7 +326,7 @@ def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypa
             fence(log, "sfo", Act("promote", "sfo is the home"))
         return encode_claim(*args)
 
-    monkeypatch.setattr("connectors.sequencer.takeover.encode_claim", claim)
+    monkeypatch.setattr("connectors.takeover.takeover.encode_claim", claim)
     with pytest.raises(UsageError, match="the home of group g is sfo now"):
         take_over(hub.connections["nyc"], GROUP, "nyc")
     with hub.log("nyc") as log:

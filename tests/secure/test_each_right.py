@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import lacking_unknown_sites, purge_data
-from connectors.kafka.letter_purge import purge_letters
-from connectors.kafka.purge import purge_group
-from connectors.kafka.rights import Right, Who, give, rights_of
-from connectors.kafka.sending import append
-from connectors.kafka.sign_of_life import SignsOfLife
-from connectors.kafka.topics import check_topics, create_topics, ensure_topic, look_at_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.sign_of_life import SignsOfLife
+from connectors.kafka.topics.data_purge import lacking_unknown_sites, purge_data
+from connectors.kafka.topics.letter_purge import purge_letters
+from connectors.kafka.topics.purge import purge_group
+from connectors.kafka.topics.rights import Right, Who, give, rights_of
+from connectors.kafka.topics.topics import check_topics, create_topics, ensure_topic, look_at_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering import sequencer
-from ordering.errors import AbcastError
-from ordering.names import Topic
+from ordering.base.errors import AbcastError
+from ordering.base.names import Topic
+from ordering.sequencer import sequencer
 from tests.secure.users import login
 from tests.waiting import WAIT, eventually
 

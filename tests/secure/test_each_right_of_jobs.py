@@ -10,19 +10,19 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.rights import Right, rights_of_relay
-from connectors.kafka.sending import append
-from connectors.kafka.sites import Direction, Mode
-from connectors.kafka.topics import create_topics, delete_topics, ensure_topic, find_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction, Mode
+from connectors.kafka.topics.rights import Right, rights_of_relay
+from connectors.kafka.topics.topics import create_topics, delete_topics, ensure_topic, find_topics
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.kinds import relays_of
 from connectors.spark.job import JobOptions
 from connectors.testing.tiny_sequencer import TinySequencer
-from jobs.streaming import await_ready, running
-from ordering.names import BY_RELAYS, Topic
+from jobs.terminal.streaming import await_ready, running
+from ordering.base.names import BY_RELAYS, Topic
 from tests.secure.test_each_right import SITE, Trial, what_fails
 from tests.secure.two_kafkas import Kafkas, admins, allow, sites_as
 from tests.waiting import WAIT, eventually

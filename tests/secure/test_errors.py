@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.client_configuration import ClientConfiguration
-from connectors.kafka.connection import Connection
-from connectors.kafka.probe import Step, found_there, probe, refusal
-from connectors.kafka.security import Security
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.client_configuration import ClientConfiguration
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.probe import ProbeStep, found_there, probe, refusal
+from connectors.kafka.login.security import Security
+from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
 from tests.cli.here import abcast_here
 from tests.secure.users import login, login_file
 
@@ -109,11 +109,11 @@ class TestProbe:
     def test_steps(self, silent: str) -> None:
         tls = Security(protocol="SSL")
         [nobody] = probe("127.0.0.1:1", tls)
-        assert (nobody.passed, nobody.failed, nobody.is_refusal) == ((Step.NAME,), Step.TCP, False)
+        assert (nobody.passed, nobody.failed, nobody.is_refusal) == ((ProbeStep.NAME,), ProbeStep.TCP, False)
         [unknown] = probe("no.such.host.invalid:9092", tls)
-        assert (unknown.passed, unknown.failed) == ((), Step.NAME)
+        assert (unknown.passed, unknown.failed) == ((), ProbeStep.NAME)
         [mute] = probe(silent, tls, timeout_s=0.3)
-        assert (mute.passed, mute.failed, mute.is_refusal) == ((Step.NAME, Step.TCP), Step.TLS, False)
+        assert (mute.passed, mute.failed, mute.is_refusal) == ((ProbeStep.NAME, ProbeStep.TCP), ProbeStep.TLS, False)
         assert refusal([nobody, unknown, mute]) == ""
         assert [found_there(found) for found in ([nobody], [nobody, unknown])] == ["", ""]
         assert "can't be resolved" in found_there([unknown])
@@ -121,7 +121,7 @@ class TestProbe:
 
     def test_an_open_broker_has_no_tls(self, broker: EmbeddedBroker) -> None:
         [found] = probe(broker.bootstrap_servers, Security(protocol="SSL"))
-        assert found.failed is Step.TLS
+        assert found.failed is ProbeStep.TLS
         [open_] = probe(broker.bootstrap_servers, Security())
         assert open_.failed is None
         with pytest.raises(BrokerUnreachable, match="no Kafka broker answers"):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.rights import Right, rights_beside, rights_of, rights_of_relay
-from connectors.kafka.sites import Direction, read_sites
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.sites import Direction, read_sites
+from connectors.kafka.topics.rights import Right, rights_beside, rights_of, rights_of_relay
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import KafkaRefused, UsageError
+from ordering.base.errors import KafkaRefused, UsageError
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
 from tests.secure.users import login, login_file

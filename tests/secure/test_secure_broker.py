@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.security import Security
-from connectors.kafka.topics import create_topics, find_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.security import Security
+from connectors.kafka.topics.topics import create_topics, find_topics
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import KafkaRefused, UsageError
+from ordering.base.errors import KafkaRefused, UsageError
 from tests.cli.here import abcast_here
 from tests.secure.users import login
 from tests.waiting import WAIT

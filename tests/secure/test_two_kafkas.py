@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.kafka.rights import rights_of, rights_of_relay
-from connectors.kafka.sites import Mode
+from connectors.kafka.connection.sites import Mode
+from connectors.kafka.topics.rights import rights_of, rights_of_relay
 from connectors.local.broker import EmbeddedBroker
 from tests.client.test_orders import texts
 from tests.secure.two_kafkas import allow, both, sites_as

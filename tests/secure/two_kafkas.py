@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.rights import Right, give
-from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Direction, Mode, Sites
+from connectors.kafka.topics.rights import Right, give
 from connectors.local.broker import EmbeddedBroker
 from tests.secure.users import login
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from connectors.kafka.client_configuration import ClientConfiguration
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection.client_configuration import ClientConfiguration
+from connectors.kafka.connection.connection import Connection
 from connectors.local.broker import EmbeddedBroker
 
 

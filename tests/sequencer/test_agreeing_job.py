@@ -12,17 +12,17 @@ from pyspark.sql import SparkSession
 
 from connectors import Member
 from connectors.engine.site_job import SiteJob
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.inputs import Neighbours
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob
-from jobs.streaming import JobThread, working
-from ordering.reader import Reader, Verdict
-from ordering.records import Data
+from connectors.takeover.agreement import AgreementSettings
+from jobs.terminal.streaming import JobThread, working
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import Data
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -65,8 +65,8 @@ def test_engines_agree_and_take_over_from_each_other(
     nyc, sfo = names
     create_topics(connection, group, names)
 
-    def agreement(site: str) -> Agreement:
-        return Agreement(Neighbours(site, names, frozenset(names) - {site}), SUSPECT_AFTER_MS)
+    def agreement(site: str) -> AgreementSettings:
+        return AgreementSettings(Neighbours(site, names, frozenset(names) - {site}), SUSPECT_AFTER_MS)
 
     def on_spark() -> SparkJob:
         return SequencerJob(spark, JobOptions(connection, nyc, tmp_path), agreement(nyc))

@@ -16,21 +16,21 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.diagnosis.report import check_group
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec import encode_data, forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.same_log import CLOCKS_APART_MS, Fit, Row, fit
+from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.same_log import CLOCKS_APART_MS, Fit, LedgerRow, fit
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd, other_history
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
 from connectors.spark.job import JobOptions
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.checker import DIVERGENT
-from ordering.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
-from ordering.names import ROLES, Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import Data, Partition
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
+from ordering.base.names import ROLES, Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import Data, Partition
+from ordering.checker.checker import DIVERGENT
 from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
 from tests.waiting import eventually
@@ -75,7 +75,7 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
     for _ in range(rng.randint(1, 3)):
         order(kafka, rng.randint(0, 4))
         if rng.random() < 0.5:
-            with closing(Keeper(kafka, SITE, {"g": 1}, "process")) as keeper:
+            with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as keeper:
                 keeper.take({"g": [FORWARD]})
                 keeper.sign({}, 0.0)
                 known = length(kafka)
@@ -126,7 +126,7 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
     order(kafka, 3)
-    with closing(Keeper(kafka, SITE, {"g": 1}, "process")) as keeper:
+    with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as keeper:
         keeper.take({"g": [FORWARD]})
         keeper.sign({}, 0.0)
         kafka.topics.truncate(DATA, length(kafka) - 1)
@@ -166,16 +166,16 @@ class Rows:
     """A ledger in memory, with a row for each number of each record."""
 
     def __init__(self, log: DataLog) -> None:
-        reader, self.rows = Reader(), dict[int, Row]()
+        reader, self.rows = Reader(), dict[int, LedgerRow]()
         for offset, at_ms, data in log.records(0, log.end()):
             if reader.judge(data) is Verdict.TAKE:
-                row = Row(0, data.epoch, data.sender, data.incarnation, data.local_seqno, offset, at_ms)
+                row = LedgerRow(0, data.epoch, data.sender, data.incarnation, data.local_seqno, offset, at_ms)
                 self.rows |= {n: row._replace(seqno=n) for n in range(data.seqno, data.seqno + data.count)}
 
     def last_seqno(self, _group: str) -> int:
         return max(self.rows, default=0)
 
-    def row(self, _group: str, seqno: int) -> Row | None:
+    def row(self, _group: str, seqno: int) -> LedgerRow | None:
         return max((row for row in self.rows.values() if row.seqno <= seqno), key=telling, default=None)
 
     def copied(self) -> Rows:
@@ -185,7 +185,7 @@ class Rows:
         return self
 
 
-def telling(row: Row) -> tuple[bool, int]:
+def telling(row: LedgerRow) -> tuple[bool, int]:
     return bool(row.sender), row.seqno
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from connectors.sequencer.lanes import MAX_LANES, Opening, open_lane
+from connectors.sequencer.shards import MAX_LANES, ShardOpening, open_lane
 
 
 def test_a_new_group_gets_a_lane_of_its_own() -> None:
-    assert open_lane([], {"a", "b"}) == Opening((), frozenset({"a", "b"}))
-    assert open_lane([{"a", "b"}], {"c"}) == Opening((), frozenset({"c"}))
+    assert open_lane([], {"a", "b"}) == ShardOpening((), frozenset({"a", "b"}))
+    assert open_lane([{"a", "b"}], {"c"}) == ShardOpening((), frozenset({"c"}))
 
 
 def test_the_smallest_lanes_are_made_into_one_and_never_the_eldest() -> None:

@@ -8,14 +8,14 @@ from contextlib import closing
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.feud import yield_to_rival
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Claimer, Takeover, take_over, take_over_groups
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over_groups
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
-from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
-from ordering.names import Role, Topic
-from ordering.sequencer import SequencerState
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
+from ordering.base.names import Role, Topic
+from ordering.sequencer.sequencer import SequencerState
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine", "other")
@@ -39,7 +39,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
         connection.create(group, "nyc")
     take_over_groups(Claimer(connection, "nyc"), FORWARD)  # there is something to read
     connection.topics.silence_s = SLOW_S
-    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", SLOW_S)
+    monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", SLOW_S)
     return connection
 
 
@@ -64,7 +64,7 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
 @pytest.mark.parametrize("what", PARTS)
 def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of which nothing is answered delays no start."""
-    monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: list(GROUPS))
+    monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: list(GROUPS))
     kafka.topics.take_away(name("epoch"), *what)
     started = time.monotonic()
     assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
@@ -76,7 +76,7 @@ def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
     """Where it is known before the claims, nobody is fenced."""
     kafka.topics.take_away(name(role))
     before = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         take_over_groups(Claimer(kafka, "nyc"), FORWARD)
     assert {group: type(error) for group, error in unfit.value.errors.items()} == {"away": BrokerUnreachable}
     assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == before
@@ -88,7 +88,7 @@ def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may get there when it is given up."""
-    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", 0.1)
+    monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", 0.1)
     claimed: dict[str, int] = {}
     take_over(kafka, "away", "nyc", claimed=claimed)
     kafka.topics.take_away(name("epoch"), WRITES)
@@ -105,7 +105,7 @@ def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) ->
     newest = max(len(kafka.topics.partitions[data]) - 1, 0)
     stored = kafka.topics.partitions[data][newest]
     kafka.topics.partitions[data][newest] = stored._replace(value=raw)
-    with pytest.raises(UnfitGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unfit:
         take_over_groups(Claimer(kafka, "nyc"), FORWARD)
     assert list(unfit.value.errors) == ["away"]
     assert "away" in str(unfit.value)
@@ -113,7 +113,7 @@ def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) ->
 
 def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is found before the claim."""
-    monkeypatch.setattr("connectors.sequencer.survey.MAX_SNAPSHOT_BYTES", 10)
+    monkeypatch.setattr("connectors.takeover.survey.MAX_SNAPSHOT_BYTES", 10)
     before = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
     with pytest.raises(UsageError, match="which are too many"):
         take_over(kafka, "away", "nyc")
@@ -122,14 +122,14 @@ def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: p
 
 class TestAKeeper:
     @pytest.fixture
-    def keeper(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Keeper:
+    def keeper(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> GroupMaintenance:
         epochs: dict[str, int] = {}
         take_over_groups(Claimer(kafka, "nyc", claimed=epochs), FORWARD)
-        keeper = Keeper(kafka, "nyc", epochs, "process")
+        keeper = GroupMaintenance(kafka, "nyc", epochs, "process")
         keeper.take(FORWARD)
         return keeper
 
-    def look(self, kafka: MemoryConnection, keeper: Keeper) -> dict[str, int]:
+    def look(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> dict[str, int]:
         """As both engines do; how many ticks each group got."""
         before = {group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) for group in GROUPS}
         keeper.check_not_fenced()
@@ -143,7 +143,7 @@ class TestAKeeper:
     @pytest.mark.parametrize("what", PARTS)
     @pytest.mark.parametrize("role", ROLES)
     def test_the_others_get_ticks(
-        self, kafka: MemoryConnection, keeper: Keeper, role: Role, what: tuple[str, ...]
+        self, kafka: MemoryConnection, keeper: GroupMaintenance, role: Role, what: tuple[str, ...]
     ) -> None:
         kafka.topics.take_away(name(role), *what)
         for _ in range(3):
@@ -156,7 +156,9 @@ class TestAKeeper:
         kafka.topics.bring_back(name(role))
         eventually(lambda: (self.look(kafka, keeper), not keeper.away.reasons)[1], 20)
 
-    def test_signs_of_life(self, kafka: MemoryConnection, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_signs_of_life(
+        self, kafka: MemoryConnection, keeper: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """None for a group of which it is not known whether another has claimed it."""
         signed: list[set[str]] = []
         monkeypatch.setattr(keeper._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
@@ -165,7 +167,7 @@ class TestAKeeper:
         self.look(kafka, keeper)
         assert signed == [set(GROUPS), {"fine", "other"}]
 
-    def test_all_are_away(self, kafka: MemoryConnection, keeper: Keeper) -> None:
+    def test_all_are_away(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> None:
         for group in GROUPS:
             kafka.topics.take_away(name("epoch", group), OFFSETS)
         with pytest.raises(BrokerUnreachable):
@@ -183,7 +185,7 @@ class TestAKeeper:
             monkeypatch.setattr(MemoryConnection, "leaders", lambda *_: {})
         forward, epochs = {group: [name("forward", group)] for group in (*hanging, *GROUPS)}, dict[str, int]()
         take_over_groups(Claimer(kafka, "nyc", claimed=epochs), forward)
-        keeper = Keeper(kafka, "nyc", epochs, "process")
+        keeper = GroupMaintenance(kafka, "nyc", epochs, "process")
         keeper.take(forward)
         keeper.check_not_fenced()
         signed: list[set[str]] = []
@@ -200,16 +202,16 @@ class TestAKeeper:
             assert signed[-1] == set(GROUPS)
             take_over(kafka, "fine", "nyc")
             started = time.monotonic()
-            with pytest.raises(UnfitGroups, match="newer sequencer"):
+            with pytest.raises(UnservableGroups, match="newer sequencer"):
                 keeper.check_not_fenced()
             assert time.monotonic() - started < 5.0
 
-    def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, keeper: Keeper) -> None:
+    def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> None:
         def refused(*_: object) -> None:
             raise KafkaRefused("no right to group away")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(keeper, "log", lambda group: refused() if group == "away" else None)
-            patch.setattr("connectors.sequencer.keeper.check_not_fenced", lambda *_: None)
-            with pytest.raises(UnfitGroups, match="no right"):
+            patch.setattr("connectors.takeover.group_maintenance.check_not_fenced", lambda *_: None)
+            with pytest.raises(UnservableGroups, match="no right"):
                 keeper.check_not_fenced()

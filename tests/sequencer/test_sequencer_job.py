@@ -13,22 +13,22 @@ from unittest.mock import MagicMock
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.inputs import Neighbours
-from connectors.sequencer.agreeing_lane import AgreeingLane
-from connectors.sequencer.agreement import Agreement, known_state
+from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.job import SequencerJob
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.lane import HANGS_S, SequencerLane
+from connectors.sequencer.shard import HANGS_S, SequencerShard
 from connectors.spark.job import JobOptions, QueryFailed
+from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.testing.memory_kafka import MemoryConnection
-from jobs.streaming import working
-from ordering.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
-from ordering.isis_group import Group
-from ordering.isis_site_state import SiteState
-from ordering.names import Topic
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from jobs.terminal.streaming import working
+from ordering.agreement.group import Group
+from ordering.agreement.site_state import SiteState
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
+from ordering.base.names import Topic
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.spark.reports import query_with
 from tests.spark.reports import report as report_of
 from tests.waiting import WAIT, eventually
@@ -50,14 +50,14 @@ def reports() -> list[Any]:
 
 
 @pytest.fixture
-def job(reports: list[Any], tmp_path: Path) -> SequencerLane:
-    job = SequencerLane(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
+def job(reports: list[Any], tmp_path: Path) -> SequencerShard:
+    job = SequencerShard(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
     job._query = query_with(reports)
     job.finder = SimpleNamespace(find=lambda: [Topic(group, "epoch", "nyc") for group in GROUPS])  # type: ignore[assignment]
     return job
 
 
-def test_a_change_is_seen_once_and_only_for_its_group(job: SequencerLane, reports: list[Any]) -> None:
+def test_a_change_is_seen_once_and_only_for_its_group(job: SequencerShard, reports: list[Any]) -> None:
     seen = []
     for batch in (report(0), report(1, changed="g"), report(2), report(3, rows=0)):
         reports.append(batch)
@@ -66,19 +66,19 @@ def test_a_change_is_seen_once_and_only_for_its_group(job: SequencerLane, report
     assert not job._finished_batches(GROUPS).changed
 
 
-def test_an_idle_report_does_not_hide_the_batch_it_announces(job: SequencerLane, reports: list[Any]) -> None:
+def test_an_idle_report_does_not_hide_the_batch_it_announces(job: SequencerShard, reports: list[Any]) -> None:
     reports += [report(0), report(1, rows=0)]
     assert not job._finished_batches(GROUPS).changed
     reports.append(report(1, changed="h"))
     assert job._finished_batches(GROUPS).changed == {"h"}
 
 
-def test_a_first_batch_without_rows_is_none_that_was_missed(job: SequencerLane, reports: list[Any]) -> None:
+def test_a_first_batch_without_rows_is_none_that_was_missed(job: SequencerShard, reports: list[Any]) -> None:
     reports += [report(0, rows=0), report(1)]
     assert not job._finished_batches(GROUPS).changed
 
 
-def test_reports_that_were_missed_count_as_a_change_of_all(job: SequencerLane, reports: list[Any]) -> None:
+def test_reports_that_were_missed_count_as_a_change_of_all(job: SequencerShard, reports: list[Any]) -> None:
     reports += [report(0)]
     assert not job._finished_batches(GROUPS).changed
     reports[:] = [report(7), report(8)]
@@ -86,7 +86,7 @@ def test_reports_that_were_missed_count_as_a_change_of_all(job: SequencerLane, r
     assert not job._finished_batches(GROUPS).changed
 
 
-def test_a_large_batch_wants_a_snapshot_once(job: SequencerLane, reports: list[Any]) -> None:
+def test_a_large_batch_wants_a_snapshot_once(job: SequencerShard, reports: list[Any]) -> None:
     reports += [report(0), report(1, rows=SNAPSHOT_EVERY_RECORDS), report(2, rows=0)]
     assert job._finished_batches(GROUPS).is_snapshot_late
     assert not job._finished_batches(GROUPS).is_snapshot_late
@@ -94,7 +94,7 @@ def test_a_large_batch_wants_a_snapshot_once(job: SequencerLane, reports: list[A
     assert not job._finished_batches(GROUPS).is_snapshot_late
 
 
-def test_what_batches_have_decided_is_known(job: SequencerLane, reports: list[Any]) -> None:
+def test_what_batches_have_decided_is_known(job: SequencerShard, reports: list[Any]) -> None:
     reports += [report(0, g=3), report(1, g=5, h=1), report(2)]
     found = job._finished_batches(GROUPS)
     assert (set(found.decided), found.seqnos) == ({"g", "h"}, 9)
@@ -102,7 +102,7 @@ def test_what_batches_have_decided_is_known(job: SequencerLane, reports: list[An
 
 
 def test_only_the_group_that_changed_is_read_back(
-    job: SequencerLane, reports: list[Any], monkeypatch: pytest.MonkeyPatch
+    job: SequencerShard, reports: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
@@ -142,24 +142,24 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     for group in GROUPS:
         kafka.create(group, "nyc")
     kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)] = []
-    monkeypatch.setattr("connectors.sequencer.lane.check_topics", lambda *_: None)
-    monkeypatch.setattr("connectors.sequencer.lane.Keeper", MagicMock())
+    monkeypatch.setattr("connectors.sequencer.shard.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.sequencer.shard.GroupMaintenance", MagicMock())
 
     def decide(_: object, __: object, states: Mapping[str, SequencerState]) -> Any:
         raise Decided(*sorted(states))
 
-    monkeypatch.setattr(SequencerLane, "decide", decide)
+    monkeypatch.setattr(SequencerShard, "decide", decide)
     return kafka
 
 
-def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerLane:
+def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerShard:
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward")],
         leaderless=list,
         close=lambda: None,
     )
     spark: Any = None
-    return SequencerLane(spark, JobOptions(kafka, "nyc", where), finder, groups=frozenset(groups), epochs={})
+    return SequencerShard(spark, JobOptions(kafka, "nyc", where), finder, groups=frozenset(groups), epochs={})
 
 
 def test_a_lane_leaves_out_what_cannot_be_taken_over(
@@ -179,7 +179,7 @@ def test_a_lane_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp
     """When the batch in hand waits, and Kafka tells nothing of the group; but not when it tells of no group."""
     lane = lane_of(kafka, tmp_path, GROUPS)
     found = {group: [f"abcast.{group}.forward.nyc"] for group in GROUPS}
-    keeper = lane._keeper = Keeper(kafka, "nyc", {}, "spark")
+    keeper = lane._keeper = GroupMaintenance(kafka, "nyc", {}, "spark")
     keeper.forward = found
     keeper.away.put("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
     assert not lane.leaderless(found)
@@ -195,7 +195,7 @@ def test_so_does_a_lane_that_agrees(
     """What is wrong with its log is found before the group is claimed: a claim would stop who has it."""
     del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
 
-    def known(_: object, agreement: Agreement, state: SequencerState) -> SiteState:
+    def known(_: object, agreement: AgreementSettings, state: SequencerState) -> SiteState:
         if state.group == "h":
             raise UsageError("group h was begun with other sites.")
         return known_state(kafka, agreement, state)
@@ -203,15 +203,15 @@ def test_so_does_a_lane_that_agrees(
     def starts(_: object, __: object, groups: Mapping[str, Group]) -> Any:
         raise Decided(*groups)
 
-    monkeypatch.setattr("connectors.sequencer.agreeing_lane.known_state", known)
-    monkeypatch.setattr(AgreeingLane, "_starts", starts)
+    monkeypatch.setattr("connectors.sequencer.agreeing_shard.known_state", known)
+    monkeypatch.setattr(AgreeingShard, "_starts", starts)
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
         leaderless=list,
         close=lambda: None,
     )
-    agreement, spark = Agreement(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
-    lane = AgreeingLane(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
+    agreement, spark = AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
+    lane = AgreeingShard(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
     with pytest.raises(Decided, match=r"^g$"):
         lane.run()
     assert "begun with other sites. The other groups go on; h is tried again." in caplog.text
@@ -228,7 +228,7 @@ def test_what_a_lane_has_left_out_is_tried_again(
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
     taken = []
 
-    def make(*_: object, groups: frozenset[str], **__: object) -> SequencerLane:
+    def make(*_: object, groups: frozenset[str], **__: object) -> SequencerShard:
         lane = lane_of(kafka, tmp_path, groups)
 
         def decide(_: object, states: Mapping[str, SequencerState]) -> Any:
@@ -239,7 +239,7 @@ def test_what_a_lane_has_left_out_is_tried_again(
         monkeypatch.setattr(lane, "decide", decide)
         return lane
 
-    monkeypatch.setattr("connectors.sequencer.job.SequencerLane", make)
+    monkeypatch.setattr("connectors.sequencer.job.SequencerShard", make)
     spark: Any = None
     job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
     topics = [Topic(group, "data", "nyc") for group in GROUPS]
@@ -267,19 +267,19 @@ def test_the_eldest_lane_may_fail_beside_others(
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     fails = threading.Event()
 
-    class Lane(SequencerLane):
+    class Lane(SequencerShard):
         def _run(self) -> None:
             self.ready.set()
             while not self._ends.wait(0.05):
                 if fails.is_set() and self.groups == frozenset({"g"}):
                     raise error
 
-    def make(*_: object, groups: frozenset[str], number: int, **__: object) -> SequencerLane:
+    def make(*_: object, groups: frozenset[str], number: int, **__: object) -> SequencerShard:
         spark: Any = None
         finder: Any = SimpleNamespace(close=lambda: None)
         return Lane(spark, JobOptions(kafka, "nyc", tmp_path), finder, groups=groups, epochs={}, number=number)
 
-    monkeypatch.setattr("connectors.sequencer.job.SequencerLane", make)
+    monkeypatch.setattr("connectors.sequencer.job.SequencerShard", make)
     topics = [Topic("g", "data", "nyc")]
     no_spark: Any = None
     job = SequencerJob(no_spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))

@@ -12,20 +12,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec import decode_data
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
-from connectors.kafka.settings import change_settings
-from connectors.kafka.side_by_side import GROUPS_AT_ONCE
-from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.feud import yield_to_rival
-from connectors.sequencer.takeover import Claimer, take_over, take_over_groups
-from connectors.sequencer.ticks import tick
+from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
+from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.settings import change_settings
+from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.takeover import Claimer, take_over, take_over_groups
+from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
-from ordering.names import Topic
-from ordering.records import Data, Headers, Partition
+from ordering.base.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
+from ordering.base.names import Topic
+from ordering.base.records import Data, Headers, Partition
 
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
 
@@ -80,7 +80,7 @@ class TestNothingIsClaimedInVain:
             kafka.create(group, "nyc")
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 0)]
         kafka.topics.partitions[TopicPartition("abcast.i.data.nyc", 1)] = []
-        with pytest.raises(UnfitGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unfit:
             take_over_groups(Claimer(kafka, "nyc"), {"g": [str(FORWARD)], "h": [], "i": []})
         assert {group: type(error) for group, error in unfit.value.errors.items()} == {
             "h": TopicMissing,
@@ -95,7 +95,7 @@ class TestNothingIsClaimedInVain:
         kafka.create("h", "nyc")
         take_over(kafka, "h", "nyc")
         take_over(kafka, "h", "nyc")
-        with pytest.raises(UnfitGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unfit:
             take_over_groups(Claimer(kafka, "nyc", claimed={"h": 1}), {"g": [str(FORWARD)], "h": []})
         assert {group: type(error) for group, error in unfit.value.errors.items()} == {"h": Fenced}
         with pytest.raises(Fenced):
@@ -198,12 +198,12 @@ class TestTwoUnderSupervisors:
         assert seconds_to_yield([Claim(epoch, 0) for epoch in range(1, 9)], "a", 0) is None
 
     def test_the_start_waits(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda _, site: ["g"] if site == "nyc" else [])
+        monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda _, site: ["g"] if site == "nyc" else [])
         waits: list[float] = []
         assert not yield_to_rival(kafka, "nyc", waits.append)
         for host in [this_host(), "elsewhere"] * 3:
             kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode(), headers=[("abcast", b"2 claim")])
-        with patch("connectors.sequencer.feud._logger.warning") as warning:
+        with patch("connectors.takeover.feud._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args
         [wait] = waits
@@ -211,7 +211,7 @@ class TestTwoUnderSupervisors:
         assert yield_to_rival(kafka, "nyc", lambda _: True)
         for group in "hi":
             kafka.create(group, "nyc")
-        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: ["g", "h", "i"])
+        monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: ["g", "h", "i"])
         assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("a start waits for the one of three groups"))
 
     def test_many_groups_are_asked_by_few_connections(
@@ -220,7 +220,7 @@ class TestTwoUnderSupervisors:
         names = [f"g{number}" for number in range(2 * GROUPS_AT_ONCE)]
         for name in names:
             kafka.create(name, "nyc")
-        monkeypatch.setattr("connectors.sequencer.feud.find_groups", lambda *_: names)
+        monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: names)
         consumer, opened = MemoryConnection.consumer, list[object]()
 
         def counted(connection: MemoryConnection, **settings: Any) -> Any:
@@ -236,7 +236,7 @@ class TestTwoUnderSupervisors:
         """By a job that is started for groups that another one serves."""
         kafka.producer().send(str(EPOCH), value=f"0 {claimer}".encode(), headers=[("abcast", b"2 claim")])
         host, pid = claimer.split()
-        with patch("connectors.sequencer.takeover._logger.warning") as warning:
+        with patch("connectors.takeover.takeover._logger.warning") as warning:
             take_over(kafka, "g", "nyc")
         assert warning.call_args.args[1:] == (f"process {pid} on host {host}", "g")
 
@@ -244,7 +244,7 @@ class TestTwoUnderSupervisors:
     def test_who_is_gone_is_not_told(self, kafka: MemoryConnection, pid: Callable[[], int]) -> None:
         """A container that starts again has its number, and one that was killed left fresh signs."""
         kafka.producer().send(str(EPOCH), value=f"0 {this_host()} {pid()}".encode(), headers=[("abcast", b"2 claim")])
-        with patch("connectors.sequencer.takeover._logger.warning") as warning:
+        with patch("connectors.takeover.takeover._logger.warning") as warning:
             take_over(kafka, "g", "nyc")
         assert not warning.called
 

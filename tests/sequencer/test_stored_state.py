@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from connectors.sequencer import stored_state
-from connectors.sequencer.stored_state import MIN_CHANGED_ROWS, Stored, load, store
-from ordering.membership import Accepted
-from ordering.records import Partition
-from ordering.sequencer import SequencerState
+from connectors.sequencer.stored_state import MIN_CHANGED_ROWS, StoredState, load, store
+from ordering.base.records import Partition
+from ordering.membership.membership import ReceivedRow
+from ordering.sequencer.sequencer import SequencerState
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,13 @@ def forget() -> None:
 
 
 def state_of(senders: int) -> SequencerState:
-    received = {f"s/m{number}": Accepted(1, 1) for number in range(senders)}
+    received = {f"s/m{number}": ReceivedRow(1, 1) for number in range(senders)}
     return SequencerState("g", epoch=1, seqno=senders, received=received)
 
 
-def first(state: SequencerState) -> Stored:
+def first(state: SequencerState) -> StoredState:
     """As after a takeover."""
-    return Stored(state.to_bytes(), b"")
+    return StoredState(state.to_bytes(), b"")
 
 
 def after_a_batch(state: SequencerState, rng: random.Random, most: int) -> SequencerState:
@@ -43,7 +43,7 @@ def after_a_batch(state: SequencerState, rng: random.Random, most: int) -> Seque
         if rng.random() < 0.01:
             received.pop(sender, None)
         else:
-            received[sender] = Accepted(rng.randrange(1, 4), rng.randrange(1, 100))
+            received[sender] = ReceivedRow(rng.randrange(1, 4), rng.randrange(1, 100))
     position = {Partition("abcast.g.forward.s", 0): rng.randrange(1000)}
     return replace(state, seqno=state.seqno + rng.randrange(9), received=received, positions=position)
 
@@ -75,7 +75,7 @@ def test_a_batch_of_few_among_many_costs_little() -> None:
     before = first(state)
     kept = before
     for number in range(5):
-        state = replace(state, seqno=state.seqno + 1, received={**state.received, f"s/m{number}": Accepted(1, 2)})
+        state = replace(state, seqno=state.seqno + 1, received={**state.received, f"s/m{number}": ReceivedRow(1, 2)})
         kept = store(state, kept)
     assert kept.base == before.base
     assert len(kept.changes) < len(kept.base) / 100
@@ -87,7 +87,7 @@ def test_a_row_that_is_dropped() -> None:
     """The base has it: there must be another one."""
     state = state_of(10)
     received = {sender: row for sender, row in state.received.items() if sender != "s/m3"}
-    for gained in ({}, {"s/new": Accepted(1, 1)}):
+    for gained in ({}, {"s/new": ReceivedRow(1, 1)}):
         after = replace(state, received=received | gained)
         kept = store(after, first(state))
         forget()

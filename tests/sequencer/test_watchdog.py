@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.kafka.data_log import Stored
-from connectors.sequencer.watchdog import BEHIND_S, LOOK_RECORDS, NotCounting, Watchdog
-from ordering.records import Data
-from ordering.sequencer import SequencerState, absorb, seal
+from connectors.kafka.log.data_log import StoredRecord
+from connectors.takeover.watchdog import BEHIND_S, LOOK_RECORDS, NotCounting, Watchdog
+from ordering.base.records import Data
+from ordering.sequencer.sequencer import SequencerState, absorb, seal
 
 GROUP = "g"
 
@@ -37,10 +37,10 @@ class Log:
     def beginning(self) -> int:
         return 0
 
-    def records(self, start: int, end: int) -> Iterator[Stored]:
+    def records(self, start: int, end: int) -> Iterator[StoredRecord]:
         for offset in range(start, end):
             self.records_read += 1
-            yield Stored(offset, 0, self.data[offset])
+            yield StoredRecord(offset, 0, self.data[offset])
 
     def state(self, end: int) -> SequencerState:
         self.states_read += 1

@@ -1,7 +1,7 @@
 """What is durable of a group at a site: forward partitions, DATA and EPOCH, in `tests.simulator.kafka`.
 
-`SimulatedLog` is the real `connectors.kafka.data_log.DataLog` on top of it: `state` and `after` are its own code. Each
-state that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
+`SimulatedLog` is the real `connectors.kafka.log.data_log.DataLog` on top of it: `state` and `after` are its own code.
+Each state that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.epochs import Claim, Note
-from ordering.errors import HistoryUnavailable
-from ordering.forgetting import from_payload
-from ordering.formats import FORMATS
-from ordering.names import ADMIN_NAME, Topic
-from ordering.reader import Reader, Seal, Verdict, with_seal
-from ordering.records import FORGET, Data, Forward, Malformed, Partition, Source
-from ordering.sequencer import Accepted, SequencerState
+from connectors.kafka.codec.epochs import Claim, Note
+from connectors.kafka.log.data_log import DataLog, StoredRecord
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.formats import FORMATS
+from ordering.base.names import ADMIN_NAME, Topic
+from ordering.base.reader import Reader, Seal, Verdict, with_seal
+from ordering.base.records import FORGET, Data, Forward, Malformed, Partition, Source
+from ordering.membership.forgetting import from_payload
+from ordering.membership.membership import ReceivedRow
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.kafka import Kafka, Log
 
 GROUP = "g"
@@ -30,7 +31,7 @@ class Known(NamedTuple):
 
     epoch: int
     seqno: int
-    received: Mapping[str, Accepted]
+    received: Mapping[str, ReceivedRow]
     seals: tuple[Seal, ...]
 
     @classmethod
@@ -77,7 +78,8 @@ class Broker:
 
     @property
     def purged(self) -> dict[Partition, int]:
-        """Of each partition of FORWARD, the offset below which nothing is there any more (`connectors.kafka.purge`)."""
+        """Of each partition of FORWARD, the offset below which nothing is there any more
+        (`connectors.kafka.topics.purge`)."""
         return {place: log.beginning for place, log in self.kafka.logs.items() if place.topic == FORWARD_TOPIC}
 
     def add_partition(self) -> None:
@@ -110,7 +112,7 @@ class Broker:
             seals = with_seal(seals, Seal(record.epoch, seqno + 1))
         elif verdict is Verdict.TAKE:
             seqno = record.seqno
-            received = {**received, record.sender: Accepted(record.incarnation, record.local_seqno)}
+            received = {**received, record.sender: ReceivedRow(record.incarnation, record.local_seqno)}
             if record.kind == FORGET:
                 gone = {row.sender: row[1:] for row in from_payload(record.payload) or ()}
                 received = {sender: row for sender, row in received.items() if gone.get(sender) != row}
@@ -143,11 +145,11 @@ class SimulatedLog(DataLog):
     def end(self) -> int:
         return len(self.broker.data)
 
-    def records(self, start: int, end: int) -> Iterator[Stored]:
+    def records(self, start: int, end: int) -> Iterator[StoredRecord]:
         if start < min(end, self.beginning()):
             raise HistoryUnavailable(f"retention has dropped offset {start}.")  # as Kafka's consumer does
         for offset in range(start, min(end, len(self.broker.data))):
-            yield Stored(offset, offset, self.broker.data[offset])
+            yield StoredRecord(offset, offset, self.broker.data[offset])
 
     def claims(self) -> list[Claim]:
         return list(self.broker.claims) if self.stale_claims is None else self.stale_claims

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ordering.cast_checker import CastChecker
-from ordering.casts import NO_VIEW, Cast, Ordered
-from ordering.checker import Anomaly
-from ordering.membership import Life
-from ordering.records import MESSAGE, VIEW
+from ordering.base.records import MESSAGE, VIEW
+from ordering.casts.casts import NO_VIEW, Cast, OrderedRecord
+from ordering.checker.cast_checker import CastChecker
+from ordering.checker.checker import Anomaly
+from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Orders, Process
 
-Line = Cast | Ordered
+Line = Cast | OrderedRecord
 
 
 class LoggedOrders(Orders):
     """A history that notes what each life delivered, casts, total messages and views."""
 
     def __init__(self, seed: int) -> None:
-        self.logs: dict[Life, list[Line]] = {}
+        self.logs: dict[MemberIncarnation, list[Line]] = {}
         super().__init__(seed)
 
-    def _deliver(self, process: Process, record: Cast | Ordered) -> None:
+    def _deliver(self, process: Process, record: Cast | OrderedRecord) -> None:
         if isinstance(record, Cast) or record.kind in (MESSAGE, VIEW):
             self.logs.setdefault(process.life, []).append(record)
         super()._deliver(process, record)
 
-    def checked(self, logs: Mapping[Life, Sequence[Line]], *, marked: bool = True) -> list[Anomaly]:
+    def checked(self, logs: Mapping[MemberIncarnation, Sequence[Line]], *, marked: bool = True) -> list[Anomaly]:
         """What the checker says of these logs. `marked`: they say where they begin."""
         checker = CastChecker()
         for record in self.data:

@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ordering.columns import ForwardColumns, step_columns
-from ordering.links import LinkColumns
-from ordering.records import CONTROL_KINDS, LINK_START, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition
-from ordering.sequencer import SequencerState, Step, data_of
+from ordering.base.records import (
+    CONTROL_KINDS,
+    LINK_START,
+    MESSAGE,
+    Data,
+    DeadLetter,
+    Forward,
+    Link,
+    Malformed,
+    Partition,
+)
+from ordering.sequencer.columns import ForwardColumns, step_columns
+from ordering.sequencer.links import LinkColumns
+from ordering.sequencer.sequencer import SequencerState, Step, data_of
 
 
 def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:

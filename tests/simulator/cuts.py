@@ -27,20 +27,20 @@ from unittest.mock import patch
 from kafka.structs import TopicPartition
 
 from connectors.engine.intake import Intake, PartitionsFailed
-from connectors.kafka.codec import decode_data, decode_forward, encode_data, forward_headers
-from connectors.kafka.data_cursor import DataCursor
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import purge_data
-from connectors.kafka.same_log import Row
-from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Claimer, take_over_groups
+from connectors.kafka.codec.codec import decode_data, decode_forward, encode_data, forward_headers
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.same_log import LedgerRow
+from connectors.kafka.topics.data_purge import purge_data
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.checker import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
-from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable
-from ordering.names import ROLES, Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, Data, Partition, Source
-from ordering.sequencer import begin_batch, end_batch, step
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
+from ordering.base.names import ROLES, Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, Data, Partition, Source
+from ordering.checker.checker import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
+from ordering.sequencer.sequencer import begin_batch, end_batch, step
 
 GROUP, SITE = "g", "s"
 DATA, FORWARD = (Partition(str(Topic(GROUP, role, SITE)), 0) for role in ("data", "forward"))
@@ -94,7 +94,7 @@ class Job:
         claimed: dict[str, int] = {}
         by = Claimer(self.connection, SITE, claimed, ledger=world if world.has_ledger else None)
         self.state = take_over_groups(by, {GROUP: [FORWARD.topic]})[GROUP]
-        self.keeper = Keeper(self.connection, SITE, claimed, "process")
+        self.keeper = GroupMaintenance(self.connection, SITE, claimed, "process")
         self.keeper.take({GROUP: [FORWARD.topic]})
         self.keeper.sign({}, world.clock)
         self.restarts = self.connection.topics.restarts
@@ -154,7 +154,7 @@ class Cuts:
         """Whether DATA has lost anything since the group was made."""
         self.has_ledger = self.dice.random() < 0.5
         self.ledger: Log | None = None
-        self.rows: list[Row] = []
+        self.rows: list[LedgerRow] = []
         self.anomalies: list[Anomaly] = []
         self.seen: set[str] = set()
 
@@ -163,7 +163,7 @@ class Cuts:
     def last_seqno(self, _: str) -> int:
         return self.rows[-1].seqno if self.rows else 0
 
-    def row(self, _: str, seqno: int) -> Row | None:
+    def row(self, _: str, seqno: int) -> LedgerRow | None:
         return next((row for row in reversed(self.rows) if row.seqno <= seqno), None)
 
     # What happens.
@@ -273,7 +273,7 @@ class Cuts:
             for told in self.take(self.ledger):
                 if told.seqno in there:
                     data, offset, at_ms = there[told.seqno]
-                    self.rows.append(Row(data.seqno, data.epoch, *data.id, offset, at_ms, data.forwarded_at_ms))
+                    self.rows.append(LedgerRow(data.seqno, data.epoch, *data.id, offset, at_ms, data.forwarded_at_ms))
 
     def send(self) -> None:
         if len(self.senders) < 3 and self.dice.random() < 0.3 and (log := self.follow()) is not None:

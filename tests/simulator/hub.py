@@ -24,20 +24,20 @@ from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_forward, encode_data, forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Move
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.codec import decode_forward, encode_data, forward_headers
+from connectors.kafka.codec.epochs import Move
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.promotion import promote
-from connectors.sequencer import fencing, takeover
+from connectors.takeover import fencing, takeover
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
-from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
-from ordering.errors import AbcastError, BrokerUnreachable, UsageError
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, Data, Partition, Source
-from ordering.sequencer import begin_batch, end_batch, step
+from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, Data, Partition, Source
+from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
+from ordering.sequencer.sequencer import begin_batch, end_batch, step
 from tests.relay.carrying import Carrier, relays_in_memory
 
 GROUP = "g"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from connectors.kafka.acts import Act
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Move, encode_move
-from connectors.kafka.sending import append
+from connectors.kafka.codec.epochs import Move, encode_move
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.acts import Act
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay.job import Relay
-from ordering.checker import DIVERGENT, DUPLICATE, LOST
-from ordering.reader import epoch_of
-from ordering.sequencer import SequencerState
+from ordering.base.reader import epoch_of
+from ordering.checker.checker import DIVERGENT, DUPLICATE, LOST
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
 
 _PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
-_HOME = "connectors.sequencer.fencing.check_is_home"
+_HOME = "connectors.takeover.fencing.check_is_home"
 _DECIDED, _CARRY = f"{_PROMOTION}.DataLog.has_decided", "connectors.relay.hub.SiteForward.first_to_carry"
 _TWO_HOMES = (DIVERGENT, FALSE_RECEIPT)
 ANY = (DIVERGENT, DUPLICATE, FALSE_RECEIPT, LOST, STUCK)

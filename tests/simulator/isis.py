@@ -18,17 +18,17 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from connectors.isis.wire import MAX_DATAGRAM_BYTES, Assembly, Packet, Part, encode_message, pack, unpack
-from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
-from ordering.errors import ProtocolViolation
-from ordering.hold_back import Run
-from ordering.isis_formation import Formation, Life, View, first_view
-from ordering.isis_history import Answer, Ask, Gone, History
-from ordering.isis_messages import Deliver, Exclude, From, Installed, Missing, Output, Stuck, To
-from ordering.isis_process import ProcessState, fresh, member
-from ordering.isis_state import Finals, Submit, Tick
-from ordering.isis_views import Process
-from ordering.records import MessageId
+from connectors.isis.wire import MAX_DATAGRAM_BYTES, DatagramAssembly, Packet, Part, encode_message, pack, unpack
+from ordering.agreement.formation import Formation, ProcessIncarnation, View, first_view
+from ordering.agreement.history import Ask, Gone, History, MissedDeliveries
+from ordering.agreement.hold_back import Run
+from ordering.agreement.messages import DeliverRun, Exclude, From, Installed, Missing, Output, Stuck, To
+from ordering.agreement.process import ProcessState, fresh, member
+from ordering.agreement.state import Finals, Submit, Tick
+from ordering.agreement.views import Process
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import MessageId
+from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from tests.simulator.isis_mutations import NONE, Mutation
 
 SUSPECT_AFTER_MS = 200
@@ -44,7 +44,7 @@ GROUP = b"the seed"
 class Letter(NamedTuple):
     """A datagram on its way, and what it has."""
 
-    sender: Life
+    sender: ProcessIncarnation
     receiver: str
     datagram: bytes
     kind: type[object]
@@ -54,8 +54,8 @@ class Letter(NamedTuple):
 class Log:
     """What a life has delivered, and in which group: if all die, who starts again is in another one."""
 
-    life: Life
-    delivered: list[Deliver]
+    life: ProcessIncarnation
+    delivered: list[DeliverRun]
     origin: int = 0
 
 
@@ -71,8 +71,8 @@ class Node:
     incarnation: int = 0
     stored: ProcessState | None = None
     history: History = field(default_factory=History)
-    assembly: Assembly = field(default_factory=Assembly)
-    delivered: list[Deliver] = field(default_factory=list)
+    assembly: DatagramAssembly = field(default_factory=DatagramAssembly)
+    delivered: list[DeliverRun] = field(default_factory=list)
     sent: int = 0
     submitted: list[int] = field(default_factory=list)
     unstored: list[int] = field(default_factory=list)
@@ -80,8 +80,8 @@ class Node:
     stuck: int = 0
 
     @property
-    def life(self) -> Life:
-        return Life(self.name, self.incarnation)
+    def life(self) -> ProcessIncarnation:
+        return ProcessIncarnation(self.name, self.incarnation)
 
 
 class World:
@@ -136,7 +136,7 @@ class World:
         return self._check()
 
     def _start_all(self) -> None:
-        view = first_view(Life(name) for name in self.nodes)
+        view = first_view(ProcessIncarnation(name) for name in self.nodes)
         for node in self.nodes.values():
             if self.remembers:
                 state = member(node.life, view, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
@@ -148,14 +148,14 @@ class World:
     def _start(self, node: Node) -> None:
         """A process starts, or comes back."""
         if self.remembers:
-            node.assembly = Assembly()
+            node.assembly = DatagramAssembly()
             if node.stored is not None:
                 node.process = Process(ProcessState.from_bytes(node.stored.to_bytes()))
                 node.stored = None
             return
         node.incarnation = self._next_life(node)
         node.history, node.delivered, node.sent, node.submitted, node.unstored = History(), [], 0, [], []
-        node.assembly = Assembly()
+        node.assembly = DatagramAssembly()
         state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
         node.process = Process(state, Formation(node.life, self.nodes))
         self.logs.append(Log(node.life, node.delivered))
@@ -303,13 +303,13 @@ class World:
             for message in whole:
                 self._read(node, letter.sender, message)
 
-    def _read(self, node: Node, sender: Life, message: Packet) -> None:
+    def _read(self, node: Node, sender: ProcessIncarnation, message: Packet) -> None:
         if node.process is None:
             return
         if isinstance(message, Ask):
             if message.seqno <= node.history.last or node.history.is_filling:
                 self._send(node, sender.name, node.history.answer(message))
-        elif isinstance(message, Answer):
+        elif isinstance(message, MissedDeliveries):
             self._come_out(node, node.history.fill(sender, message, self._others(node)))
         else:
             self._take(node, From(sender, message))
@@ -379,7 +379,7 @@ class World:
         if isinstance(output, To):
             if not lost:
                 self._send(node, output.receiver.name, output.message)
-        elif isinstance(output, Deliver):
+        elif isinstance(output, DeliverRun):
             self._come_out(node, node.history.add(output))
         elif isinstance(output, Missing):
             node.history.miss(output.last)
@@ -391,7 +391,7 @@ class World:
         elif isinstance(output, Stuck):
             node.stuck += 1
 
-    def _come_out(self, node: Node, deliveries: tuple[Deliver | Gone, ...]) -> None:
+    def _come_out(self, node: Node, deliveries: tuple[DeliverRun | Gone, ...]) -> None:
         for delivery in deliveries:
             if isinstance(delivery, Gone):
                 self.gone = True
@@ -460,7 +460,7 @@ class World:
     def _up(self) -> list[_Up]:
         return [node for node in self.nodes.values() if node.process is not None]  # type: ignore[misc]
 
-    def _others(self, node: Node) -> list[Life]:
+    def _others(self, node: Node) -> list[ProcessIncarnation]:
         assert node.process is not None
         return [life for life in node.process.view.members if life.name != node.name]
 

@@ -10,15 +10,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from ordering.checker import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
-from ordering.hold_back import NOBODY, Held, HoldBackQueue, Insertion, Key, Places, Run, RunId
-from ordering.isis import NO_KEY, Agreement
-from ordering.isis_flush import next_view
-from ordering.isis_formation import Life, View
-from ordering.isis_history import History
-from ordering.isis_messages import NextView, Promise, Report
-from ordering.isis_state import Placed
-from ordering.isis_views import Process
+from ordering.agreement.flush import next_view
+from ordering.agreement.formation import ProcessIncarnation, View
+from ordering.agreement.history import History
+from ordering.agreement.hold_back import NOBODY, HeldRun, HoldBackQueue, Insertion, Key, Places, Run, RunId
+from ordering.agreement.isis import NO_KEY, Agreement
+from ordering.agreement.messages import BallotPromise, NextView, ViewReport
+from ordering.agreement.state import Placed
+from ordering.agreement.views import Process
+from ordering.checker.checker import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
 
 
 class Mutation(NamedTuple):
@@ -46,7 +46,7 @@ NONE = Mutation("none", "all rules hold", "")
 class ImpatientQueue(HoldBackQueue):
     """Lets a run out before it is final."""
 
-    def head(self) -> Held | None:
+    def head(self) -> HeldRun | None:
         return next(iter(self), None)
 
 
@@ -61,7 +61,7 @@ class ArrivalQueue(HoldBackQueue):
         self._arrivals.setdefault(run_id, len(self._arrivals))
         return super().insert_undeliverable(run_id, run, proposal, known)
 
-    def head(self) -> Held | None:
+    def head(self) -> HeldRun | None:
         first = min(self, key=lambda held: (held.key.number, self._arrivals[held.id]), default=None)
         return first if first is not None and first.is_final else None
 
@@ -98,24 +98,24 @@ def go_on(_agreement: Agreement) -> None:
     """A process that has promised goes on in the old view."""
 
 
-def purge_all(reports: Sequence[Report]) -> tuple[Placed, ...]:
+def purge_all(reports: Sequence[ViewReport]) -> tuple[Placed, ...]:
     """What is final and not delivered is purged, too."""
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}
     return tuple(delivered[seqno] for seqno in sorted(delivered))
 
 
-def compute_nothing(_reports: Sequence[Report]) -> list[Placed]:
+def compute_nothing(_reports: Sequence[ViewReport]) -> list[Placed]:
     """A number that only all proposals tell is not kept."""
     return []
 
 
-def without_rows(view: View, reports: Mapping[int, Report], joiners: Iterable[Life]) -> NextView:
+def without_rows(view: View, reports: Mapping[int, ViewReport], joiners: Iterable[ProcessIncarnation]) -> NextView:
     """The next view does not say which runs have been ordered."""
     value = next_view(view, reports, joiners)
     return value._replace(view=value.view._replace(rows=()))
 
 
-def hide_vote(process: Process, agreement: Agreement) -> Promise:
+def hide_vote(process: Process, agreement: Agreement) -> BallotPromise:
     """What was accepted in an earlier ballot is not said."""
     return _true_promise(process, agreement)._replace(vote=None)
 
@@ -144,8 +144,8 @@ def miss_nothing(_history: History, _last: int) -> None:
 
 
 _true_promise = Process._own_promise
-_AGREEMENT = "ordering.isis.Agreement"
-_ANY_NUMBER = (("ordering.isis.may_be_final", yes), ("ordering.hold_back.may_be_final", yes))
+_AGREEMENT = "ordering.agreement.isis.Agreement"
+_ANY_NUMBER = (("ordering.agreement.isis.may_be_final", yes), ("ordering.agreement.hold_back.may_be_final", yes))
 _UNSAFE = (f"{_AGREEMENT}._is_safe", yes)
 MUTATIONS = (
     Mutation(
@@ -158,7 +158,7 @@ MUTATIONS = (
         "before-final",
         "a run is delivered before it is final",
         DIVERGENT,
-        (("ordering.isis.HoldBackQueue", ImpatientQueue), _UNSAFE, *_ANY_NUMBER),
+        (("ordering.agreement.isis.HoldBackQueue", ImpatientQueue), _UNSAFE, *_ANY_NUMBER),
     ),
     Mutation(
         "forget-a-proposal",
@@ -166,22 +166,27 @@ MUTATIONS = (
         DIVERGENT,
         ((f"{_AGREEMENT}._is_complete", staticmethod(all_but_one)), *_ANY_NUMBER),
     ),
-    Mutation("minimum", "the final number is the minimum", DIVERGENT, (("ordering.isis.higher", lower), *_ANY_NUMBER)),
+    Mutation(
+        "minimum",
+        "the final number is the minimum",
+        DIVERGENT,
+        (("ordering.agreement.isis.higher", lower), *_ANY_NUMBER),
+    ),
     Mutation(
         "no-tie-break",
         "of equal numbers the run that came first wins",
         DIVERGENT,
-        (("ordering.isis.HoldBackQueue", ArrivalQueue),),
+        (("ordering.agreement.isis.HoldBackQueue", ArrivalQueue),),
     ),
-    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.isis_views.is_quorum", anybody),)),
+    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.agreement.views.is_quorum", anybody),)),
     Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
     Mutation("no-freeze", "who has promised goes on in the old view", DIVERGENT, ((f"{_AGREEMENT}.freeze", go_on),)),
-    Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.isis_flush.settle", purge_all),)),
+    Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.agreement.flush.settle", purge_all),)),
     Mutation(
         "no-computing",
         "a view ends without the numbers that all proposals tell",
         DIVERGENT,
-        (("ordering.isis_flush._computed", compute_nothing),),
+        (("ordering.agreement.flush._computed", compute_nothing),),
     ),
     Mutation(
         "told-by-two",
@@ -193,19 +198,19 @@ MUTATIONS = (
         "no-rows",
         "the next view does not know what was ordered",
         DUPLICATE,
-        (("ordering.isis_views.next_view", without_rows),),
+        (("ordering.agreement.views.next_view", without_rows),),
     ),
     Mutation(
         "hidden-vote",
         "a coordinator does not take over what may be decided",
         VIEW_VIOLATION,
-        (("ordering.isis_views.Process._own_promise", hide_vote),),
+        (("ordering.agreement.views.Process._own_promise", hide_vote),),
     ),
     Mutation(
         "no-catching-up",
         "who was away goes on without what it missed",
         GAP,
-        (("ordering.isis_history.History.miss", miss_nothing),),
+        (("ordering.agreement.history.History.miss", miss_nothing),),
     ),
     Mutation(
         "no-parts",
@@ -217,7 +222,7 @@ MUTATIONS = (
         "an-earlier-life",
         "whose clock went back takes no later number",
         DUPLICATE,
-        (("ordering.isis_views.Process.latest_incarnation", own_incarnation),),
+        (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
     ),
 )
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ordering.hold_back import Run
-from ordering.isis_formation import Life, View, first_view
-from ordering.isis_messages import (
+from ordering.agreement.formation import ProcessIncarnation, View, first_view
+from ordering.agreement.hold_back import Run
+from ordering.agreement.messages import (
     Accept,
-    Accepted,
     Ballot,
+    BallotAccepted,
+    BallotPromise,
     Beat,
-    Decided,
-    Deliver,
+    DecidedView,
+    DeliverRun,
     Event,
     From,
     Installed,
@@ -30,14 +31,13 @@ from ordering.isis_messages import (
     NextView,
     Output,
     Prepare,
-    Promise,
     Refuse,
     Stuck,
     To,
 )
-from ordering.isis_process import member
-from ordering.isis_state import Finals, Known, Placed, Propose, Send, Submit, Tick
-from ordering.isis_views import Process
+from ordering.agreement.process import member
+from ordering.agreement.state import Finals, Known, Placed, Propose, Send, Submit, Tick
+from ordering.agreement.views import Process
 
 
 class OnItsWay(NamedTuple):
@@ -64,9 +64,9 @@ class Script:
         return done or ["nothing"]
 
     def _processes(self, *names: str) -> Iterator[str]:
-        view = first_view(map(Life, names))
+        view = first_view(map(ProcessIncarnation, names))
         for name in names:
-            self.processes[name] = Process(member(Life(name), view))
+            self.processes[name] = Process(member(ProcessIncarnation(name), view))
             self.delivered[name] = []
         yield f"view {view.id}: {_members(view)}"
 
@@ -81,7 +81,7 @@ class Script:
         for name in list(self.processes):
             chosen = [item for item in arriving if item.receiver == name and item not in self.wire]
             if chosen:
-                yield from self._take(name, [From(Life(item.sender), item.message) for item in chosen])
+                yield from self._take(name, [From(ProcessIncarnation(item.sender), item.message) for item in chosen])
 
     def _lose(self, sender: str, receiver: str) -> Iterator[str]:
         for item in [item for item in self.wire if (item.sender, item.receiver) == (sender, receiver)]:
@@ -123,7 +123,7 @@ class Script:
             yield f"{name} to {' '.join(receivers)}: {_words(message, names)}"
 
     def _happened(self, name: str, output: Output) -> Iterator[str]:
-        if isinstance(output, Deliver):
+        if isinstance(output, DeliverRun):
             self.delivered[name].append((output.seqno, output.run.reference))
             text = output.run.reference.decode()
             yield f"{name} delivers {output.seqno} '{text}' of {output.sender.name}: {output.key}{output.proposer.name}"
@@ -175,15 +175,15 @@ def _words(message: Message, names: list[str]) -> str:
         return f"ballot {_ballot(message.ballot, names)}"
     if isinstance(message, Refuse):
         return f"no, there is {_ballot(message.promised, names)}"
-    if isinstance(message, Promise):
+    if isinstance(message, BallotPromise):
         report = message.report
         finals = _places(report.finals, names) or "nothing"
         return f"promise to {_ballot(message.ballot, names)}: has delivered {report.delivered}, knows besides {finals}"
     if isinstance(message, Accept):
         return f"accept in {_ballot(message.ballot, names)}: {_value(message.value, names)}"
-    if isinstance(message, Accepted):
+    if isinstance(message, BallotAccepted):
         return f"accepted in {_ballot(message.ballot, names)}"
-    if isinstance(message, Decided):
+    if isinstance(message, DecidedView):
         return f"decided: view {message.value.view.id}"
     raise AssertionError(f"{message} has no words")
 

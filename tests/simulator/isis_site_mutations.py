@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ordering.checker import DIVERGENT, VIEW_VIOLATION
-from ordering.isis_group import Group, after_takeover
-from ordering.isis_log import Entry, LogRow, Ordered, absent_from
-from ordering.isis_log import counting as true_counting
-from ordering.isis_log import read_on as true_read_on
-from ordering.isis_site import Site
-from ordering.membership import Membership
-from ordering.records import EPOCH, Data, Forward, Malformed
-from ordering.sequencer import SequencerState, absorb
+from ordering.agreement.group import Group, after_takeover
+from ordering.agreement.log import Entry, LogRow, OrderedRun, absent_from
+from ordering.agreement.log import counting as true_counting
+from ordering.agreement.log import read_on as true_read_on
+from ordering.agreement.site import Site
+from ordering.base.records import EPOCH, Data, Forward, Malformed
+from ordering.checker.checker import DIVERGENT, VIEW_VIOLATION
+from ordering.membership.membership import Membership
+from ordering.sequencer.sequencer import SequencerState, absorb
 from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
 
 _SITES = "tests.simulator.isis_sites"
 _true_compare, _true_relay = Site._compare, World._relay
-_COMPARE = "ordering.isis_site.Site._compare"
+_COMPARE = "ordering.agreement.site.Site._compare"
 
 
 def data_first(job: Any) -> None:
@@ -85,12 +85,12 @@ def compare_numbers(site: Site, name: str, entry: Entry) -> None:
     _true_compare(site, name, entry._replace(logs=tuple(bare)))
 
 
-def always_here(_site: Site, _run: Ordered) -> bool:
+def always_here(_site: Site, _run: OrderedRun) -> bool:
     """A run is proposed for before its records are here."""
     return True
 
 
-def absent_now(group: Group, run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
+def absent_now(group: Group, run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
     """Which sites are absent is what this site knows now, not what it was when the run was ordered."""
     group.site.sequenced._runs[0] = run._replace(absent=absent_from(group.site.process.view))
     return true_sequence_run(group, run, records)
@@ -127,15 +127,17 @@ MUTATIONS = (
         "stale-entries",
         "entries behind a seal count at other sites",
         WRONG_STATE,
-        (("ordering.isis_site.read_on", any_entry),),
+        (("ordering.agreement.site.read_on", any_entry),),
     ),
     Mutation(
         "no-payload",
         "a site proposes for what it can't read",
         UNREADABLE,
-        (("ordering.isis_site.Site._is_here", always_here),),
+        (("ordering.agreement.site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 310),
+    Mutation(
+        "any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.agreement.site.read_on", any_log),), 310
+    ),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
@@ -160,20 +162,20 @@ MUTATIONS = (
         "stay",
         "members stay in the view without their site",
         VIEW_VIOLATION,
-        (("ordering.isis_site.without_sites", wait_for_all),),
+        (("ordering.agreement.site.without_sites", wait_for_all),),
     ),
     Mutation(
         "seldom-snapped",
         "what little was ordered gets into no snapshot",
         ENDED,
-        (("ordering.isis_site.Site._is_snapshot_due", never_due),),
+        (("ordering.agreement.site.Site._is_snapshot_due", never_due),),
     ),
     Mutation("holes", "a copy of FORWARD lacks records", WRONG_STATE, (_HOLES,)),
     Mutation(
         "unseen-holes",
         "a copy of FORWARD lacks records, and nobody compares what was read",
         DIVERGENT,
-        (_HOLES, ("ordering.isis_group.Group._compare", lambda *_: None)),
+        (_HOLES, ("ordering.agreement.group.Group._compare", lambda *_: None)),
     ),
 )
 

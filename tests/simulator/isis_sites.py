@@ -3,9 +3,9 @@
 Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
 relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. A retention drops FORWARD and
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
-killed as `ordering.isis_site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is lost at
-the end of some histories: the others then go on without it, and it is told. In half of the histories the clocks of
-partitions' leaders jump.
+killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is
+lost at the end of some histories: the others then go on without it, and it is told. In half of the histories the clocks
+of partitions' leaders jump.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
-from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
-from ordering.isis_group import Group, GroupState, after_takeover, going_on
-from ordering.isis_log import Entry, Ordered, Range, counting, ranges_of
-from ordering.isis_site import SNAPSHOT_AFTER_SUSPICIONS, Site
-from ordering.isis_site_state import SiteState, first_state, state_of
-from ordering.membership import Settings
-from ordering.reader import Reader, Verdict
-from ordering.records import (
+from ordering.agreement.group import Group, GroupState, after_takeover, going_on
+from ordering.agreement.log import Entry, OrderedRun, Range, counting, ranges_of
+from ordering.agreement.site import SNAPSHOT_AFTER_SUSPICIONS, Site
+from ordering.agreement.site_state import SiteState, first_state, state_of
+from ordering.base.errors import Disagreement, HistoryUnavailable, ProtocolViolation
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import (
     ENTRY,
     EPOCH,
     HEARTBEAT,
@@ -41,7 +39,9 @@ from ordering.records import (
     MessageId,
     Source,
 )
-from ordering.sequencer import SequencerState, step
+from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
+from ordering.membership.membership import Settings
+from ordering.sequencer.sequencer import SequencerState, step
 from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.kafka import NOW_MS, Away, Kafka, Log, OutOfRange
 
@@ -256,7 +256,7 @@ class Job:
     def _offsets(self, part: Range) -> list[tuple[int, int]]:
         return [(n, n + 1) for n in range(part.first, part.end) if n in self.records[part.place]]
 
-    def _fetch(self, run: Ordered) -> list[Forward]:
+    def _fetch(self, run: OrderedRun) -> list[Forward]:
         """The records of a run."""
         parts = ranges_of(run.run)
         return [self.records[part.place][n] for part in parts for n, _ in self._offsets(part)]
@@ -336,7 +336,7 @@ def known_state(world: World, kafka: SiteKafka) -> SiteState:
     return state_of(entries) if entries else world.first(kafka)
 
 
-def sequence_run(group: Group, _run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
+def sequence_run(group: Group, _run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
     """What of the DATA of the next run is to be written."""
     state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
     decided = group.decided(state, is_refused=False)
@@ -650,7 +650,7 @@ class World:
         if job.counts and self.views.setdefault(view.id, view) != view:
             self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{self.views[view.id]} and {view}", ()))
 
-    def note_members(self, job: Job, run: Ordered) -> None:
+    def note_members(self, job: Job, run: OrderedRun) -> None:
         """Behind a run, no member of a site that is absent from its view of sites is in the group's view."""
         membership = job.site.sequenced.state.membership
         left = [life.address for life in membership.members if life.address.partition("/")[0] in run.absent]

@@ -21,7 +21,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ordering.records import Partition
+from ordering.base.records import Partition
 
 NOW_MS = 1_750_000_000_000
 """When a history begins."""

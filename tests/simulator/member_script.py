@@ -26,22 +26,22 @@ import json
 import random
 from collections import Counter
 
-from ordering.flush import Phase as FlushPhase
-from ordering.forward_table import Pending, kind_of
-from ordering.membership import Life, Settings
-from ordering.participant import Participant
-from ordering.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted
-from ordering.participant_events import FlushWanted as Wanted
-from ordering.participant_table import Action, Cause, Do
-from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
-from ordering.sequencer import SequencerState
+from ordering.base.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
+from ordering.membership.flush import FlushPhase as FlushPhase
+from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.participant.forward_table import Pending, kind_of
+from ordering.participant.participant import Participant
+from ordering.participant.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted
+from ordering.participant.participant_events import FlushWanted as Wanted
+from ordering.participant.participant_table import Action, Cause, Do
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.kafka import Kafka
 from tests.simulator.membership import DATA, TOPIC, Group, Process
 
-ADMIN = Life("s/abcast.admin", 1)
+ADMIN = MemberIncarnation("s/abcast.admin", 1)
 
 
-def short(life: Life) -> str:
+def short(life: MemberIncarnation) -> str:
     return f"{life.address.removeprefix('s/')}#{life.incarnation}"
 
 
@@ -51,12 +51,12 @@ def settings_of(words: tuple[str, ...]) -> bytes:
 
 def describe(record: Data) -> str:
     """A DATA record, for a reader."""
-    who = short(Life(record.sender, record.incarnation)) if record.sender else "the sequencer"
+    who = short(MemberIncarnation(record.sender, record.incarnation)) if record.sender else "the sequencer"
     what = f"DATA {record.seqno} {record.kind} of {who}"
     if record.kind == VIEW:
         body = json.loads(record.payload)
         flush = f" in the flush {body['flush']}" if body["flush"] else ""
-        members = " ".join(short(Life(*row)) for row in body["members"])
+        members = " ".join(short(MemberIncarnation(*row)) for row in body["members"])
         return f"DATA {record.seqno} view {record.view}{flush}: {members or 'empty'}"
     if record.kind in (MESSAGE, SETTINGS):
         return f"{what}: {record.payload.decode()}"
@@ -86,7 +86,7 @@ class Scripted(Group):
         self.problems = []
         self.healing, self.is_steady = True, False
         self.crashes: Counter[tuple[str, FlushPhase]] = Counter()
-        self.wire: dict[str, list[tuple[Life, Pending]]] = {}
+        self.wire: dict[str, list[tuple[MemberIncarnation, Pending]]] = {}
         self.said: list[str] = []
         self.changes = 1
         self._append(ADMIN, 0, 1, SETTINGS, self.settings.to_json())
@@ -142,7 +142,7 @@ class MemberScript:
         return f"{short(process.life)} holds {held or 'nothing'}"
 
     def _do_start(self, name: str) -> None:
-        process = Process(0, Participant(Life(f"s/{name}", 0)))
+        process = Process(0, Participant(MemberIncarnation(f"s/{name}", 0)))
         self.group.processes.append(process)
         self.group._begin(process)
 

@@ -8,19 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from connectors.client.lives import Beginning, Carried, Left, Lives, SendingLimits
-from connectors.client.member_memory import MemberMemory
-from connectors.client.outbox import Outbox
-from ordering.checker import Checker
-from ordering.errors import Superseded
-from ordering.forward_table import ForwardTable, Pending, carried_over
-from ordering.membership import Life
-from ordering.names import Address
-from ordering.participant import Participant, step
-from ordering.participant_events import Began, RowKnown
-from ordering.participant_table import Phase
-from ordering.records import FORGET, MESSAGE, Data, Headers, MessageId
-from ordering.sequencer import SequencerState
+from connectors.client.incarnation.incarnations import Beginning, HandedOver, Incarnations, Unsent
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.outbox import Outbox
+from connectors.client.values.sending_limits import SendingLimits
+from ordering.base.errors import Superseded
+from ordering.base.names import Address
+from ordering.base.records import FORGET, MESSAGE, Data, Headers, MessageId
+from ordering.checker.checker import Checker
+from ordering.membership.membership import MemberIncarnation
+from ordering.participant.forward_table import ForwardTable, Pending, carried_over
+from ordering.participant.participant import Participant, step
+from ordering.participant.participant_events import Began, RowKnown
+from ordering.participant.participant_table import ParticipantPhase
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.readers import Cursor
 from tests.simulator.rules import Rules
@@ -31,7 +32,7 @@ BACKUPS = 4
 
 
 class MemoryOutbox:
-    """What `connectors.client.outbox` keeps in its file, with backups of it."""
+    """What `connectors.client.memory.outbox` keeps in its file, with backups of it."""
 
     path = Path("outbox")
 
@@ -67,7 +68,7 @@ class MemoryOutbox:
 
 
 class MemoryOfIncarnations:
-    """What `connectors.client.member_memory` knows of them."""
+    """What `connectors.client.memory.member_memory` knows of them."""
 
     def __init__(self) -> None:
         self.latest = 0
@@ -96,7 +97,7 @@ class Member:
         self.backups: list[MemoryOutbox] = []
         self.memory = MemoryOfIncarnations()
         self.incarnation = 0
-        self.participant = Participant(Life(self.address, 0))
+        self.participant = Participant(MemberIncarnation(self.address, 0))
         self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
         self.wire: list[tuple[int, int, bytes]] = []
         """Sent and not yet appended: (incarnation, local seqno, payload). A crash leaves it as it is."""
@@ -109,7 +110,7 @@ class Member:
 
     def _begin(self) -> None:
         """A process starts: under which incarnation, and with what, is for the real rule to say."""
-        lives = Lives(Address(*self.address.split("/")), SendingLimits(TABLE_RECORDS, 1 << 20))
+        lives = Incarnations(Address(*self.address.split("/")), SendingLimits(TABLE_RECORDS, 1 << 20))
         lives.outbox = cast(Outbox | None, self.outbox)
         state = SimulatedLog(self.broker).state()
         self._keep(self.outbox.rows if self.outbox is not None else ())
@@ -213,12 +214,12 @@ class Member:
             return
         data = Data(FORGET, 0, record.seqno, record.view, payload=record.payload)
         self.participant = self.rules.step(self.participant, data).participant
-        if self.participant.phase is not Phase.FORGOTTEN:
+        if self.participant.phase is not ParticipantPhase.FORGOTTEN:
             return
-        carried = [Carried(carried_over(entry, self.incarnation), None) for entry in self.table.pending()]
+        carried = [HandedOver(carried_over(entry, self.incarnation), None) for entry in self.table.pending()]
         state = SimulatedLog(self.broker).state()
         try:
-            left = Left(carried, record.seqno, joins=False)
+            left = Unsent(carried, record.seqno, joins=False)
             life = self.lives.begin(cast(MemberMemory, self.memory), state, left, self._history)
         except Superseded:
             self._give_up()
@@ -229,7 +230,7 @@ class Member:
 
     def _live(self, life: Beginning, state: SequencerState) -> None:
         self.incarnation, self.table = life.incarnation, life.table
-        here = Life(self.address, life.incarnation)
+        here = MemberIncarnation(self.address, life.incarnation)
         self.participant = step(Participant(here), Began(here, state)).participant
 
     def _is_ours(self, record: Data) -> bool:

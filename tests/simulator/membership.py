@@ -2,9 +2,10 @@
 
 In some histories there is a neighbouring site, whose views come by a relay.
 
-The members run what ships: `ordering.participant`, with a forward table and the reading rule. What is simulated is what
-drives them: an application that broadcasts whenever it may, whose block() takes its time or hangs, and a network that
-loses records. Each partition of FORWARD has a leader, whose clock jumps, and who is away now and then.
+The members run what ships: `ordering.participant.participant`, with a forward table and the reading rule. What is
+simulated is what drives them: an application that broadcasts whenever it may, whose block() takes its time or hangs,
+and a network that loses records. Each partition of FORWARD has a leader, whose clock jumps, and who is away now and
+then.
 """
 
 from __future__ import annotations
@@ -15,27 +16,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ordering import participant, sequencer
-from ordering.checker import DUPLICATE, LOST, Checker
-from ordering.errors import ProtocolViolation
-from ordering.events import EventReader
-from ordering.flush import Flush, Phase
-from ordering.forward_table import (
-    ForwardTable,
-    Pending,
-    carried_over,
-    control_headers,
-    is_control,
-    kind_of,
-    was_ordered,
-)
-from ordering.membership import Life, Membership, RemoteSite, Settings
-from ordering.participant import Participant, begins_returning, begins_stranded, newest_answer, next_entries
-from ordering.participant_events import Answered, Asked, Began, CaughtUp, Event, FlushDone, FlushUnwanted, FlushWanted
-from ordering.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
-from ordering.participant_table import Phase as Part
-from ordering.reader import Reader, Seal, Verdict, with_seal
-from ordering.records import (
+from ordering.base.errors import ProtocolViolation
+from ordering.base.reader import Reader, Seal, Verdict, with_seal
+from ordering.base.records import (
     FLUSH_OK,
     HEARTBEAT,
     JOIN,
@@ -48,7 +31,35 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
+from ordering.checker.checker import DUPLICATE, LOST, Checker
+from ordering.membership.flush import Flush, FlushPhase
+from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite, Settings
+from ordering.participant import participant
+from ordering.participant.events import EventReader
+from ordering.participant.forward_table import (
+    ForwardTable,
+    Pending,
+    carried_over,
+    control_headers,
+    is_control,
+    kind_of,
+    was_ordered,
+)
+from ordering.participant.participant import Participant, begins_returning, begins_stranded, newest_answer, next_entries
+from ordering.participant.participant_events import (
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    Event,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+)
+from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
+from ordering.participant.participant_table import ParticipantPhase as Part
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
 from tests.simulator.kafka import Away, Kafka
 from tests.simulator.neighbour import SITE, Neighbour
@@ -93,7 +104,7 @@ ILLEGAL = "illegal step"
 class Stay:
     """What a process has seen in one life, from its first view on."""
 
-    life: Life
+    life: MemberIncarnation
     seen: str = ""
     delivered: dict[int, list[int]] = field(default_factory=dict)
     """The seqnos of the messages that it has delivered in each of its views."""
@@ -129,7 +140,7 @@ class Process:
     """What it has broadcast, in all its lives, and may expect to be ordered."""
 
     @property
-    def life(self) -> Life:
+    def life(self) -> MemberIncarnation:
         return self.participant.life
 
     @property
@@ -175,12 +186,12 @@ class Group:
         self.processes: list[Process] = []
         self.problems: list[str] = []
         self.healing = self.is_steady = False
-        self.crashes: Counter[tuple[str, Phase]] = Counter()
+        self.crashes: Counter[tuple[str, FlushPhase]] = Counter()
         """Who died in which phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
         self.changes = 1
         """Of the settings."""
-        self._append(Life("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
+        self._append(MemberIncarnation("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
         weights = {
@@ -207,7 +218,7 @@ class Group:
         alive = [process for process in self.processes if process.is_alive]
         return self.random.choice(alive) if alive else None
 
-    def _append(self, life: Life, place: int, local_seqno: int, kind: str, payload: bytes) -> None:
+    def _append(self, life: MemberIncarnation, place: int, local_seqno: int, kind: str, payload: bytes) -> None:
         """What can't be written is lost on its way."""
         log = self.forward[place]
         with contextlib.suppress(Away):
@@ -266,7 +277,7 @@ class Group:
         alive = {process.address for process in self.processes if process.is_alive}
         address = f"s/{self.random.choice('abcdefg')}"
         if address not in alive and len(alive) < 5:
-            process = Process(sum(address.encode()) % self.own_partitions, Participant(Life(address, 0)))
+            process = Process(sum(address.encode()) % self.own_partitions, Participant(MemberIncarnation(address, 0)))
             self.processes.append(process)
             self._begin(process)
             process.wants_to_join = True
@@ -283,7 +294,7 @@ class Group:
         """A life, at the end of DATA. With an `incarnation`, the one that the outbox has."""
         if not incarnation:
             self.lives += 1
-        life = Life(process.address, incarnation or self.lives)
+        life = MemberIncarnation(process.address, incarnation or self.lives)
         self._go_to_the_end(process)
         process.asked.clear()
         pending = list(process.table.pending())
@@ -386,7 +397,7 @@ class Group:
         self._fill(process, self._carried(process.life, pending), joins=True)
         self._begin(process)
 
-    def _carried(self, life: Life, pending: list[Pending]) -> list[Pending]:
+    def _carried(self, life: MemberIncarnation, pending: list[Pending]) -> list[Pending]:
         """What a life leaves to the next one, but for what was ordered of it meanwhile."""
         ordered = self._known().ordered(life.address)
         carried = [carried_over(entry, life.incarnation) for entry in pending if not is_control(entry)]
@@ -461,7 +472,7 @@ class Group:
         if self._known().membership.settings == self.settings:  # one change after the other
             self.settings = replace(self.settings, closed=not self.settings.closed)
             self.changes += 1
-            self._append(Life("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
+            self._append(MemberIncarnation("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
 
     def _do_leave(self) -> None:
         process = self._one()
@@ -476,7 +487,7 @@ class Group:
     def _do_crash_in_a_flush(self) -> None:
         """Of its requester as often as of somebody else."""
         flush = self._known().membership.flush
-        if flush.phase is Phase.RUNNING:
+        if flush.phase is FlushPhase.RUNNING:
             return
         members = [each for each in self.processes if each.is_alive and each.is_in]
         requesters = [each for each in members if each.address == flush.requester]
@@ -582,12 +593,12 @@ class Group:
         known = self.state.seqno if self.state is not None else 0
         for place, (topic, _) in enumerate(self.places):
             site = "s" if topic == TOPIC else SITE
-            self._append(Life(f"{site}/abcast.tick", 1), place, max(known, 1), HEARTBEAT, b"")
+            self._append(MemberIncarnation(f"{site}/abcast.tick", 1), place, max(known, 1), HEARTBEAT, b"")
 
     # The neighbouring site.
 
     def _relay(self, sender: str, kind: str, incarnation: int, local_seqno: int, payload: bytes) -> None:
-        self._append(Life(sender, incarnation), len(self.places) - 1, local_seqno, kind, payload)
+        self._append(MemberIncarnation(sender, incarnation), len(self.places) - 1, local_seqno, kind, payload)
 
     def _do_relay(self) -> None:
         """The relay waits until it can write."""
@@ -673,7 +684,7 @@ class Group:
                 self._take(process, record)
 
     def _take(self, process: Process, record: Data) -> None:
-        if Life(record.sender, record.incarnation) == process.life:
+        if MemberIncarnation(record.sender, record.incarnation) == process.life:
             process.table.acknowledge(record.local_seqno)
         self._take_out(process, record)
         if record.kind == MESSAGE:
@@ -684,7 +695,7 @@ class Group:
         self._look(process, before.view, before.flush_id)
         if record.kind != START_FLUSH:
             return
-        if Life(record.sender, record.incarnation) == process.life:
+        if MemberIncarnation(record.sender, record.incarnation) == process.life:
             self._check_stopped(process, record.seqno)
         if process.is_in and record.seqno not in process.asked:
             self._found(DEAF, f"{process.life} does not answer the flush {record.seqno}")
@@ -794,16 +805,16 @@ class Group:
 
     def _check_views(self) -> None:
         """With flush on, a message of a member is delivered in the view in which it was sent."""
-        sent_in: dict[Life, dict[int, int]] = {}
+        sent_in: dict[MemberIncarnation, dict[int, int]] = {}
         for process in self.processes:
             for (incarnation, local_seqno), view_id in process.sent_in.items():
-                sent_in.setdefault(Life(process.address, incarnation), {})[local_seqno] = view_id
+                sent_in.setdefault(MemberIncarnation(process.address, incarnation), {})[local_seqno] = view_id
         reader, events = Reader(), EventReader()
         for record in self.data:
             if reader.accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE:
                 continue
             events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
-            life = Life(record.sender, record.incarnation)
+            life = MemberIncarnation(record.sender, record.incarnation)
             view = events.view
             if record.view != (view.view_id if view else 0):
                 self.problems.append(f"seqno {record.seqno} is stamped with view {record.view}")
@@ -830,7 +841,7 @@ class Group:
 
     def _check_survivors(self) -> None:
         """Who goes on from a view into the next one has delivered the same set in it as all others who do."""
-        sets: dict[int, tuple[Life, list[int]]] = {}
+        sets: dict[int, tuple[MemberIncarnation, list[int]]] = {}
         for stay in [stay for process in self.processes for stay in process.stays]:
             for view_id, seqnos in stay.delivered.items():
                 if view_id + 1 not in stay.delivered:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from ordering.checker import DUPLICATE, LOST
-from ordering.forward_table import Pending
-from ordering.log_time import Watch
-from ordering.participant import Step, next_entries
-from ordering.participant_events import CaughtUp
-from ordering.participant_table import (
+from ordering.base.records import Forward, Headers
+from ordering.checker.checker import DUPLICATE, LOST
+from ordering.membership.log_time import Watch
+from ordering.participant.forward_table import Pending
+from ordering.participant.participant import ParticipantStep, next_entries
+from ordering.participant.participant_events import CaughtUp
+from ordering.participant.participant_table import (
     ASK,
     BEGIN_ANEW,
     BLOCK,
@@ -26,11 +27,10 @@ from ordering.participant_table import (
     UNBLOCK,
     Action,
     Cause,
-    Phase,
-    Row,
+    ParticipantPhase,
+    Transition,
 )
-from ordering.records import Forward, Headers
-from ordering.sequencer import SequencerState, step
+from ordering.sequencer.sequencer import SequencerState, step
 from tests.simulator.membership import (
     BLOCKED,
     DEAF,
@@ -48,7 +48,7 @@ from tests.simulator.membership import (
 )
 
 _true_hear = Watch.hear
-Rows = Mapping[tuple[Phase, Cause], Row]
+Rows = Mapping[tuple[ParticipantPhase, Cause], Transition]
 
 
 def forgetting_the_table(state: SequencerState, _: bool) -> CaughtUp:
@@ -68,10 +68,10 @@ class MemberMutation(NamedTuple):
 
 
 NONE = MemberMutation("none", "all rules hold", "")
-P, C = Phase, Cause
+P, C = ParticipantPhase, Cause
 
 
-def without(action: Action, keys: Iterable[tuple[Phase, Cause]] = tuple(TRANSITIONS)) -> Rows:
+def without(action: Action, keys: Iterable[tuple[ParticipantPhase, Cause]] = tuple(TRANSITIONS)) -> Rows:
     """The rows without that action."""
     rows = {key: TRANSITIONS[key] for key in keys}
     return {
@@ -81,17 +81,17 @@ def without(action: Action, keys: Iterable[tuple[Phase, Cause]] = tuple(TRANSITI
     }
 
 
-def staying(cause: Cause, phases: Iterable[Phase]) -> Rows:
+def staying(cause: Cause, phases: Iterable[ParticipantPhase]) -> Rows:
     """The cause changes nothing."""
-    return {(phase, cause): Row(phase) for phase in phases}
+    return {(phase, cause): Transition(phase) for phase in phases}
 
 
-def leading(cause: Cause, after: Phase, *actions: Action, to: Phase) -> Rows:
+def leading(cause: Cause, after: ParticipantPhase, *actions: Action, to: ParticipantPhase) -> Rows:
     """Where it leads to one phase, it leads to another."""
-    return {key: Row(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
+    return {key: Transition(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
 
 
-def ignoring(here: Step, *_: object, **__: object) -> Step:
+def ignoring(here: ParticipantStep, *_: object, **__: object) -> ParticipantStep:
     """Nothing follows."""
     return here
 
@@ -116,7 +116,7 @@ def no_answer(_: Iterable[Pending]) -> int:
     return 0
 
 
-_P = "ordering.participant"
+_P = "ordering.participant.participant"
 _SENDS = f"{_P}.Participant.sends_messages"
 
 
@@ -127,12 +127,12 @@ def by_the_newest(watch: Watch, record: Forward) -> None:
 
 
 MEMBER_MUTATIONS = (
-    MemberMutation("no-join", "JOIN is not sent", WRONG_VIEW, {(P.STRANGER, C.JOIN): Row(P.JOINING)}),
+    MemberMutation("no-join", "JOIN is not sent", WRONG_VIEW, {(P.STRANGER, C.JOIN): Transition(P.JOINING)}),
     MemberMutation(
         "no-join-to-a-closed-group",
         "the same, there",
         WRONG_VIEW,
-        {(P.KEPT_OUT, C.JOIN): Row(P.AWAITING)},
+        {(P.KEPT_OUT, C.JOIN): Transition(P.AWAITING)},
         from_seed=10,
     ),
     MemberMutation(
@@ -197,14 +197,14 @@ MEMBER_MUTATIONS = (
         "loud",
         "it goes on to take messages after FLUSH_OK",
         OTHER_VIEW,
-        {(P.BLOCKING, C.ANSWER): Row(P.BLOCKING, (SEND_FLUSH_OK,))},
+        {(P.BLOCKING, C.ANSWER): Transition(P.BLOCKING, (SEND_FLUSH_OK,))},
         from_seed=3,
     ),
     MemberMutation(
         "block-again",
         "a flush from scratch calls block() again",
         UNPAIRED,
-        {(P.BLOCKING, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK))},
+        {(P.BLOCKING, C.FLUSH): Transition(P.BLOCKING, (BLOCK, ASK))},
         from_seed=21,
     ),
     MemberMutation(
@@ -248,7 +248,7 @@ MEMBER_MUTATIONS = (
         "over-loses",
         "a life that is over loses its messages",
         LOST,
-        {(P.OVER, C.HAND_OVER): Row(P.BETWEEN, (LOSE,))},
+        {(P.OVER, C.HAND_OVER): Transition(P.BETWEEN, (LOSE,))},
         from_seed=13,
     ),
     MemberMutation(
@@ -269,7 +269,7 @@ MEMBER_MUTATIONS = (
         "silent-leave",
         "LEAVE is not sent",
         RETURNED,
-        {(phase, C.LEAVE): Row(P.LEAVING) for phase in INSIDE},
+        {(phase, C.LEAVE): Transition(P.LEAVING) for phase in INSIDE},
         from_seed=22,
     ),
     MemberMutation(
@@ -277,7 +277,7 @@ MEMBER_MUTATIONS = (
         "who has left joins again",
         RETURNED,
         {
-            (P.LEAVING, cause): Row(phase, (UNBLOCK, BEGIN_ANEW))
+            (P.LEAVING, cause): Transition(phase, (UNBLOCK, BEGIN_ANEW))
             for cause, phase in ((C.EXCLUDED, P.EXCLUDED), (C.OVER, P.OVER))
         },
         from_seed=4,
@@ -287,7 +287,7 @@ MEMBER_MUTATIONS = (
         "a partition's clock is the newest of its timestamps",
         WRONG_VIEW,
         patches=(
-            ("ordering.sequencer.Watch.hear", by_the_newest),
+            ("ordering.sequencer.sequencer.Watch.hear", by_the_newest),
             ("tests.simulator.membership.step_by_columns", step),
         ),
     ),

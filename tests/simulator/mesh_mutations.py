@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay.link_start import SessionStart
-from ordering.checker import DUPLICATE, LOST
-from ordering.links import Carried, LinkRow, LinkTable, carry, neighbour_of, origin_of
-from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, SKIP, Data, Forward
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, SKIP, Data, Forward
+from ordering.checker.checker import DUPLICATE, LOST
+from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from tests.simulator.mutations import EpochBlindReader
 from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 
@@ -84,13 +84,13 @@ def begin_at_the_end_and_lie(
     return SessionStart(here.end(), replace(here.state(), origins={}, own_seqno=0))
 
 
-def carry_with_own_seqno(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
+def carry_with_own_seqno(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord:
     """The seqno at the origin is that at the relay's site."""
     link = record.link._replace(origin_seqno=record.seqno) if record.link is not None else None
     return carry(replace(record, link=link), source, session, carries)
 
 
-def no_skips(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried | None:
+def no_skips(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord | None:
     """Only messages and views are carried."""
     said = carry(record, source, session, carries)
     return None if said.kind == SKIP else said
@@ -124,12 +124,16 @@ class GreedyLinkReader(Reader):
 
 
 TAKE = LinkTable.take
-_TAKE, _NOTE = "ordering.links.LinkTable.take", "ordering.links.LinkTable.note"
-_CARRY, _READER = "ordering.links.carry", "ordering.links.Reader"
-_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connectors.kafka.sites.Sites.carries"
+_TAKE, _NOTE = "ordering.sequencer.links.LinkTable.take", "ordering.sequencer.links.LinkTable.note"
+_CARRY, _READER = "ordering.sequencer.links.carry", "ordering.sequencer.links.Reader"
+_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connectors.kafka.connection.sites.Sites.carries"
 MESH_MUTATIONS = (
     MeshMutation(
-        "any-start", "a link-start is not judged", LOST, (("ordering.links.covers", any_start),), from_seed=230
+        "any-start",
+        "a link-start is not judged",
+        LOST,
+        (("ordering.sequencer.links.covers", any_start),),
+        from_seed=230,
     ),
     MeshMutation(
         "any-session", "records of all sessions count", LOST, ((_TAKE, take_of_any_session),), False, True, 540
@@ -138,7 +142,9 @@ MESH_MUTATIONS = (
     MeshMutation("no-origin-row", "what is known is taken again", DUPLICATE, ((_TAKE, take_what_is_known),), False),
     MeshMutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
     MeshMutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
-    MeshMutation("no-skips", "a relay leaves out what is no message", LOST, (("ordering.links.carry", no_skips),)),
+    MeshMutation(
+        "no-skips", "a relay leaves out what is no message", LOST, (("ordering.sequencer.links.carry", no_skips),)
+    ),
     MeshMutation(
         "epoch-ignored",
         "what was left behind a seal is taken",

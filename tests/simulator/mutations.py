@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from connectors.kafka.data_log import Stored
-from connectors.kafka.epochs import Claim, Note
-from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
-from ordering.forgetting import SenderRow, from_payload
-from ordering.forward_table import Pending
-from ordering.membership import Fold, Membership
-from ordering.participant import Participant, Step, step
-from ordering.participant_events import Event, RowKnown
-from ordering.pipeline import Begun, Pipeline
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, FORGET, STRAY, Data, Headers
-from ordering.sequencer import Accepted, begin_batch
+from connectors.kafka.codec.epochs import Claim, Note
+from connectors.kafka.log.data_log import StoredRecord
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
+from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
+from ordering.membership.forgetting import SenderRow, from_payload
+from ordering.membership.membership import Fold, Membership, ReceivedRow
+from ordering.participant.forward_table import Pending
+from ordering.participant.participant import Participant, ParticipantStep, step
+from ordering.participant.participant_events import Event, RowKnown
+from ordering.sequencer.pipeline import Begun, Pipeline
+from ordering.sequencer.sequencer import begin_batch
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
 
@@ -79,26 +79,26 @@ def epoch_0(_right: int) -> int:
     return 0
 
 
-def not_lower(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+def not_lower(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
     """The SEQUENCER seed's rule: 'discard if not higher' (JGRP-1461: message 1 is lost if 2 overtakes it)."""
-    return Accepted(incarnation, local_seqno) if (incarnation, local_seqno) > accepted else None
+    return ReceivedRow(incarnation, local_seqno) if (incarnation, local_seqno) > accepted else None
 
 
-def any_incarnation(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+def any_incarnation(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
     """Go-back-N that takes all lives of a member for one."""
-    return Accepted(incarnation, local_seqno) if local_seqno == accepted.local_seqno + 1 else None
+    return ReceivedRow(incarnation, local_seqno) if local_seqno == accepted.local_seqno + 1 else None
 
 
-def higher_incarnation_anywhere(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+def higher_incarnation_anywhere(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
     """A new life may begin with any local seqno, so its first message can be overtaken by its second."""
     if incarnation > accepted.incarnation:
-        return Accepted(incarnation, local_seqno)
+        return ReceivedRow(incarnation, local_seqno)
     if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
-        return Accepted(incarnation, local_seqno)
+        return ReceivedRow(incarnation, local_seqno)
     return None
 
 
-def any_snapshot(stored: Stored, _claims: Sequence[Claim], _notes: Sequence[Note]) -> bool:
+def any_snapshot(stored: StoredRecord, _claims: Sequence[Claim], _notes: Sequence[Note]) -> bool:
     """Every snapshot is taken for one in force, also one behind a higher seal."""
     return stored.data.kind == EPOCH and bool(stored.data.payload)
 
@@ -118,37 +118,37 @@ def asked_for(rows: Sequence[SenderRow], *_: object) -> tuple[SenderRow, ...]:
     return tuple(rows)
 
 
-def without_a_floor(membership: Membership, record: Data, received: Mapping[str, Accepted]) -> Fold:
+def without_a_floor(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
     """The rows go, and an old incarnation is as good as a new one."""
     rows = from_payload(record.payload) or ()
     return Fold(membership, tuple(row.sender for row in rows if received.get(row.sender) == row[1:]))
 
 
-def deaf(participant: Participant, event: Event) -> Step:
+def deaf(participant: Participant, event: Event) -> ParticipantStep:
     """A member does not hear who is forgotten."""
     is_control = isinstance(event, Data) and event.kind == FORGET
-    return Step(participant) if is_control else step(participant, event)
+    return ParticipantStep(participant) if is_control else step(participant, event)
 
 
-def of_its_life(participant: Participant, event: Event) -> Step:
+def of_its_life(participant: Participant, event: Event) -> ParticipantStep:
     """A member does not know that an earlier life of it has a row."""
-    return Step(participant) if isinstance(event, RowKnown) else step(participant, event)
+    return ParticipantStep(participant) if isinstance(event, RowKnown) else step(participant, event)
 
 
-_IN_FORCE = "connectors.kafka.data_log._is_snapshot_in_force"
-_NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
+_IN_FORCE = "connectors.kafka.log.data_log._is_snapshot_in_force"
+_NEXT_ACCEPTED = "ordering.sequencer.sequencer.next_accepted"
 MUTATIONS = (
     Mutation(
         "forgets-too-early",
         "who has sent since somebody looked is forgotten all the same",
         DUPLICATE,
-        patches=(("ordering.membership.forgettable", asked_for),),
+        patches=(("ordering.membership.membership.forgettable", asked_for),),
     ),
     Mutation(
         "no-floor",
         "who is forgotten may come again with an old incarnation",
         DUPLICATE,
-        patches=(("ordering.membership._forget", without_a_floor),),
+        patches=(("ordering.membership.membership._forget", without_a_floor),),
     ),
     Mutation("deaf-to-its-end", "a member goes on in a life that is forgotten", LOST, Rules(step=deaf)),
     Mutation(
@@ -263,7 +263,7 @@ MUTATIONS = (
         "a start does not look whether the group has ordered what the outbox has",
         LOST,
         Rules(),
-        (("connectors.client.lives.is_same", any_message),),
+        (("connectors.client.incarnation.incarnations.is_same", any_message),),
         from_seed=290,
     ),
     Mutation(

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ordering.membership import Life
-from ordering.names import relay_of
-from ordering.records import HEARTBEAT, LEAVE, REMOTE_VIEW
+from ordering.base.names import relay_of
+from ordering.base.records import HEARTBEAT, LEAVE, REMOTE_VIEW
+from ordering.membership.membership import MemberIncarnation
 
 SITE = "far"
 
@@ -28,7 +28,7 @@ class View(NamedTuple):
 
     epoch: int
     view_id: int
-    members: tuple[Life, ...]
+    members: tuple[MemberIncarnation, ...]
 
     def payload(self) -> bytes:
         return json.dumps({"members": self.members}).encode("ascii")
@@ -59,7 +59,9 @@ class Neighbour:
 
     def _next_view(self) -> View:
         """The next view of a sequencer that knows `in_force`."""
-        members = tuple(Life(f"{SITE}/{name}", self._lives + 1) for name in "xyz" if self._dice.random() < 0.5)
+        members = tuple(
+            MemberIncarnation(f"{SITE}/{name}", self._lives + 1) for name in "xyz" if self._dice.random() < 0.5
+        )
         self._lives += 1
         last_id = self.in_force.view_id if self._lives > 1 else 0
         return View(self._epoch, last_id + 1, members)

@@ -1,9 +1,9 @@
 """A group that casts and broadcasts in all orders at once, at two sites: one seed, one history.
 
-Receivers and senders are the real core (`ordering.merging`, `ordering.causal`, `ordering.outgoing`). The rest is a
-model: partitions in which one sender's casts keep their order, but for gaps and repeats of a failed request; relays
-(`connectors.relay.casts`), each at its own pace, that are killed, that begin again by the mark of the last copy, that
-run twice at once, and that are cut off for long; a sequencer and its flushes, which never fail here
+Receivers and senders are the real core (`ordering.casts.merging`, `ordering.casts.causal`, `ordering.casts.outgoing`).
+The rest is a model: partitions in which one sender's casts keep their order, but for gaps and repeats of a failed
+request; relays (`connectors.relay.casts`), each at its own pace, that are killed, that begin again by the mark of the
+last copy, that run twice at once, and that are cut off for long; a sequencer and its flushes, which never fail here
 (`tests.simulator.membership` has those); members that die, leave, start again and join late.
 
 The judge knows nothing of clocks. It writes down, for each message, all that happened before it was sent: what its
@@ -17,15 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
-from ordering.causal import CausalReceiver, CausalState
-from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
-from ordering.fate import Fate, fate_of_record, fate_of_state
-from ordering.left_casts import Course, LeftCast, course_of
-from ordering.membership import Life
-from ordering.merging import MergedState, Merger
-from ordering.outgoing import Broadcast, Outgoing
-from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts.casts import CAUSAL, FIFO, TOTAL, Cast, CastVerdict, OrderedRecord, Settled
+from ordering.casts.causal import CausalReceiver, CausalState
+from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
+from ordering.casts.left_casts import Course, LeftCast, course_of
+from ordering.casts.merging import MergedState, Merger
+from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_applications import Application, Applications
 from tests.simulator.orders_starts import Starts
 
@@ -45,11 +45,13 @@ class Rules:
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
-    course_of: Callable[[LeftCast, Life, CausalReceiver, Mapping[Life, int]], Course] = course_of
+    course_of: Callable[[LeftCast, MemberIncarnation, CausalReceiver, Mapping[MemberIncarnation, int]], Course] = (
+        course_of
+    )
     begin_by_mark: bool = True
     """A relay goes on behind the record that its last copy was made from, not behind so many as there are copies."""
-    fate_of_record: Callable[[CausalReceiver, Cast | Ordered], Fate] = fate_of_record
-    fate_of_state: Callable[[CausalReceiver, CausalState], Fate] = fate_of_state
+    fate_of_record: Callable[[CausalReceiver, Cast | OrderedRecord], DeliveryStatus] = fate_of_record
+    fate_of_state: Callable[[CausalReceiver, CausalState], DeliveryStatus] = fate_of_state
 
 
 @dataclass
@@ -71,14 +73,14 @@ class Partition:
 class Process:
     """One life of a member."""
 
-    life: Life
+    life: MemberIncarnation
     home: Partition
     merger: Merger | None = None
     outgoing: Outgoing | None = None
     offsets: dict[int, int] = field(default_factory=dict)
     progress: int = 0
     full_at: dict[int, int] = field(default_factory=dict)
-    places: dict[tuple[Life, int, int], int] = field(default_factory=dict)
+    places: dict[tuple[MemberIncarnation, int, int], int] = field(default_factory=dict)
     """Where each cast stands that it has read (partition and first offset), to say from where to read again."""
     data_offset: int = 0
     unwritten: list[Cast] = field(default_factory=list)
@@ -119,7 +121,7 @@ class Orders:
         own = [Partition(site) for site in self.sites for _ in range(self.random.randint(1, 3))]
         copies = [Partition(to, origin=log) for log in own for to in self.sites if to != log.site]
         self.partitions = own + copies
-        self.data: list[Ordered] = []
+        self.data: list[OrderedRecord] = []
         self.lives = 0
         self.processes: list[Process] = []
         self.members: list[Process] = []
@@ -127,11 +129,11 @@ class Orders:
         self.views = 0
         self.joining: list[Process] = []
         self.flush = 0
-        self.answered: set[Life] = set()
+        self.answered: set[MemberIncarnation] = set()
         self.past: list[int] = []
         """What happened before each message."""
         self.orders: list[str] = []
-        self.senders: list[Life] = []
+        self.senders: list[MemberIncarnation] = []
         self.settled: dict[int, tuple[Settled, ...]] = {}
         self.problems: list[tuple[str, str]] = []
         self.applications = Applications(self)
@@ -174,7 +176,7 @@ class Orders:
         address = self.random.choice(dead if again else [address for address in addresses if address not in alive])
         self.seen["started again"] += again
         homes = [log for log in self.partitions if log.site == address[0] and log.origin is None]
-        process = Process(Life(address, self.lives), homes[sum(address.encode()) % len(homes)])
+        process = Process(MemberIncarnation(address, self.lives), homes[sum(address.encode()) % len(homes)])
         self.processes.append(process)
         self.joining.append(process)
         self.starts.begins(process)
@@ -461,7 +463,7 @@ class Orders:
             process.places.setdefault(key_of(cast), (where << 32) + offset)
             verdict = self._step(process, cast)
             self.seen[verdict.value] += 1
-            if verdict is Verdict.FULL:
+            if verdict is CastVerdict.FULL:
                 process.full_at.setdefault(where, offset)
 
     def _do_again(self) -> None:
@@ -500,10 +502,10 @@ class Orders:
             if not process.is_alive:
                 return
             verdict = self._step(process, record)
-            if verdict is Verdict.FULL:
+            if verdict is CastVerdict.FULL:
                 self.seen["DATA is full"] += 1
                 return
-            self.seen["DATA waits"] += verdict is Verdict.HOLD
+            self.seen["DATA waits"] += verdict is CastVerdict.HOLD
             process.data_offset += 1
 
     def read_all(self, process: Process | Application, site: str) -> None:
@@ -514,7 +516,7 @@ class Orders:
         self.read_data(process, len(self.data))
         self._read_again(process)
 
-    def _step(self, process: Process | Application, record: Cast | Ordered) -> Verdict:
+    def _step(self, process: Process | Application, record: Cast | OrderedRecord) -> CastVerdict:
         assert process.merger is not None
         step = process.merger.step(record)
         if isinstance(process, Application):
@@ -527,17 +529,17 @@ class Orders:
             self._release(process)
         return step.verdict
 
-    def _deliver(self, process: Process, record: Cast | Ordered) -> None:
+    def _deliver(self, process: Process, record: Cast | OrderedRecord) -> None:
         assert process.outgoing is not None
         process.outgoing.delivered(record)
-        if isinstance(record, Ordered) and record.kind != MESSAGE:
+        if isinstance(record, OrderedRecord) and record.kind != MESSAGE:
             self._event(process, record)
             return
         bit = self.judge(process.life, process.delivered, record)
         process.delivered |= bit
         process.happened |= bit | self.past[bit.bit_length() - 1]
 
-    def judge(self, life: Life, delivered: int, record: Cast | Ordered) -> int:
+    def judge(self, life: MemberIncarnation, delivered: int, record: Cast | OrderedRecord) -> int:
         """The bit of a message that is delivered behind those; what is wrong about it is found."""
         number = int(record.payload if isinstance(record, Cast) else str(record.record))
         bit = 1 << number
@@ -551,7 +553,7 @@ class Orders:
             self.find(name, f"{life} delivers {self._name(number)} before {self._name(first)}")
         return bit
 
-    def _event(self, process: Process, record: Ordered) -> None:
+    def _event(self, process: Process, record: OrderedRecord) -> None:
         assert process.outgoing is not None
         assert process.receiver is not None
         if record.kind == START_FLUSH and process.receiver.index_of(process.life) is not None:
@@ -569,8 +571,8 @@ class Orders:
 
     # The sequencer.
 
-    def _decide(self, kind: str, record: Ordered | None = None) -> None:
-        self.data.append((record or Ordered(0))._replace(seqno=len(self.data) + 1, kind=kind))
+    def _decide(self, kind: str, record: OrderedRecord | None = None) -> None:
+        self.data.append((record or OrderedRecord(0))._replace(seqno=len(self.data) + 1, kind=kind))
 
     def _do_sequence(self) -> None:
         """One of the members' broadcasts; those of one that died, too, as long as it is in the view."""
@@ -590,7 +592,7 @@ class Orders:
             self.answered.add(process.life)
         self._decide(
             message.kind,
-            Ordered(0, "", *process.life, process.ordered, message.depends, record=message.payload.decode()),
+            OrderedRecord(0, "", *process.life, process.ordered, message.depends, record=message.payload.decode()),
         )
 
     def _do_flush(self) -> None:
@@ -623,7 +625,7 @@ class Orders:
         self.joining = []
         self.views += 1
         lives = tuple(each.life for each in self.members)
-        self._decide(VIEW, Ordered(0, view=self.views, lives=lives, is_in_flush=self.flush > 0))
+        self._decide(VIEW, OrderedRecord(0, view=self.views, lives=lives, is_in_flush=self.flush > 0))
 
     # The end.
 
@@ -696,7 +698,7 @@ class Orders:
         states = [replace(each.receiver.state, settled=()) for each in alive if each.receiver is not None]
         if not self.problems and any(state != states[0] for state in states):
             self.find(LOST, f"the states of those who live differ: {states}")
-        known: dict[int, tuple[Life, int]] = {}
+        known: dict[int, tuple[MemberIncarnation, int]] = {}
         for process in self.processes:
             for view, delivered in process.in_view.items():
                 life, first = known.setdefault(view, (process.life, delivered))
@@ -711,7 +713,7 @@ class Orders:
         return f"message {number} ({self.orders[number]}, of {self.senders[number]})"
 
 
-def key_of(cast: Cast) -> tuple[Life, int, int]:
+def key_of(cast: Cast) -> tuple[MemberIncarnation, int, int]:
     """What makes a cast the same cast."""
     return cast.life, cast.view, cast.local_seqno
 

@@ -1,8 +1,9 @@
 """What the members' applications are given: by a reader of their own, beside the hub's, and from the cut of a state.
 
-The rules are the real core's (`ordering.fate`). The rest is a model of `connectors.client.merged_deliveries` and of
-`connectors.client.state_transfer`: a reader at its own pace, an application that is given what the hub has delivered, a
-joiner that asks a member for a state, which is on its way for some time, while members die.
+The rules are the real core's (`ordering.casts.delivery_status`). The rest is a model of
+`connectors.client.deliveries.merged_deliveries` and of `connectors.client.state.state_transfer`: a reader at its own
+pace, an application that is given what the hub has delivered, a joiner that asks a member for a state, which is on its
+way for some time, while members die.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ordering.casts import Cast, Ordered
-from ordering.causal import CausalReceiver, CausalState
-from ordering.checker import LOST, VIEW_VIOLATION
-from ordering.fate import Fate
-from ordering.membership import Life
-from ordering.merging import Merger
-from ordering.records import MESSAGE, VIEW
+from ordering.base.records import MESSAGE, VIEW
+from ordering.casts.casts import Cast, OrderedRecord
+from ordering.casts.causal import CausalReceiver, CausalState
+from ordering.casts.delivery_status import DeliveryStatus
+from ordering.casts.merging import Merger
+from ordering.checker.checker import LOST, VIEW_VIOLATION
+from ordering.membership.membership import MemberIncarnation
 
 if TYPE_CHECKING:
     from tests.simulator.orders import Orders, Process
@@ -35,8 +36,8 @@ class Application:
     """What it was given, and its state had, as a set of bits."""
     progress: int = 0
     full_at: dict[int, int] = field(default_factory=dict)
-    places: dict[tuple[Life, int, int], int] = field(default_factory=dict)
-    ready: deque[Cast | Ordered] = field(default_factory=deque)
+    places: dict[tuple[MemberIncarnation, int, int], int] = field(default_factory=dict)
+    ready: deque[Cast | OrderedRecord] = field(default_factory=deque)
 
     @property
     def receiver(self) -> CausalReceiver:
@@ -53,7 +54,7 @@ class Application:
 class Answer:
     """A state on its way to a joiner."""
 
-    of: Life
+    of: MemberIncarnation
     state: bytes
     offsets: dict[int, int]
     delivered: int
@@ -68,7 +69,7 @@ class Applications:
         self.running: list[Application] = []
         self.asking: list[Process] = []
         """Joiners that have no state yet."""
-        self.answers: dict[Life, Answer] = {}
+        self.answers: dict[MemberIncarnation, Answer] = {}
 
     def begin(self, process: Process, *, may_ask: bool = False) -> None:
         """It begins where its hub does, or with the state of another one."""
@@ -116,10 +117,10 @@ class Applications:
         state = CausalState.from_bytes(answer.state)
         assert joiner.receiver is not None
         fate = self.world.rules.fate_of_state(joiner.receiver, state)
-        if fate is Fate.NOT_YET:
+        if fate is DeliveryStatus.NOT_YET:
             return
         del self.answers[joiner.life]
-        if fate is Fate.NEVER:
+        if fate is DeliveryStatus.NEVER:
             self.world.seen["a state is void"] += 1
             return
         if answer.delivered & ~joiner.delivered:
@@ -147,10 +148,10 @@ class Applications:
         for _ in range(min(count, len(one.ready))):
             record = one.ready[0]
             fate = self.world.rules.fate_of_record(hub, record)
-            if fate is Fate.NOT_YET:
+            if fate is DeliveryStatus.NOT_YET:
                 return
             one.ready.popleft()
-            if fate is Fate.NEVER:
+            if fate is DeliveryStatus.NEVER:
                 self.world.seen["passed over by an application"] += 1
             elif isinstance(record, Cast) or record.kind == MESSAGE:
                 one.delivered |= self.world.judge(one.process.life, one.delivered, record)

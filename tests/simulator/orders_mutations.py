@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ordering.casts import CAUSAL, FIFO, Cast, Ordered, Settled, Verdict
-from ordering.causal import CausalReceiver, CausalState, Need
-from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
-from ordering.clocks import Clock
-from ordering.fate import Fate, fate_of_record, fate_of_state
-from ordering.left_casts import Course, LeftCast
-from ordering.membership import Life
-from ordering.outgoing import Outgoing
+from ordering.casts.casts import CAUSAL, FIFO, Cast, CastVerdict, OrderedRecord, Settled
+from ordering.casts.causal import CausalReceiver, CausalState, Need
+from ordering.casts.clocks import Clock
+from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
+from ordering.casts.left_casts import Course, LeftCast
+from ordering.casts.outgoing import Outgoing
+from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Rules
 
 
@@ -44,7 +44,7 @@ class BlindToTotal(CausalReceiver):
 class TotalAlone(CausalReceiver):
     """Total messages do not wait for what they depend on."""
 
-    def _clock_of(self, record: Ordered) -> Clock:
+    def _clock_of(self, record: OrderedRecord) -> Clock:
         return ()
 
 
@@ -59,20 +59,20 @@ class Forgetful(CausalReceiver):
 class TakesOlder(CausalReceiver):
     """Without rule (5)."""
 
-    def _take_cast(self, cast: Cast) -> Verdict:
+    def _take_cast(self, cast: Cast) -> CastVerdict:
         verdict = super()._take_cast(cast)
-        if verdict is Verdict.DISCARD and cast not in self.held():
+        if verdict is CastVerdict.DISCARD and cast not in self.held():
             self._deliveries.append(cast)
-            return Verdict.ACCEPT
+            return CastVerdict.ACCEPT
         return verdict
 
 
 class TakesAhead(CausalReceiver):
     """Without rule (3): a fifo cast need not be its sender's next one."""
 
-    def _take_cast(self, cast: Cast) -> Verdict:
+    def _take_cast(self, cast: Cast) -> CastVerdict:
         verdict = super()._take_cast(cast)
-        if verdict is Verdict.HOLD and cast.order == FIFO and cast.view == self.view:
+        if verdict is CastVerdict.HOLD and cast.order == FIFO and cast.view == self.view:
             self._deliveries.append(cast)
         return verdict
 
@@ -80,12 +80,12 @@ class TakesAhead(CausalReceiver):
 class DropsInsteadOfHolding(CausalReceiver):
     """What can't be delivered at once is gone."""
 
-    def _take_cast(self, cast: Cast) -> Verdict:
+    def _take_cast(self, cast: Cast) -> CastVerdict:
         before = self.room.max_held
         self.room.max_held = 0
         verdict = super()._take_cast(cast)
         self.room.max_held = before
-        return Verdict.HOLD if verdict is Verdict.FULL else verdict
+        return CastVerdict.HOLD if verdict is CastVerdict.FULL else verdict
 
 
 class NeverBlocks(CausalReceiver):
@@ -101,7 +101,7 @@ class NeverBlocks(CausalReceiver):
 class OneLife(CausalReceiver):
     """It goes by addresses: a new life goes on with the entry of the last one."""
 
-    def _install(self, record: Ordered) -> tuple[Settled, ...]:
+    def _install(self, record: OrderedRecord) -> tuple[Settled, ...]:
         before = {life.address: number for life, number in zip(self.lives, self._vector, strict=True)}
         settled = super()._install(record)
         self._vector = [
@@ -141,29 +141,29 @@ class TalksAfterFlushOk(Outgoing):
         return super()._may_go(order, kind)
 
 
-def lagging_hub(hub: CausalReceiver, record: Cast | Ordered) -> Fate:
+def lagging_hub(hub: CausalReceiver, record: Cast | OrderedRecord) -> DeliveryStatus:
     """What the hub passes over with the view counts as delivered."""
     fate = fate_of_record(hub, record)
-    return Fate.DELIVERED if fate is Fate.NEVER else fate
+    return DeliveryStatus.DELIVERED if fate is DeliveryStatus.NEVER else fate
 
 
-def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> Fate:
+def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
     """A state is taken although the group goes on without some of what it counts."""
     fate = fate_of_state(hub, state)
-    return Fate.DELIVERED if fate is Fate.NEVER else fate
+    return DeliveryStatus.DELIVERED if fate is DeliveryStatus.NEVER else fate
 
 
-def state_at_once(hub: CausalReceiver, state: CausalState) -> Fate:
+def state_at_once(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
     """A state is taken before the joiner's hub has delivered what it counts."""
-    return Fate.DELIVERED
+    return DeliveryStatus.DELIVERED
 
 
-def takes_all_for_lost(message: LeftCast, own: Life, hub: object, settled: object) -> Course:
+def takes_all_for_lost(message: LeftCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
     """A mutation: what had left is cast again, whatever was delivered of it."""
     return Course.ANEW
 
 
-def takes_all_for_delivered(message: LeftCast, own: Life, hub: object, settled: object) -> Course:
+def takes_all_for_delivered(message: LeftCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
     """A mutation: what had left counts as delivered."""
     return Course.DELIVERED
 

@@ -1,7 +1,7 @@
 """A sender that starts again, or was put out of its view: what it has left to cast, by the real core's rules.
 
-The rules are those of `ordering.left_casts`. The rest is a model of the outbox: what had left, and was not known to be
-written, is there for the next life of the same name, with the place in DATA where it left.
+The rules are those of `ordering.casts.left_casts`. The rest is a model of the outbox: what had left, and was not known
+to be written, is there for the next life of the same name, with the place in DATA where it left.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ordering.casts import Cast, Ordered
-from ordering.causal import CausalState
-from ordering.left_casts import Course, LeftCast, settled_since
-from ordering.membership import Life
-from ordering.merging import MergedState
-from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+from ordering.base.records import START_FLUSH, STOP_FLUSH, VIEW
+from ordering.casts.casts import Cast, OrderedRecord
+from ordering.casts.causal import CausalState
+from ordering.casts.left_casts import Course, LeftCast, settled_since
+from ordering.casts.merging import MergedState
+from ordering.membership.membership import MemberIncarnation
 
 if TYPE_CHECKING:
     from tests.simulator.orders import Orders, Process
@@ -27,7 +27,7 @@ class Starts:
         self.world = world
         self._kept: dict[str, list[Cast]] = {}
         """Of each address, what no life has taken up yet. The payload is the number of the message."""
-        self._left: dict[Life, deque[Cast]] = {}
+        self._left: dict[MemberIncarnation, deque[Cast]] = {}
         self._left_at: dict[bytes, int] = {}
         """Up to which seqno DATA was delivered when a message left."""
 
@@ -64,7 +64,7 @@ class Starts:
             if course is Course.ANEW:
                 process.outgoing.send(cast.order, cast.payload)
 
-    def _since(self, seqno: int) -> tuple[MergedState, list[Ordered]]:
+    def _since(self, seqno: int) -> tuple[MergedState, list[OrderedRecord]]:
         """A newcomer's state there, or before the flush that was going on, and what DATA has behind it."""
         kinds = [record.kind for record in self.world.data[:seqno]]
         starts = [at for at, kind in enumerate(kinds) if kind == START_FLUSH and STOP_FLUSH not in kinds[at:]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ordering.checker import Checker
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, Data, MessageId
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, Data, MessageId
+from ordering.checker.checker import Checker
 from tests.simulator.broker import Broker, SimulatedLog
 from tests.simulator.rules import Rules
 

@@ -2,18 +2,18 @@
 
 One seed, one history. The broker hides what is gone and keeps it, so that the checker sees all that was ever decided: a
 number that is given a second time is in its log twice. What is purged is chosen by the code that ships
-(`connectors.kafka.data_purge`), one durable effect a step.
+(`connectors.kafka.topics.data_purge`), one durable effect a step.
 """
 
 from __future__ import annotations
 
 import random
 
-from connectors.kafka.data_log import Snapshot
-from connectors.kafka.data_purge import deletable, missing_note
-from ordering.checker import Anomaly, Checker
-from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.reader import Reader, Verdict
+from connectors.kafka.log.data_log import Snapshot
+from connectors.kafka.topics.data_purge import deletable, missing_note
+from ordering.base.errors import HistoryUnavailable, ProtocolViolation
+from ordering.base.reader import Reader, Verdict
+from ordering.checker.checker import Anomaly, Checker
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules

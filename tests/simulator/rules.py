@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from connectors.client.lives import is_same
-from ordering.forward_table import Pending
-from ordering.participant import Participant, Step, step
-from ordering.participant_events import Event
-from ordering.pipeline import Begun, Pipeline
-from ordering.reader import Reader
-from ordering.records import Headers, Partition
-from ordering.sequencer import SequencerState
+from connectors.client.incarnation.incarnations import is_same
+from ordering.base.reader import Reader
+from ordering.base.records import Headers, Partition
+from ordering.participant.forward_table import Pending
+from ordering.participant.participant import Participant, ParticipantStep, step
+from ordering.participant.participant_events import Event
+from ordering.sequencer.pipeline import Begun, Pipeline
+from ordering.sequencer.sequencer import SequencerState
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Rules:
     is_same: Callable[[Pending, str, bytes, Headers], bool] = is_same
     """Whether what was ordered under an id is what a member has sent under it."""
     purged_below: Callable[[SequencerState], Mapping[Partition, int]] = attrgetter("positions")
-    """Below which offset FORWARD is purged, by the state that DATA tells (`connectors.kafka.purge`)."""
-    step: Callable[[Participant, Event], Step] = step
+    """Below which offset FORWARD is purged, by the state that DATA tells (`connectors.kafka.topics.purge`)."""
+    step: Callable[[Participant, Event], ParticipantStep] = step
     """What a member makes of what it hears of itself."""
     keep_forward_table: bool = True
     """A member keeps a message until its own DATA comes back."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
-from ordering.checker import Anomaly
+from ordering.checker.checker import Anomaly
 from tests.simulator.mutations import NONE, Mutation
 from tests.simulator.world import Action, Shape, World
 
@@ -80,9 +80,9 @@ def history(seed: int) -> History:
 def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run it in a fresh world; return what was broken."""
     with ExitStack() as stack:
-        stack.enter_context(patch("ordering.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
-        stack.enter_context(patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.kafka.data_log._FIRST_WINDOW", what.window))
+        stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
+        stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
+        stack.enter_context(patch("connectors.kafka.log.data_log._FIRST_WINDOW", what.window))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         world = World(what.shape, mutation.rules)

@@ -33,11 +33,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from connectors.kafka.codec import WRONG_VERSION
-from ordering.checker import Checker
-from ordering.errors import AbcastError
-from ordering.records import EPOCH, Data, Forward, MessageId
-from ordering.sequencer import SequencerState
+from connectors.kafka.codec.codec import WRONG_VERSION
+from ordering.base.errors import AbcastError
+from ordering.base.records import EPOCH, Data, Forward, MessageId
+from ordering.checker.checker import Checker
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.broker import SITE, Broker
 from tests.simulator.dice import Dice
 from tests.simulator.member_script import MemberScript

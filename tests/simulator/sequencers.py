@@ -1,4 +1,4 @@
-"""A sequencer process: takes over as `connectors.sequencer.takeover` does, then decides batches. Every `yield` is a
+"""A sequencer process: takes over as `connectors.takeover.takeover` does, then decides batches. Every `yield` is a
 point where it may be killed, stopped for a while, or overtaken by another one.
 
 A write that fails ends the attempt (Spark's query, or the process engine's), and the next one begins with a takeover.
@@ -6,7 +6,7 @@ Of what the failed attempt had not written yet a part may be lost and the rest a
 also behind somebody else's seal (`World.leftovers`).
 
 With a depth of 1 a batch is decided when the one before it is written, as Spark does it. With more it is the process
-engine: batches are decided while others are in flight, as `ordering.pipeline` lets it.
+engine: batches are decided while others are in flight, as `ordering.sequencer.pipeline` lets it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
-from connectors.kafka.epochs import Claim, Note
-from connectors.sequencer.survey import find_state
-from ordering import sequencer
-from ordering.pipeline import Pipeline
-from ordering.reader import Seal, with_seal
-from ordering.records import Data, DeadLetter, Forward, Malformed
-from ordering.sequencer import SequencerState, absorb, seal, snapshot
+from connectors.kafka.codec.epochs import Claim, Note
+from connectors.takeover.survey import find_state
+from ordering.base.reader import Seal, with_seal
+from ordering.base.records import Data, DeadLetter, Forward, Malformed
+from ordering.sequencer import sequencer
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
 from tests.simulator.broker import Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
@@ -171,7 +171,7 @@ class Sequencer:
         return rows
 
     def _take_over(self) -> Generator[str, None, SequencerState | None]:
-        """`connectors.sequencer.takeover.take_over`, one durable effect a step. None: fenced before it began."""
+        """`connectors.takeover.takeover.take_over`, one durable effect a step. None: fenced before it began."""
         if self.own_epoch and self.log.newest_epoch() > self.own_epoch:
             return None
         if not self.rules.claims_after_end:

@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.sites import Direction, Sites
-from ordering import sequencer
-from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
-from ordering.errors import AbcastError, HistoryUnavailable
-from ordering.links import origin_of
-from ordering.membership import RemoteSite, Settings
-from ordering.names import TICK_NAME, Topic
-from ordering.records import HEARTBEAT, MESSAGE, SETTINGS, Data, MessageId
-from ordering.sequencer import SequencerState
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Direction, Sites
+from ordering.base.errors import AbcastError, HistoryUnavailable
+from ordering.base.names import TICK_NAME, Topic
+from ordering.base.records import HEARTBEAT, MESSAGE, SETTINGS, Data, MessageId
+from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
+from ordering.membership.membership import RemoteSite, Settings
+from ordering.sequencer import sequencer
+from ordering.sequencer.links import origin_of
+from ordering.sequencer.sequencer import SequencerState
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 from tests.simulator.sites_broker import SiteBroker, SiteSequencer

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from connectors.kafka.codec import decode_forward, forward_headers
-from connectors.kafka.data_log import DataLog
-from ordering import sequencer
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
-from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
-from ordering.sequencer import SequencerState, absorb, end_batch
+from connectors.kafka.codec.codec import decode_forward, forward_headers
+from connectors.kafka.log.data_log import DataLog
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.sequencer import sequencer
+from ordering.sequencer.sequencer import SequencerState, absorb, end_batch
 from tests.simulator.broker import GROUP, Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
@@ -29,7 +29,7 @@ class SiteBroker(Broker):
         super().__init__(0, site)
         self.site = site
         self.coded = coded
-        """Whether each FORWARD record goes through `connectors.kafka.codec`, as it does in Kafka."""
+        """Whether each FORWARD record goes through `connectors.kafka.codec.codec`, as it does in Kafka."""
         self.places: dict[tuple[str, int], int] = {}
         self.topics: list[tuple[str, int]] = []
         self.told: list[tuple[int, SequencerState]] = [(0, SequencerState(GROUP))]

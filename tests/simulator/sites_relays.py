@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.link_start import SessionStart, find_session_start, is_ordered, ledger_start, link_start
-from ordering import links
-from ordering.errors import HistoryUnavailable
-from ordering.links import Carried, covers, origin_of
-from ordering.names import relay_of
-from ordering.records import HEARTBEAT, LEAVE, LINK_START, MESSAGE, REMOTE_VIEW
+from ordering.base.errors import HistoryUnavailable
+from ordering.base.names import relay_of
+from ordering.base.records import HEARTBEAT, LEAVE, LINK_START, MESSAGE, REMOTE_VIEW
+from ordering.sequencer import links
+from ordering.sequencer.links import CarriedRecord, covers, origin_of
 from tests.simulator.sites_broker import SiteBroker, SiteLog
 
 MOST_REPEATED = 4
@@ -153,7 +153,7 @@ def from_ledger(here: SiteBroker, there: SiteBroker, sites: Sites, now_ms: int, 
         write(there, place, links.carry(row, direction.source, session, carries), now_ms)
 
 
-def write(there: SiteBroker, place: int, said: Carried | None, now_ms: int) -> None:
+def write(there: SiteBroker, place: int, said: CarriedRecord | None, now_ms: int) -> None:
     """Append what a link says of a record (None: a mutation says nothing)."""
     if said is not None:
         there.append(

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import NamedTuple
 from unittest.mock import patch
 
-from ordering.checker import Anomaly
+from ordering.checker.checker import Anomaly
 from tests.simulator.mesh_mutations import NONE, MeshMutation
 from tests.simulator.schedule import drop_actions
 from tests.simulator.sites import Mesh, MeshShape, hang_together
@@ -103,10 +103,10 @@ def graph(names: str, rng: random.Random) -> tuple[str, ...]:
 def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
     """Run it in a fresh mesh; return what was broken."""
     with ExitStack() as stack:
-        for module in ("ordering.sequencer", "connectors.relay.link_start"):
+        for module in ("ordering.sequencer.sequencer", "connectors.relay.link_start"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
-        stack.enter_context(patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.kafka.data_log._FIRST_WINDOW", 16))
+        stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
+        stack.enter_context(patch("connectors.kafka.log.data_log._FIRST_WINDOW", 16))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ordering.events import EventReader, ViewChange
-from ordering.membership import Life
-from ordering.reader import Reader, Verdict
-from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, Data
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, Data
+from ordering.membership.membership import MemberIncarnation
+from ordering.participant.events import EventReader, ViewChange
 from tests.simulator.dice import Dice
 from tests.simulator.sites_broker import SiteBroker
 
@@ -99,7 +99,7 @@ class Sender:
             self.is_quiet = False
 
     def _take_view(self, view: ViewChange) -> None:
-        was_in, self.is_in = self.is_in, Life(self.address, self.incarnation) in view.lives
+        was_in, self.is_in = self.is_in, MemberIncarnation(self.address, self.incarnation) in view.lives
         if self.is_in and not was_in:
             self.is_quiet = self.events.is_blocked
         if was_in and not self.is_in and not self.is_leaving:

@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from ordering.casts import CAUSAL, NO_VIEW, Cast
-from ordering.checker import CAUSAL_VIOLATION, DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, VIEW_VIOLATION
-from ordering.membership import Life
-from ordering.records import VIEW
+from ordering.base.records import VIEW
+from ordering.casts.casts import CAUSAL, NO_VIEW, Cast
+from ordering.checker.checker import CAUSAL_VIOLATION, DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, VIEW_VIOLATION
+from ordering.membership.membership import MemberIncarnation
 from tests.simulator.cast_logs import Line, LoggedOrders
 
 SEEDS = 12
@@ -20,7 +20,7 @@ Mutated = Iterator[list[Line]]
 
 def of_views(lines: Sequence[Line]) -> Iterator[tuple[int, Cast, list[Cast]]]:
     """Each cast of a view that has casts of its sender before it: where it stands, and those."""
-    before: dict[Life, list[Cast]] = {}
+    before: dict[MemberIncarnation, list[Cast]] = {}
     for at, line in enumerate(lines):
         if isinstance(line, Cast) and line.view != NO_VIEW:
             earlier = before.setdefault(line.life, [])
@@ -29,7 +29,7 @@ def of_views(lines: Sequence[Line]) -> Iterator[tuple[int, Cast, list[Cast]]]:
             earlier.append(line)
 
 
-def one_missing(history: LoggedOrders, life: Life) -> Mutated:
+def one_missing(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     """A cast between two others of its sender, of the same view or not."""
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
@@ -37,13 +37,13 @@ def one_missing(history: LoggedOrders, life: Life) -> Mutated:
             yield lines[:at] + lines[at + 1 :]
 
 
-def twice(history: LoggedOrders, life: Life) -> Mutated:
+def twice(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, _, _ in of_views(lines):
         yield lines[: at + 1] + lines[at:]
 
 
-def swapped(history: LoggedOrders, life: Life) -> Mutated:
+def swapped(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, cast, earlier in of_views(lines):
         where = lines.index(earlier[-1])
@@ -51,7 +51,7 @@ def swapped(history: LoggedOrders, life: Life) -> Mutated:
             yield [*lines[:where], cast, *lines[where + 1 : at], earlier[-1], *lines[at + 1 :]]
 
 
-def behind_its_view(history: LoggedOrders, life: Life) -> Mutated:
+def behind_its_view(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
         views = [n for n, line in enumerate(lines) if n > at and not isinstance(line, Cast) and line.kind == VIEW]
@@ -68,7 +68,7 @@ def without_the_end(lines: Sequence[Line], at: int, cast: Cast) -> list[Line]:
     ]
 
 
-def fewer_than_others(history: LoggedOrders, life: Life) -> Mutated:
+def fewer_than_others(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     """The last casts of a sender before a view, which another that goes on has."""
     lines = history.logs[life]
     lives = {record.view: record.lives for record in history.data if record.kind == VIEW}
@@ -79,12 +79,12 @@ def fewer_than_others(history: LoggedOrders, life: Life) -> Mutated:
             yield without_the_end(lines, at, cast)
 
 
-def entered(history: LoggedOrders, other: Life, cast: Cast) -> bool:
+def entered(history: LoggedOrders, other: MemberIncarnation, cast: Cast) -> bool:
     """Whether this process has delivered the next view."""
     return any(not isinstance(line, Cast) and line.view > cast.view for line in history.logs[other])
 
 
-def never_came(history: LoggedOrders, life: Life) -> Mutated:
+def never_came(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     """A cast that another sender's causal cast depends on, and all behind it."""
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
@@ -118,7 +118,9 @@ def history_of(seed: int) -> LoggedOrders:
         (never_came, CAUSAL_VIOLATION),
     ],
 )
-def test_each_mutation_of_a_right_log_is_named(mutation: Callable[[LoggedOrders, Life], Mutated], name: str) -> None:
+def test_each_mutation_of_a_right_log_is_named(
+    mutation: Callable[[LoggedOrders, MemberIncarnation], Mutated], name: str
+) -> None:
     done = 0
     for seed in range(SEEDS):
         history = history_of(seed)

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from connectors.kafka.same_log_consumer import SameLogConsumer
-from ordering.checker import LOST
+from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from ordering.checker.checker import LOST
 from tests.simulator import cuts
 from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT, playing
 from tests.simulator.seeds import blocks
@@ -41,13 +41,13 @@ def from_there_on(log: SameLogConsumer, positions: Mapping[Any, int]) -> None:
 
 
 _true_read = SameLogConsumer.read
-_LOG = "connectors.kafka.same_log_consumer.SameLogConsumer"
+_LOG = "connectors.kafka.log.same_log_consumer.SameLogConsumer"
 MUTATIONS = (
     Mutation("compares-nothing", (SILENT, LOST), f"{_LOG}._doubt", lambda _: None),
     Mutation("looks-at-no-end", (SILENT, LOST), f"{_LOG}._look_at_ends", lambda *_: None),
     Mutation("begins-with-nothing", (SILENT, LOST), f"{_LOG}.read", from_there_on),
     Mutation("doubts-all", (FALSE_ALARM,), "tests.simulator.cuts.Cuts.damaged", lambda *_: None),
-    Mutation("no-ledger", (GIVEN_AGAIN,), "connectors.sequencer.survey._check_ledger", lambda *_: None, 5_061),
+    Mutation("no-ledger", (GIVEN_AGAIN,), "connectors.takeover.survey._check_ledger", lambda *_: None, 5_061),
 )
 
 

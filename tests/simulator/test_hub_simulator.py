@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog
 from tests.relay.carrying import Carrier
 from tests.simulator import hub
 from tests.simulator.hub import GROUP, OPERATOR, Hub, Job, Mutation, playing

@@ -15,15 +15,15 @@ from kafka.structs import TopicPartition
 
 from connectors.engine.group import GroupSequencer
 from connectors.engine.writing import Writer
-from connectors.kafka.codec import forward_headers
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
 from connectors.relay.hub import HomeData, SiteForward
-from connectors.sequencer.takeover import take_over
-from connectors.sequencer.ticks import tick
+from connectors.takeover.takeover import take_over
+from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
-from ordering.records import HEARTBEAT, JOIN, Partition
+from ordering.base.names import Topic
+from ordering.base.records import HEARTBEAT, JOIN, Partition
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.simulator.sites import ROUND_MS, Mesh, MeshShape
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.participant_table import TRANSITIONS, Cause
+from ordering.participant.participant_table import TRANSITIONS, Cause
 from tests.ordering.participants import Watched
 from tests.simulator.membership_mutations import MEMBER_MUTATIONS, MemberMutation, no_answer, run
 from tests.simulator.script import rewrite
@@ -18,7 +18,7 @@ SEEDS_FOR_A_MUTATION = 40
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Watched:
     watched = Watched(TRANSITIONS)
-    monkeypatch.setattr("ordering.participant.TRANSITIONS", watched)
+    monkeypatch.setattr("ordering.participant.participant.TRANSITIONS", watched)
     return watched
 
 

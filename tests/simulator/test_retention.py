@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
-from connectors.kafka.data_purge import deletable, missing_note
-from ordering.errors import HistoryUnavailable, NoSnapshot
-from ordering.records import EPOCH, Data
+from connectors.kafka.topics.data_purge import deletable, missing_note
+from ordering.base.errors import HistoryUnavailable, NoSnapshot
+from ordering.base.records import EPOCH, Data
 from tests.simulator.broker import SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.retention import Retained
@@ -41,7 +41,7 @@ def test_a_whole_data_always_starts() -> None:
     ("rule", "broken"),
     [
         ("tests.simulator.retention.Retained.deleted_below", staticmethod(lambda snapshot: snapshot.offset + 1)),
-        ("connectors.kafka.data_log._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
+        ("connectors.kafka.log.data_log._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
     ],
     ids=["the newest snapshot goes, too", "a snapshot that does not count stays"],
 )

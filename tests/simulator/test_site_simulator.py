@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.checker import LOST
-from ordering.records import MESSAGE
+from ordering.base.records import MESSAGE
+from ordering.checker.checker import LOST
 from tests.simulator.dice import Dice
 from tests.simulator.mesh_mutations import MESH_MUTATIONS, MeshMutation
 from tests.simulator.seeds import blocks
@@ -259,7 +259,7 @@ def test_a_faulty_relay_is_not_believed() -> None:
     broadcast(world, "a", 2)
     carry(world, blind)
     assert messages(world, "b") == 0
-    with patch("ordering.links.covers", lambda *_: True):
+    with patch("ordering.sequencer.links.covers", lambda *_: True):
         wrong = mesh("ab", "ab")
         broadcast(wrong, "a", 3)
         blind = wrong.start_relay("a", "b", wrong.files[-1], blind=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from connectors.kafka.codec import WRONG_VERSION
-from ordering.checker import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly, Checker
-from ordering.errors import AbcastError, Fenced
-from ordering.forgetting import SenderRow, to_payload
-from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, Data
-from ordering.sequencer import SequencerState, absorb
+from connectors.kafka.codec.codec import WRONG_VERSION
+from ordering.base.errors import AbcastError, Fenced
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, Data
+from ordering.checker.checker import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly, Checker
+from ordering.membership.forgetting import SenderRow, to_payload
+from ordering.sequencer.sequencer import SequencerState, absorb
 from tests.simulator.broker import GROUP, SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.members import Member

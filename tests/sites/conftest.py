@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.kafka.connection import Connection
-from connectors.kafka.sites import Mode, Sites, Trigger
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sites import Mode, Sites, Trigger
 from connectors.local.broker import EmbeddedBroker
 from tests.conftest import started
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from connectors import Member
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.data_purge import purge_data
-from connectors.kafka.sites import Direction
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.data_purge import purge_data
 from connectors.ledger.table import read_table_state
 from connectors.relay.bootstrap import bootstrap
-from ordering.errors import HistoryUnavailable, UsageError
+from ordering.base.errors import HistoryUnavailable, UsageError
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import World, fifo

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.topics import find_topics
+from connectors.kafka.topics.topics import find_topics
 from connectors.relay.promotion import promote
-from ordering.errors import BrokerUnreachable
+from ordering.base.errors import BrokerUnreachable
 from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld

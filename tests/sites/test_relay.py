@@ -8,8 +8,8 @@ import pytest
 
 from connectors.diagnosis.report import check_group
 from connectors.relay.letter_copies import purge_copies
-from ordering.errors import AbcastError
-from ordering.names import Topic
+from ordering.base.errors import AbcastError
+from ordering.base.names import Topic
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
 from tests.waiting import WAIT, eventually

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ordering.events import RemoteView
+from ordering.participant.events import RemoteView
 from tests.cli.here import abcast_here
 from tests.sites.conftest import MakeWorld
 from tests.waiting import eventually

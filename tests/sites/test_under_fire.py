@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import Excluded
-from ordering.reader import Reader, Verdict
+from ordering.base.errors import Excluded
+from ordering.base.reader import Reader, Verdict
 from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually

@@ -16,21 +16,21 @@ from pyspark.sql import SparkSession
 from connectors import Delivery, Member
 from connectors.engine.job import EngineJob, EngineOptions
 from connectors.engine.site_job import SiteJob
-from connectors.kafka.codec import first_fields
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.ranges import read_range
-from connectors.kafka.settings import change_settings
-from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import count_partitions, create_topics, find_topics
+from connectors.kafka.codec.codec import first_fields
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
 from connectors.relay.kinds import relays_of
-from connectors.sequencer.agreement import Agreement, neighbours_of
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
-from jobs.streaming import JobThread, running
-from ordering.names import Topic
-from ordering.records import MESSAGE
+from connectors.takeover.agreement import AgreementSettings, neighbours_of
+from jobs.terminal.streaming import JobThread, running
+from ordering.base.names import Topic
+from ordering.base.records import MESSAGE
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually
 
@@ -69,9 +69,9 @@ class World:
         agreement = self._agreement(site)
         return lambda spark, options: SequencerJob(spark, self._at(site, options), agreement)
 
-    def _agreement(self, site: str) -> Agreement | None:
+    def _agreement(self, site: str) -> AgreementSettings | None:
         is_agreed = self.sites.mode == "isis"
-        return Agreement(neighbours_of(self.sites, site), SUSPECT_AFTER_MS) if is_agreed else None
+        return AgreementSettings(neighbours_of(self.sites, site), SUSPECT_AFTER_MS) if is_agreed else None
 
     def ledger(self, site: str) -> MakeJob:
         """What makes the site's ledger job."""
@@ -180,7 +180,7 @@ class World:
         """The site's DATA, to be closed."""
         return DataLog(self.sites.connection(site), self.group, site)
 
-    def records(self, site: str) -> list[Stored]:
+    def records(self, site: str) -> list[StoredRecord]:
         """The site's DATA as it stands."""
         with self.log(site) as log:
             return list(log.records(log.beginning(), log.end()))

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka import codec
-from ordering.names import Topic
-from ordering.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
-from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
+from connectors.kafka.codec import codec
+from ordering.base.names import Topic
+from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
+from ordering.sequencer.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
 from tests import forward_corpus
 from tests.forward_corpus import RELAYED, Case
 
@@ -108,7 +108,7 @@ BAD_ADDRESSES = [
         ("nyc/a\0b", ()),
     )
 ]
-"""What only `ordering.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
+"""What only `ordering.sequencer.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
 TOO_LARGE_TO_BE_WRITTEN = [
     Case("a key", b"nyc/" + b"n" * MAX_RECORD_BYTES, b"x", codec.forward_headers(1, 1), BAD_ADDRESS),
     Case(
@@ -169,7 +169,8 @@ def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
 
 
 def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
-    """What the row form (`connectors.kafka.codec`, `ordering.sequencer.step`) makes of one group's batch."""
+    """What the row form (`connectors.kafka.codec.codec`, `ordering.sequencer.sequencer.step`) makes of one group's
+    batch."""
     by_source = {row.source: row for row in rows}
     state, snapshots = begin_batch(state)
     after, outputs = step(

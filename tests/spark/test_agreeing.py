@@ -17,27 +17,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.engine.agreeing import AgreeingGroup
-from connectors.kafka import codec
-from connectors.kafka.epochs import encode_claim, encode_exclusion
-from connectors.kafka.inputs import Input, Neighbours, original
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.epochs import encode_claim, encode_exclusion
+from connectors.kafka.codec.inputs import Input, Neighbours, original
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer.agreeing_query import (
     FROM_TIME,
     REPORT,
-    Step,
+    GroupStep,
     agree,
     begun,
     tick_rows,
 )
-from connectors.sequencer.blocks import Held, Records, out_of_blocks, sizes_of
+from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, sizes_of
 from connectors.sequencer.query import encode_decided, in_blocks
-from connectors.sequencer.shelf import Shelf
+from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, forward_rows
-from ordering.isis_group import after_takeover
-from ordering.isis_site_state import first_state
-from ordering.names import Topic
-from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, Data, Exclusion
-from ordering.sequencer import SequencerState
+from ordering.agreement.group import after_takeover
+from ordering.agreement.site_state import first_state
+from ordering.base.names import Topic
+from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, Data, Exclusion
+from ordering.sequencer.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, RawHeaders
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, SinkRow, sink_frame, source_frame
 from tests.spark.static import instead_of_state
@@ -49,7 +49,7 @@ GROUP, SITE = "orders", "nyc"
 ALONE = Neighbours(SITE, (SITE,))
 TOO_LATE = "9" * 17
 LARGE = b"large " * 20_000
-"""More than `conf/RecordsAside.scala` copies into its pages."""
+"""More than `conf/scala/RecordsAside.scala` copies into its pages."""
 
 
 def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders, site: str = SITE) -> Row:
@@ -184,12 +184,12 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     assert blocks["offset"].tolist() == [40, 42, 43, 45]
     group = after_takeover(first_state(GROUP, SITE, [SITE, "sfo"]), SequencerState(GROUP, epoch=1))
     group.start_of(f"{home}-0", 0, is_copy=True)
-    shelf = Shelf(tmp_path / GROUP, "1")
+    shelf = SpillStore(tmp_path / GROUP, "1")
     shelf.clear()
-    Step(begun(group), Neighbours(SITE, (SITE, "sfo")), shelf).take(blocks)
+    GroupStep(begun(group), Neighbours(SITE, (SITE, "sfo")), shelf).take(blocks)
     kept = pa.ipc.open_stream(shelf.get(1)).read_all().to_pandas()
     assert [offset for piece in out_of_blocks(kept) for offset in piece["offset"]] == list(range(40, 51))
-    held = Held()
+    held = HeldBlocks()
     for block in zip(kept["offset"], kept["offset"] + sizes_of(kept), kept["records"], strict=True):
         held.add(Records(*block))
     packed = held.packed(40, 51)
@@ -204,7 +204,7 @@ def test_a_block_ends_before_it_is_too_large(spark: SparkSession) -> None:
     placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).coalesce(1)
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [0, 16]
-    held = Held()
+    held = HeldBlocks()
     for block in zip(blocks["offset"], [16, 18], blocks["records"], strict=True):
         held.add(Records(*block))
     packed = held.packed(0, 18)

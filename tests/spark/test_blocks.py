@@ -11,7 +11,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.sequencer.blocks import Held, Records, out_of_blocks, part_of, sizes_of, without_repeats
+from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, part_of, sizes_of, without_repeats
 
 COLUMNS = ["offset", "sender", "incarnation", "local_seqno", "forwarded_at_ms", "block", "records"]
 sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
@@ -72,7 +72,7 @@ def test_a_part_has_its_messages(given_sizes: list[tuple[int, int, bool]], first
     assert found["offset"].tolist() == wanted
     assert found["sender"].tolist() == list(map(sender_of, wanted))
     assert list(zip(*(found[name] for name in COLUMNS[2:5]), strict=True)) == list(map(numbers_of, wanted))
-    held = Held()
+    held = HeldBlocks()
     for offset, size, records in zip(part["offset"], sizes_of(part), part["records"], strict=True):
         if records is not None:
             held.add(Records(offset, offset + size, records))
@@ -106,7 +106,7 @@ def test_repeats_are_left_out(came: list[tuple[int, int, bool]]) -> None:
 
 def test_many_blocks_of_one() -> None:
     """Each is looked up by its offset, not by walking through all."""
-    held, count = Held(), 10_000
+    held, count = HeldBlocks(), 10_000
     for offset in range(0, 2 * count, 2):
         held.add(Records(offset, offset + 1, packed([offset])))
     began = time.process_time()

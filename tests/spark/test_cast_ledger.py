@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors import Member
-from connectors.kafka.cast_codec import cast_headers
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.codec.cast_codec import cast_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastWriter, create_cast_table, read_cast_state
 from connectors.ledger.maintenance import plan_care
@@ -23,8 +23,8 @@ from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import open_table
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import JobOptions
-from jobs.streaming import running
-from ordering.casts import CAUSAL, Cast
+from jobs.terminal.streaming import running
+from ordering.casts.casts import CAUSAL, Cast
 from tests.spark.kafka_rows import Row, source_frame
 from tests.spark.test_ledger import BEGINNING, log_of, message, writer_of
 from tests.waiting import eventually

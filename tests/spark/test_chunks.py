@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from connectors.kafka import codec
+from connectors.kafka.codec import codec
 from connectors.sequencer import blocks
 from connectors.sequencer.query import decider
-from connectors.sequencer.stored_state import Stored, load
-from ordering.names import Topic
-from ordering.records import (
+from connectors.sequencer.stored_state import StoredState, load
+from ordering.base.names import Topic
+from ordering.base.records import (
     LINK_START,
     MESSAGE,
     REMOTE_VIEW,
@@ -26,7 +26,7 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, begin_batch, end_batch, step
+from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
 from tests.simulator.membership import Group
@@ -38,7 +38,7 @@ NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
 """As `connectors.spark.codec` has it."""
 
 
-class StoredState:
+class SparkState:
     """Spark's GroupState."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
 
 def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> SequencerState:
     """Both forms on this FORWARD, by partition, in batches and chunks of any size; return the state after it."""
-    state, stored = opened(), StoredState()
+    state, stored = opened(), SparkState()
     decide = decider({"g": state.to_bytes()}, OWN.site)
     while True:
         rows: list[Forward | Malformed] = []
@@ -189,7 +189,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         chunks = [in_blocks(rng, frame(rows[first : first + size])) for first in range(0, len(rows), size)]
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
         assert written(runs, rows) == expected([*opening, *outputs, *closing])
-        assert load("g", Stored(*stored.get)) == state
+        assert load("g", StoredState(*stored.get)) == state
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 3, 4))])

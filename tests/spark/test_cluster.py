@@ -24,12 +24,12 @@ import connectors
 import jobs
 import ordering
 from connectors import Member, Receipt
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.data_directory import CHECKPOINTS
-from ordering.errors import NotOrderedInTime
+from ordering.base.errors import NotOrderedInTime
 from tests.cli.process import Background, abcast
 from tests.spark.network import Machine, other_machine
 from tests.spark.standalone import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from connectors.spark.data_directory import check_writable, held
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.base.errors import EnvironmentProblem, UsageError
 
 
 def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from connectors.spark.given import REQUIRED, check_given, given_settings
 from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings, readers_kept, what_tasks_need
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,19 +16,19 @@ from kafka.errors import TopicAuthorizationFailedError
 from pyspark.errors import StreamingQueryException
 
 from connectors.engine.job import EngineJob
-from connectors.kafka.connection import Connection
-from connectors.kafka.group_choice import GroupChoice
-from connectors.kafka.topic_finder import LEADERLESS_S, TopicFinder
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import GroupChoice
+from connectors.kafka.groups.topic_finder import LEADERLESS_S, TopicFinder
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.ledger.maintenance_job import MaintenanceJob
 from connectors.relay.job import Relay
-from connectors.sequencer.agreeing_lane import RoomAgain
+from connectors.sequencer.agreeing_shard import RoomAgain
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
-from jobs.streaming import JobThread, raise_failures
-from ordering.errors import (
+from jobs.terminal.streaming import JobThread, raise_failures
+from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
     EnvironmentProblem,
@@ -39,7 +39,7 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
-from ordering.names import Topic
+from ordering.base.names import Topic
 from tests.spark.reports import query_with
 from tests.waiting import eventually
 
@@ -83,7 +83,7 @@ class _Relay(_Failing):
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.kafka.retrying.BACKOFF_S", (0.0,) * 6)
+    monkeypatch.setattr("connectors.kafka.groups.retrying.BACKOFF_S", (0.0,) * 6)
 
 
 def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -263,7 +263,7 @@ class _Cluster:
 
 def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("connectors.kafka.groups.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
     finder = TopicFinder(cluster, GroupChoice(("g*",)), look_every_s=2.0)  # type: ignore[arg-type]
     for _ in range(100):
@@ -296,7 +296,7 @@ def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
 def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """An election takes less; meanwhile it is looked at more often."""
     now = [0.0]
-    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("connectors.kafka.groups.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
     finder = TopicFinder(cluster, GroupChoice(("g*",)))  # type: ignore[arg-type]
     finder.find()
@@ -315,7 +315,7 @@ def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.
 def test_a_list_that_is_doubted_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that is away is found in seconds, though looks are seldom; not more often than that."""
     now = [0.0]
-    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("connectors.kafka.groups.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
     finder = TopicFinder(cluster, GroupChoice(("g*",)))  # type: ignore[arg-type]
     finder.find()
@@ -403,7 +403,7 @@ class _Serving(StreamingJob):
 
     def start_query(self, topics: Mapping[str, list[str]], _: Path) -> Any:
         if "h" in topics and not self.is_mended:
-            raise UnfitGroups({"h": HistoryUnavailable("retention has dropped what h lacks.")})
+            raise UnservableGroups({"h": HistoryUnavailable("retention has dropped what h lacks.")})
         self.served.append(list(topics))
         return query_with([], awaitTermination=lambda _: False)
 

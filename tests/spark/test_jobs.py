@@ -15,18 +15,18 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from connectors import Member
-from connectors.kafka import codec
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.topics import create_topics, ensure_topic, find_topics
+from connectors.kafka.codec import codec
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import create_topics, ensure_topic, find_topics
 from connectors.ledger.job import LedgerJob
 from connectors.local.broker import EmbeddedBroker
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions
-from jobs.streaming import JobThread, running
-from ordering.errors import EnvironmentProblem, NotOrderedInTime, ProtocolViolation
-from ordering.names import Topic
-from ordering.sequencer import seal
+from jobs.terminal.streaming import JobThread, running
+from ordering.base.errors import EnvironmentProblem, NotOrderedInTime, ProtocolViolation
+from ordering.base.names import Topic
+from ordering.sequencer.sequencer import seal
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually
@@ -172,8 +172,8 @@ def test_decisions_that_do_not_count_are_noticed(
     spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seal of an epoch that nobody has claimed: readers ignore the sequencer from there on."""
-    monkeypatch.setattr("connectors.sequencer.watchdog.LOOK_S", 0.5)
-    monkeypatch.setattr("connectors.sequencer.watchdog.BEHIND_S", 1.0)
+    monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.5)
+    monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 1.0)
     create_topics(options.connection, "forged", [options.site])
     with (
         contextlib.suppress(ProtocolViolation, NotOrderedInTime),

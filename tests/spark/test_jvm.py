@@ -121,7 +121,7 @@ def test_a_jvm_that_does_not_start() -> None:
     """One sentence; what Java itself says stands before it."""
     code = """
 from connectors.spark.session import build_session
-from ordering.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem
 try:
     build_session('none', driver_memory='1k')
 except EnvironmentProblem as problem:

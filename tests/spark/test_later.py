@@ -12,17 +12,17 @@ from kafka.structs import TopicPartition
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.sites import Direction
+from connectors.kafka.connection.sites import Direction
+from connectors.kafka.log.data_log import DataLog, Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import LedgerWriter, create_tables
 from connectors.relay.columns import relay_mesh_data
 from connectors.spark.query_failure import explain
-from ordering.errors import LaterVersion
-from ordering.formats import NEWEST, Format
-from ordering.links import carry_each
-from ordering.reader import Reader
-from ordering.records import EPOCH, MESSAGE, Data, Source
+from ordering.base.errors import LaterVersion
+from ordering.base.formats import NEWEST, Format
+from ordering.base.reader import Reader
+from ordering.base.records import EPOCH, MESSAGE, Data, Source
+from ordering.sequencer.links import carry_each
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
@@ -115,7 +115,7 @@ class TestMesh:
     WAY = Direction("local", "sfo")
 
     def test_a_skip_for_each_number(self, spark: SparkSession) -> None:
-        """As `ordering.links` has it."""
+        """As `ordering.sequencer.links` has it."""
         frame = source_frame(spark, rows_of(*LOG, message(9)))
         made = relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
         said = [bytes(row["headers"][0]["value"]).decode() for row in made]

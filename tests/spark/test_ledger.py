@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connectors.kafka.data_log import Start
+from connectors.kafka.log.data_log import Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import (
     BESIDE,
@@ -32,11 +32,11 @@ from connectors.ledger.table import (
 )
 from connectors.ledger.table_lock import TableLock
 from connectors.ledger.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
-from ordering import membership
-from ordering.membership import Life
-from ordering.reader import Reader
-from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
-from ordering.sequencer import SequencerState, seal, snapshot, step
+from ordering.base.reader import Reader
+from ordering.base.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
+from ordering.membership import membership
+from ordering.membership.membership import MemberIncarnation
+from ordering.sequencer.sequencer import SequencerState, seal, snapshot, step
 from tests.ledger.bare_jvm import bare_jvm
 from tests.ordering.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
@@ -306,7 +306,7 @@ def test_views(spark: SparkSession, table: Path, group: str) -> None:
     state = state_from_ledger(table, group)
     assert state is not None
     assert (state.seqno, state.view) == (4, 2)
-    assert state.membership.members == (Life("nyc/a", 7), Life("nyc/b", 7))
+    assert state.membership.members == (MemberIncarnation("nyc/a", 7), MemberIncarnation("nyc/b", 7))
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: 
         writer_of(table, BEGINNING, group).write(source_frame(spark, log_of(seal(1), *log.data, group=group)), 0)
         known = state_from_ledger(table, group)
     assert known is not None
-    assert known.membership.members == log.state.membership.members == (Life("s/a", 1),)
+    assert known.membership.members == log.state.membership.members == (MemberIncarnation("s/a", 1),)
     assert known.is_over("s/c", 9)
     assert log.state.is_over("s/c", 9)
     assert known.ordered("s/c") == log.state.ordered("s/c") == (9, 1)

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from connectors.ledger.spark_sql import ask_spark, percent_done
 from connectors.ledger.sql import question
 from connectors.ledger.table import create_tables
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 from tests.cli.process import abcast, environment
 
 pytestmark = pytest.mark.spark

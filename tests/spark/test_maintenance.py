@@ -12,14 +12,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from connectors.kafka.connection import Connection
+from connectors.kafka.connection.connection import Connection
 from connectors.ledger.maintenance import maintain_tables, plan_care
 from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import commit_file
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError
+from ordering.base.errors import AbcastError
 from tests.spark.kafka_rows import source_frame
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
 from tests.waiting import WAIT, eventually

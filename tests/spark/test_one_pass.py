@@ -11,12 +11,12 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka.data_log import Start
+from connectors.kafka.log.data_log import Start
 from connectors.ledger.one_pass import Next, counted_in, in_line
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
-from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
-from ordering.sequencer import SequencerState, seal, snapshot
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
+from ordering.sequencer.sequencer import SequencerState, seal, snapshot
 from tests.spark.kafka_rows import Row, data, source_frame_by_task
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
 

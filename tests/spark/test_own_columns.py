@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec
+from connectors.kafka.codec import codec
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import RUN_SCHEMA, encode_decided, sequence
 from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
@@ -26,7 +26,7 @@ from connectors.spark.own_columns import (
     set_aside,
     words_of,
 )
-from ordering.sequencer import SequencerState
+from ordering.sequencer.sequencer import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
 

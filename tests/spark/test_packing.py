@@ -14,7 +14,7 @@ import pytest
 from connectors.local.jars import FOR_SPARK, check_hashes, locked_hashes
 from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, manager_of, pack, submit_line
 from connectors.spark.session import SETTINGS
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 from tests.cli.here import abcast_here
 
 PACKAGE = Package(Path("/d d/python.tar.gz"), [Path("/d d/a.jar"), Path("/d d/b.jar")], Path("/d d/job.py"))
@@ -40,7 +40,7 @@ def test_what_is_written(tmp_path: Path) -> None:
         names = {member.name for member in archive}
         assert {member.uname for member in archive} == {""}
     assert f"{SETTINGS['spark.python.daemon.module'].replace('.', '/')}.py" in names
-    assert "ordering/sequencer.py" in names
+    assert "ordering/sequencer/sequencer.py" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(LIBRARIES)]
     assert {path.name for path in tmp_path.iterdir()} == {f"{UNPACKED}.tar.gz", "jars", "abcast_job.py"}
 

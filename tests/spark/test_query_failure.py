@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from connectors.spark.query_failure import REASON_CHARACTERS, QueryFailed, explain, true_reason
-from ordering.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable
 
 FAILED = "[STREAM_FAILED] Query [id = 86f21880-753c, runId = 8fb91f3e-a9d9] terminated with exception: "
 STATE = "\n=== Streaming Query ===\nIdentifier: [id = 86f21880-753c]\nCurrent Committed Offsets: {}\n"
@@ -39,7 +39,7 @@ BY_PROXY = f"""{FAILED}[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in 
 batch sink. Reason: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
   File "/abcast/connectors/ledger/table.py", line 166, in write
     raise HistoryUnavailable(
-ordering.errors.HistoryUnavailable: the ledger lacks seqno 7: retention has dropped it.
+ordering.base.errors.HistoryUnavailable: the ledger lacks seqno 7: retention has dropped it.
  SQLSTATE: 39000 SQLSTATE: XXKST{STATE}"""
 
 

@@ -11,12 +11,12 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka import codec
-from connectors.kafka.cast_codec import decode_cast
-from connectors.kafka.codec import first_fields
-from connectors.kafka.inputs import of_log, original
-from connectors.kafka.letter_codec import decode_letter
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.cast_codec import decode_cast
+from connectors.kafka.codec.codec import first_fields
+from connectors.kafka.codec.inputs import of_log, original
+from connectors.kafka.codec.letter_codec import decode_letter
+from connectors.kafka.connection.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
 from connectors.relay.columns import (
@@ -27,9 +27,8 @@ from connectors.relay.columns import (
     relay_letters,
     relay_mesh_data,
 )
-from ordering.links import carry
-from ordering.names import is_address
-from ordering.records import (
+from ordering.base.names import is_address
+from ordering.base.records import (
     ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
@@ -53,7 +52,8 @@ from ordering.records import (
     Malformed,
     Source,
 )
-from ordering.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.links import carry
+from ordering.sequencer.sequencer import SequencerState, seal, snapshot
 from tests.data_corpus import CASES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame

@@ -12,14 +12,14 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka import codec
-from connectors.kafka.codec import decode_data
+from connectors.kafka.codec import codec
+from connectors.kafka.codec.codec import decode_data
 from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, encode_decided, read_by_few, sequence
 from connectors.spark.forward_rows import forward_rows
-from ordering.links import LinkRow
-from ordering.membership import Life, Membership, Settings
-from ordering.records import EPOCH, Forward, Link, Malformed, Partition
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
+from ordering.base.records import EPOCH, Forward, Link, Malformed, Partition
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.sequencer.links import LinkRow
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.ordering.linked import LinkedLog
 from tests.spark.kafka_rows import (
     SITE,
@@ -36,7 +36,7 @@ from tests.spark.static import decide
 
 pytestmark = pytest.mark.spark
 
-START = SequencerState("g", epoch=3, seqno=41, view=2, received={"local/old": Accepted(7, 5)})
+START = SequencerState("g", epoch=3, seqno=41, view=2, received={"local/old": ReceivedRow(7, 5)})
 
 
 def of_senders(lengths: Mapping[str, int], *, partitions: int = 1, group: str = "g") -> list[Row]:
@@ -71,8 +71,10 @@ def test_membership(spark: SparkSession, chunk_rows: int, closed: bool) -> None:
     alice, bob, eve = "local/alice", "local/bob", "local/eve"
     state = replace(
         START,
-        received={alice: Accepted(1, 1), bob: Accepted(1, 1)},
-        membership=Membership(settings=Settings(closed=closed), members=(Life(alice, 1), Life(bob, 1))),
+        received={alice: ReceivedRow(1, 1), bob: ReceivedRow(1, 1)},
+        membership=Membership(
+            settings=Settings(closed=closed), members=(MemberIncarnation(alice, 1), MemberIncarnation(bob, 1))
+        ),
     )
     rows = [
         forward(sender, local_seqno, offset, payload=payload, kind=kind, application=(("trace", b"1"),))

@@ -11,13 +11,12 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec import codec
+from connectors.kafka.connection.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
 from connectors.sequencer.query import unpack_headers
 from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
-from ordering.links import LinkRow
-from ordering.records import (
+from ordering.base.records import (
     FLUSH_OK,
     INCARNATIONS_A_MS,
     LINK_START,
@@ -32,7 +31,8 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState
+from ordering.sequencer.links import LinkRow
+from ordering.sequencer.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
     BAD_ADDRESSES,

@@ -13,8 +13,8 @@ import pytest
 
 from connectors import Member
 from connectors.diagnosis.report import check_group
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.process import Background

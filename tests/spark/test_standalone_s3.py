@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from tests.spark.standalone import master, submit_line, submitted, worker

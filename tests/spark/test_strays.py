@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.kafka import codec
-from connectors.kafka.sites import Direction
+from connectors.kafka.codec import codec
+from connectors.kafka.connection.sites import Direction
 from connectors.ledger.table import ledger_rows
 from connectors.relay.columns import relay_agreed, relay_home_data, relay_mesh_data
 from connectors.spark import codec as spark_codec
-from ordering.names import Topic
-from ordering.records import ENTRY, EPOCH, STRAY_EPOCH
+from ordering.base.names import Topic
+from ordering.base.records import ENTRY, EPOCH, STRAY_EPOCH
 from tests.data_corpus import CASES
 from tests.spark.kafka_rows import Row, source_frame
 

@@ -18,7 +18,7 @@ from connectors.local.jars import jars_of
 from connectors.spark.table_store import problem, prove
 from connectors.storage.location import RemotePath, files_below
 from connectors.storage.settings import LOG_STORE
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 from tests.ledger.bare_jvm import bare_gateway
 from tests.storage.s3_server import S3Server
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from connectors.kafka.topics import create_topics
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.storage.location import RemotePath
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable
 from tests.cli.here import abcast_here
 from tests.ledger.ledger_of import effective, write_ledger
 from tests.storage.s3_server import S3Server

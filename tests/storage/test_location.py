@@ -9,7 +9,7 @@ import pytest
 
 from connectors.storage.location import RemotePath, explain, files_below, parse_location
 from connectors.storage.settings import Storage, configured_storage, storage_settings
-from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
+from ordering.base.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
 from tests.cli.here import abcast_here
 
 pytestmark = pytest.mark.usefixtures("no_settings")

@@ -14,7 +14,7 @@ from connectors.ledger.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import check_log, newest_commit, open_table, read_table_state
 from connectors.storage.location import delta_options
-from ordering.errors import StoreUnreachable, UsageError
+from ordering.base.errors import StoreUnreachable, UsageError
 from tests.cli.here import abcast_here
 from tests.storage.s3_server import BUCKET, S3Server
 

@@ -14,10 +14,10 @@ import os
 import re
 from typing import cast
 
-from connectors.kafka.plain_record import PlainRecord, Record
-from connectors.kafka.security import Security
+from connectors.kafka.codec.plain_record import PlainRecord, Record
+from connectors.kafka.login.security import Security
 from connectors.kafka.transport.seam import Consumer, Producer, Sent, Transport
-from ordering.errors import UsageError
+from ordering.base.errors import UsageError
 
 __all__ = [
     "Consumer",

@@ -24,8 +24,8 @@ from kafka.protocol.consumer import IsolationLevel
 from kafka.record.util import decode_varint
 from kafka.structs import TopicPartition
 
-from connectors.kafka.plain_record import UNREAD_HEADER, PlainRecord
-from connectors.kafka.seldom import warn_seldom
+from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.transport.inflating import TooLarge, inflate
 
 MOST_BYTES = 16 * 1024 * 1024

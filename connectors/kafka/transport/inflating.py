@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kafka.record.default_records import DefaultRecordBase as Codec
 from kafka.record.util import decode_varint
 
-from ordering.records import MAX_RECORD_BYTES
+from ordering.base.records import MAX_RECORD_BYTES
 
 PIECE_BYTES = 256 * 1024
 _HEAD_BYTES = 1 + 10 + 5

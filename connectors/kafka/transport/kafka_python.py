@@ -23,12 +23,12 @@ from kafka.partitioner.default import DefaultPartitioner, murmur2
 from kafka.producer.future import FutureProduceResult, FutureRecordMetadata
 from kafka.structs import TopicPartition
 
-from connectors.kafka.configuration import check_servers
-from connectors.kafka.dialects import for_kafka_python
-from connectors.kafka.plain_record import Record
+from connectors.kafka.codec.plain_record import Record
+from connectors.kafka.login.configuration import check_servers
+from connectors.kafka.login.dialects import for_kafka_python
 from connectors.kafka.transport.fetcher import QuickFetcher
-from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer, Sent
-from ordering.records import MAX_RECORD_BYTES
+from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer, Producer, Sent
+from ordering.base.records import MAX_RECORD_BYTES
 
 _LEADERS_S = 0.1
 """How soon it is looked again whether the leaders of all partitions are known."""
@@ -75,7 +75,7 @@ CONSUMER_SETTINGS: dict[str, Any] = {
 }
 
 
-def client_settings(cluster: Cluster) -> dict[str, Any]:
+def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
     """What all of kafka-python's clients need to know."""
     return {
         "bootstrap_servers": check_servers(cluster.bootstrap_servers),
@@ -86,14 +86,14 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def producer(cluster: Cluster, **settings: Any) -> Producer:
+def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
     """See `Transport`."""
     limits = {"max_block_ms": int(cluster.timeout * 1000), "partitioner": _ByKey()}
     sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
     return sending
 
 
-def consumer(cluster: Cluster, **settings: Any) -> Consumer:
+def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
     """See `Transport`."""
     reading: Consumer = _Consumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
     return reading

@@ -25,12 +25,12 @@ from confluent_kafka import KafkaException
 from kafka import errors
 from kafka.structs import TopicPartition
 
-from connectors.kafka.dialects import for_librdkafka
-from connectors.kafka.plain_record import PlainRecord
-from connectors.kafka.seldom import warn_seldom
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.login.dialects import for_librdkafka
 from connectors.kafka.transport import kafka_python
-from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer
-from ordering.records import MAX_RECORD_BYTES
+from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer, Producer
+from ordering.base.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
 PURGE_S = 5.0
@@ -68,17 +68,17 @@ _LOCAL_ERRORS = {
 """What librdkafka finds by itself. All other codes above 0 are the protocol's own."""
 
 
-def producer(cluster: Cluster, **settings: Any) -> Producer:
+def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
     """See `Transport`."""
     return _Producer(cluster, {_SETTINGS[name]: value for name, value in settings.items()})
 
 
-def consumer(cluster: Cluster, **settings: Any) -> Consumer:
+def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
     """See `Transport`."""
     return _Consumer(cluster, **settings)
 
 
-def client_settings(cluster: Cluster) -> dict[str, Any]:
+def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
     """What all clients need to know."""
     return {
         "bootstrap.servers": cluster.bootstrap_servers,
@@ -117,7 +117,7 @@ def _partitions(client: Any, topic: str, timeout_s: float) -> set[int]:
     return set(found.partitions)
 
 
-class Written(NamedTuple):
+class _Written(NamedTuple):
     """Where a record stands."""
 
     topic_partition: TopicPartition
@@ -153,12 +153,12 @@ class _Sent:
             self._call_back()
 
     @property
-    def value(self) -> Written | None:
+    def value(self) -> _Written | None:
         message = self._message
         if message is None:
             return None
         place = TopicPartition(message.topic(), message.partition())
-        return Written(place, message.offset(), message.timestamp()[1])
+        return _Written(place, message.offset(), message.timestamp()[1])
 
     def failed(self) -> bool:
         return self.exception is not None
@@ -175,7 +175,7 @@ class _Sent:
             with contextlib.suppress(IndexError):  # another thread was quicker
                 self._errbacks.pop()(self.exception)
 
-    def get(self, timeout: float | None = None) -> Written | None:
+    def get(self, timeout: float | None = None) -> _Written | None:
         if not self.is_done:
             self._wait(timeout)
         if self.exception is not None:
@@ -192,7 +192,7 @@ class _Sent:
 
 
 class _Producer:
-    def __init__(self, cluster: Cluster, settings: dict[str, Any]) -> None:
+    def __init__(self, cluster: ClusterAddress, settings: dict[str, Any]) -> None:
         self._timeout_s = cluster.timeout
         self._client: Any = confluent_kafka.Producer(
             {
@@ -311,7 +311,7 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 
 class _Consumer:
-    def __init__(self, cluster: Cluster, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
+    def __init__(self, cluster: ClusterAddress, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
         self._cluster, self._settings = cluster, settings
         self._timeout_s = cluster.timeout
         self._max_poll_records = max_poll_records

@@ -8,7 +8,7 @@ What every transport promises:
 
 * *A producer* is idempotent and waits for all in-sync replicas. It has one request in flight to a broker, so what is
   sent to one partition stands there in the order of `send`, each record once, up to the first that fails. What was
-  sent behind that one may stand there or not: its sender begins again (`connectors.client.go_back_n`).
+  sent behind that one may stand there or not: its sender begins again (`connectors.client.tail.go_back_n`).
   Null is null, but that a header's may be written as an empty one.
   A key chooses the same partition as in every Kafka client that hashes with murmur2.
 * *A record is `is_done`* when it stands in the log for good, with its offset, or has failed for good.
@@ -29,8 +29,8 @@ from typing import Any, Protocol
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.plain_record import Record
-from connectors.kafka.security import Security
+from connectors.kafka.codec.plain_record import Record
+from connectors.kafka.login.security import Security
 
 POLL_RECORDS = 500
 """What a poll returns at most, by default. Of ten times as many at once, Python's garbage collector looks at each once
@@ -38,7 +38,7 @@ more, and they are out of the processor's cache when they are read: that costs a
 """
 
 
-class Cluster(Protocol):
+class ClusterAddress(Protocol):
     """Where a Kafka is, and how to get in: a `Connection`."""
 
     @property
@@ -162,10 +162,10 @@ class Consumer(Protocol):
 class Transport(Protocol):
     """A Kafka library. The settings have the names and units of kafka-python's."""
 
-    def producer(self, cluster: Cluster, **settings: Any) -> Producer:
+    def producer(self, cluster: ClusterAddress, **settings: Any) -> Producer:
         """`linger_ms`, `batch_size`, `delivery_timeout_ms`. Raises a retriable KafkaError if no broker answers."""
 
-    def consumer(self, cluster: Cluster, **settings: Any) -> Consumer:
+    def consumer(self, cluster: ClusterAddress, **settings: Any) -> Consumer:
         """`max_poll_records`, `fetch_max_wait_ms`, `isolation_level`. Raises a retriable KafkaError if no broker
         answers.
         """

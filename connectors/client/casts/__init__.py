@@ -1,0 +1,1 @@
+"""The casts of a sender, from `broadcast` until they are written."""

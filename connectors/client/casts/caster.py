@@ -1,0 +1,293 @@
+"""The casts of one life on their way to the log, and the gate that keeps its total messages behind them.
+
+Source: Group Communication (docs/sources.md). `ordering.casts.outgoing` decides what leaves when, and with which clock;
+here it is sent, sent again, and seen to stand in the log.
+
+Invariant. The table holds the casts that have left and were not read back from the log, in the order of their numbers.
+It is sent in that order, again and again until all were read (`connectors.client.tail.go_back_n`). So a cast that is
+taken out of it stands in the log behind all that its life had cast before.
+
+A message that leaves goes into the table and to the producer in one step, under the members' lock. What an earlier
+life, or process, has left leaves first (`ordering.casts.left_casts`). What this one leaves is handed over to the next
+one, and an outbox keeps it (`connectors.client.casts.cast_keeper`). Without that, a crash loses what was not in the
+log: without a view nobody has it, and in a view nobody has delivered it, or all who go on do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from connectors.client.casts.cast_keeper import CastKeeper, LeftBehind, UnwrittenCast
+from connectors.client.tail.cast_hub import CastHub
+from connectors.client.tail.go_back_n import GoBackN
+from connectors.client.tail.producers import Producers
+from connectors.client.values.cast_receipt import CastReceipt
+from connectors.client.values.sending_limits import SendingLimits
+from connectors.kafka.codec.cast_codec import cast_headers
+from connectors.kafka.codec.codec import depends_header
+from ordering.base.errors import AbcastError, Superseded
+from ordering.base.records import FLUSH_OK, Headers
+from ordering.casts.casts import NO_VIEW, TOTAL, Cast, OrderedRecord
+from ordering.casts.left_casts import Course, course_of
+from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.membership.membership import MemberIncarnation
+
+
+class Caster:
+    """One life's. All but the hub's calls are made under the members' lock. `close` it."""
+
+    def __init__(
+        self,
+        life: MemberIncarnation,
+        in_no_view: MemberIncarnation | None,
+        topic: str,
+        hub: CastHub,
+        producers: Producers,
+        limits: SendingLimits,
+        keeper: CastKeeper,
+        left: LeftBehind,
+        changed: threading.Condition,
+        heard: Callable[[], object],
+        end: Callable[[Exception], object],
+    ) -> None:
+        """`left`: by earlier lives. `heard` is called, under the lock, when something may have changed; `end`, without
+        it, when nothing more will. Raises BrokerUnreachable.
+        """
+        self.life = life
+        self._topic = topic
+        self._key = life.address.encode("ascii")
+        self._hub = hub
+        self._limits = limits
+        self._changed = changed
+        self._heard = heard
+        self._end = end
+        self._keeper = keeper
+        self._left = deque(left.entries)
+        self._settled = left.settled
+        self._waiting: deque[UnwrittenCast] = deque()
+        self._table: deque[UnwrittenCast] = deque()
+        self._as_they_were = 0
+        """How many of the table an earlier life had sent in no view."""
+        self._bytes = sum(entry.size for entry in left.entries)
+        self._is_closed = self._has_failed = False
+        with hub.lock:
+            # The forward table has its own bound, and this table has the other.
+            most = 2 * limits.max_pending_records + 2 + len(left.entries)
+            self._outgoing = Outgoing(life, hub.receiver, most, in_no_view)
+        self._newest = max(life.incarnation, self._outgoing.in_no_view.incarnation)
+        self._sending = GoBackN(
+            *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
+            resend_after_s=limits.resend_after_s,
+        )
+        hub.add(self)
+
+    # --- under the lock ---
+
+    @property
+    def pending(self) -> int:
+        """Casts that were accepted, may leave or have left, and are not read back from the log."""
+        return len(self._waiting) + len(self._table)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether nothing of an earlier life stands before what is cast now."""
+        return not self._left and not self._as_they_were
+
+    @property
+    def waiting_totals(self) -> int:
+        """How many of the last records in the forward table may not be sent yet."""
+        return self._outgoing.waiting_totals
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it was given has left, and its casts stand in the log."""
+        return self._outgoing.is_settled
+
+    def has_room(self, size: int) -> bool:
+        """Whether one more cast of `size` may wait."""
+        limits = self._limits
+        kept = self.pending + len(self._left)
+        return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
+
+    def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
+        """Take a message, if it `has_room`. Raises UsageError for an order that can't be kept, EnvironmentProblem."""
+        with self._hub.lock:
+            self._outgoing.check(order)
+        entry = self._keeper.keep(order, payload, headers)
+        entry.receipt = receipt = CastReceipt(*self.life, order, self._changed)
+        self._bytes += entry.size
+        self._wait_to_leave(entry)
+        return receipt
+
+    def _wait_to_leave(self, entry: UnwrittenCast) -> None:
+        with self._hub.lock:
+            self._outgoing.send(entry.order, entry.payload, entry.headers)
+        self._waiting.append(entry)
+
+    def total(self, kind: str, flush_id: int = 0) -> None:
+        """The next record of the forward table takes its place behind what was cast before."""
+        if kind == FLUSH_OK:
+            self._outgoing.flush_ok(flush_id)
+        else:
+            self._outgoing.send(TOTAL, b"", (), kind)
+
+    def release(self) -> Iterator[Headers]:
+        """Send what casts may leave; for each record of the forward table that may, what stands beside its headers."""
+        if self._has_failed:
+            return
+        self._take_up_what_was_left()
+        with self._hub.lock:
+            seqno = self._hub.receiver.seqno
+            released = list(self._outgoing.release())
+        for message in released:
+            if isinstance(message, Broadcast):
+                yield depends_header(message.depends)
+            else:
+                self._leave(message, seqno)
+
+    def knows(self, flush_id: int) -> bool:
+        """Whether the START_FLUSH is delivered here."""
+        with self._hub.lock:
+            return self._hub.receiver.seqno >= flush_id
+
+    def may_cast_behind(self, view_seqno: int) -> bool:
+        """Whether the first view is delivered here, and this life knows its count."""
+        with self._hub.lock:
+            return self._hub.receiver.seqno >= view_seqno and self._outgoing.knows_its_count
+
+    def inherit(self, local_seqno: int) -> None:
+        """Up to there, the forward table has what an earlier start, or life, has left."""
+        self._outgoing.inherit(local_seqno)
+
+    def _take_up_what_was_left(self) -> None:
+        while self._left and not self._outgoing.was_put_out:
+            entry = self._left[0]
+            with self._hub.lock:
+                course = course_of(entry.left, self.life, self._hub.receiver, self._settled)
+            if course is Course.WAIT or (course is Course.ANEW and self._as_they_were):
+                return
+            self._left.popleft()
+            if course is Course.DELIVERED:
+                self._is_written(entry)
+            elif course is Course.AS_IT_WAS:
+                self._as_they_were += 1
+                self._enter_the_table(entry)
+            else:
+                entry.cast, entry.is_numbered = None, False
+                self._wait_to_leave(entry)
+
+    def _leave(self, cast: Cast, seqno: int) -> None:
+        entry = self._waiting.popleft()
+        entry.cast, entry.seqno = cast._replace(payload=b"", headers=()), seqno
+        if entry.receipt is not None:
+            entry.receipt.incarnation = cast.incarnation
+        self._enter_the_table(entry)
+
+    def _enter_the_table(self, entry: UnwrittenCast) -> None:
+        if not self._table:
+            self._sending.note_progress()
+        self._table.append(entry)
+        self._send(entry)
+
+    def _send(self, entry: UnwrittenCast) -> None:
+        """If it is to wait for those ahead of it, the file gets no number of it, either."""
+        assert entry.cast is not None
+        if self._sending.has_failed:
+            return
+        if self._keeper.leaves(entry):
+            headers = cast_headers(entry.cast._replace(headers=entry.headers))
+            self._sending.send(self._topic, self._key, entry.payload, headers)
+        else:
+            self._sending.note_failure("the outbox can't keep it")
+
+    def _send_table(self) -> None:
+        for entry in self._table:
+            self._send(entry)
+
+    def hand_over(self) -> list[UnwrittenCast]:
+        """What the next life is to cast, in the order in which the application gave it. Nothing more leaves."""
+        entries = sorted((*self._table, *self._waiting, *self._left), key=lambda entry: entry.place)
+        self._has_failed = True
+        self._forget_all()
+        return entries
+
+    def fail(self, error: AbcastError) -> None:
+        """The receipts of what is not in the log fail. Nothing more leaves."""
+        self._has_failed = True
+        for entry in (*self._table, *self._waiting, *self._left):
+            if entry.receipt is not None:
+                entry.receipt.fail(error)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        for entries in (self._table, self._waiting, self._left):
+            entries.clear()
+        self._bytes = 0
+
+    def close(self, error: AbcastError) -> None:
+        """Send nothing more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.fail(error)
+        self._keeper.forget()
+        self._hub.remove(self)
+        self._sending.close()
+
+    # --- without the lock ---
+
+    def look_after(self) -> None:
+        """Send again what is due."""
+        if self._table and not self._is_closed:
+            self._sending.send_again_if_due()
+
+    def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | OrderedRecord]) -> None:
+        """Casts of its address stand in the log; this was delivered, in its order. Called by the hub's thread.
+
+        Raises Superseded: outside of views, nothing but a newer life's casts tells that nobody takes ours any more.
+        """
+        with self._changed:
+            if self._is_closed or self._has_failed:
+                return
+            for cast in read:
+                if cast.view == NO_VIEW and cast.incarnation > self._newest:
+                    raise Superseded(
+                        f"another process has started as {self.life.address}, with incarnation {cast.incarnation} "
+                        f"(ours is {self._newest}): nobody takes our casts any more. Run one process per member."
+                    )
+                self._take_out(cast)
+            with self._hub.lock:
+                for record in delivered:
+                    self._outgoing.delivered(record)
+            self._heard()
+
+    def failed(self, error: Exception) -> None:
+        """The hub has ended: what waits would wait for ever."""
+        self._end(error)
+
+    def _take_out(self, cast: Cast) -> None:
+        """It stands in the log. If it is not the first of the table, those before it are sent again."""
+        ours = self._table[0].cast if self._table else None
+        if ours is None or ours[:3] != cast[:3] or ours.view != cast.view:
+            return
+        is_as_it_was = cast.view == NO_VIEW and cast.life != self._outgoing.in_no_view
+        with self._hub.lock:
+            if cast.view != NO_VIEW and self._outgoing.was_put_out:
+                return  # what counts of it is known with the view
+            if is_as_it_was:
+                self._as_they_were -= 1
+            elif cast.view == NO_VIEW:
+                self._outgoing.written_in_no_view(cast.local_seqno)
+            else:
+                self._outgoing.written(cast.local_seqno)
+        self._is_written(self._table.popleft())
+        self._sending.note_progress()
+
+    def _is_written(self, entry: UnwrittenCast) -> None:
+        """It stands in the log, or was delivered."""
+        self._bytes -= entry.size
+        self._keeper.written(entry)
+        if entry.receipt is not None and entry.cast is not None:
+            entry.receipt.resolve(entry.cast.local_seqno)

@@ -1,0 +1,1 @@
+"""Deliveries: the messages of a group, in one order or in all."""

@@ -1,0 +1,270 @@
+"""Deliveries: the messages of a group, in the total order, from any seqno on.
+
+The *position* is what Kafka remembers under the member's name: the last seqno up to which the application has taken
+everything (`connectors.client.memory.bookmark`). A run that begins at a seqno of the application's choice stands beside
+it and moves nothing, unless it is told to be the member's own.
+
+A name that has once had a position does not begin at seqno 1 because Kafka has forgotten it: see
+`connectors.client.memory.member_memory`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import operator
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from enum import Enum
+from typing import Any
+
+from connectors.client.deliveries.cut import Cut
+from connectors.client.memory.bookmark import Bookmark, PositionMark
+from connectors.client.memory.ledger_reader import read_ledger
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.values.delivery import Delivery, Place
+from connectors.client.values.silence import Silence
+from connectors.kafka.codec.codec import without_depends
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.effective import Effective, Messages, address_of
+from connectors.storage.location import Location
+from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.names import Address
+from ordering.base.records import MESSAGE
+from ordering.casts.casts import TOTAL
+from ordering.participant.events import Event, EventReader
+
+POLL_S = 0.1
+
+
+class PositionUse(Enum):
+    """What a run does with the position that Kafka remembers."""
+
+    OWN = "own"
+    """It goes on from there (or begins at a seqno that the member knows to be its own), and moves it forward."""
+    BESIDE = "beside"
+    """Nothing."""
+    ANEW = "anew"
+    """It puts it to where the application has said, also backward."""
+
+
+class Deliveries:
+    """One run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
+
+    A message counts as *taken* as `connectors.client.values.stream` says. If the run is the member's own, what was
+    taken is remembered under its name, at least every COMMIT_EVERY_S seconds and at the end.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        from_seqno: int | None,
+        timeout: float | None,
+        ledger: Location | None,
+        *,
+        events: bool = False,
+        counted: int = 0,
+        between: Callable[[Deliveries], None] | None = None,
+        position: PositionUse = PositionUse.OWN,
+    ) -> None:
+        """`counted`: up to this seqno the application has the messages already, and gets the events only.
+
+        `between` is called by the application's thread, between two deliveries and when there is nothing new: see
+        `taken_seqno`. Raises UsageError.
+        """
+        if from_seqno is not None and from_seqno < 1:
+            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if timeout is not None and timeout < 0:
+            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.from_seqno = from_seqno
+        self._silence = Silence(timeout, connection.timeout)
+        self.ledger = ledger
+        self._events = EventReader() if events else None
+        self.finished = threading.Event()
+        self._stopping = threading.Event()
+        self._counted = counted
+        self._between = between
+        self._next_seqno = self._first_seqno = from_seqno or 0
+        self._position = position
+        self._bookmark = Bookmark(str(address))
+
+    def stop(self) -> None:
+        """End the run: the application's loop ends as if there were no more messages."""
+        self._stopping.set()
+
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        self._bookmark.take()
+
+    @property
+    def taken_seqno(self) -> int:
+        """Up to this seqno the application has taken everything, this run's start being where it began."""
+        return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
+
+    def cut(self) -> Cut | None:
+        """Where the application stands in all orders; None if it is given the total one only."""
+        return None
+
+    def run(self) -> Iterator[Delivery | Event]:
+        """The messages, and the events if asked for.
+
+        Raises:
+            BrokerUnreachable: at the start; later, the run waits until the broker is back.
+            HistoryUnavailable: retention has dropped what comes next, and no ledger has it.
+            PositionLost: Kafka has forgotten how far this name was.
+        """
+        try:
+            memory = MemberMemory(self.connection, self.group, self.address)
+            try:
+                yield from self._deliver(memory)
+            finally:
+                # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                if not sys.is_finalizing():
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
+        finally:
+            self.finished.set()
+
+    def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
+        self._next_seqno = self._first_seqno = self._begin(memory)
+        bookmark, counted, between = self._bookmark, self._counted, self._between
+        hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic
+        for places in self._places(memory):
+            given_at: float | None = None
+            for seqno, next_offset, what in places:
+                if what is not None and (seqno > counted or not _is_total(what)):
+                    hand_out(seqno, next_offset)
+                    yield what
+                    take()
+                    given_at = clock()
+                    if given_at >= bookmark.due_at:
+                        bookmark.commit()
+                    if is_stopping():
+                        return
+                    if between is not None:
+                        between(self)
+                else:
+                    bookmark.pass_over(seqno, next_offset)
+            if given_at is not None:
+                self._silence.broken(given_at)
+            bookmark.commit_if_due()
+            if is_stopping():
+                return
+            if between is not None:
+                between(self)
+            if self._silence.is_over:
+                return
+
+    def _begin(self, memory: MemberMemory) -> int:
+        """The first seqno. Raises PositionLost."""
+        remember = None if self._position is PositionUse.BESIDE else memory.remember_taken
+        if self.from_seqno is None:
+            committed = memory.position()
+            self._bookmark.begin(PositionMark(committed, committed), committed, remember)
+            return committed + 1
+        committed = (memory.taken() or 0) if self._position is PositionUse.OWN else 0
+        self._bookmark.begin(PositionMark(0, 0), committed, remember)
+        return self.from_seqno
+
+    def _places(self, memory: MemberMemory) -> Iterator[Iterable[Place]]:
+        """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; nothing now and then."""
+        while True:
+            try:
+                yield from self._from_kafka(memory)
+            except HistoryUnavailable as gone:
+                if self.ledger is None:
+                    raise HistoryUnavailable(
+                        f"{gone} The group's ledger has it: give Member(ledger=DIR) the ledger's directory."
+                    ) from gone
+                before = self._next_seqno
+                self._silence.broken(time.monotonic())  # the ledger has something, whatever Kafka took to say no
+                for places in read_ledger(self.ledger, self.group, before, self._events):
+                    yield places
+                    if places:
+                        self._next_seqno = places[-1][0] + 1
+                if self._next_seqno == before:
+                    raise HistoryUnavailable(
+                        f"seqno {before} is neither in Kafka ({gone}) nor in the ledger {self.ledger}: "
+                        "is it the right one, and does its job run?"
+                    ) from gone
+
+    def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
+        first = self._next_seqno
+        feed = memory.shared.feed(self.group, self.address.site)
+        # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not there any
+        # more is another matter, about which `after` complains.
+        start, end = feed.after(first - 1, or_end=self.from_seqno is not None)
+        self._silence.expect(end)
+        with closing(feed.follow(start)) as follower:
+            while True:
+                effective = follower.poll(POLL_S)
+                self._silence.read_up_to(follower.position)
+                if effective:
+                    wanted = effective
+                    if effective[0].seqno < first:
+                        wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
+                    # One after the other: a delivery that the application has done with is gone before the next one.
+                    yield places_of(wanted) if isinstance(wanted, Messages) else map(self._place, wanted)
+                    self._next_seqno = max(first, effective[-1].seqno + 1)
+                else:
+                    yield ()
+
+    def _place(self, record: Effective) -> Place:
+        what: Delivery | Event | None = None
+        if record.kind == MESSAGE:
+            what = delivery_of(record)
+        elif self._events is not None:
+            what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
+        return record.seqno, record.offset + 1, what
+
+
+def _is_total(what: Delivery | Event) -> bool:
+    """Whether it is a message that a state may count."""
+    return isinstance(what, Delivery) and what.order == TOTAL
+
+
+def delivery_of(record: Effective) -> Delivery:
+    """What the application sees of a message."""
+    seqno, _, _, key, incarnation, local_seqno, epoch, view, forwarded_at_ms, headers, value, timestamp_ms = record
+    given = without_depends(headers) if headers else ()
+    which = seqno, address_of(key), incarnation, local_seqno
+    return _make((*which, value or b"", given, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None))
+
+
+def places_of(messages: Messages) -> Iterator[Place]:
+    """`delivery_of` each, and its place, without Python's work for each."""
+    columns = messages.columns
+    deliveries = map(
+        _make,
+        zip(
+            columns.seqno,
+            map(address_of, columns.key),
+            columns.incarnation,
+            columns.local_seqno,
+            [value or b"" for value in columns.value],
+            [without_depends(headers) if headers else () for headers in columns.headers],
+            columns.view,
+            columns.epoch,
+            columns.forwarded_at_ms,
+            columns.timestamp_ms,
+            itertools.repeat(TOTAL, len(messages)),
+            itertools.repeat(None, len(messages)),
+            strict=True,
+        ),
+    )
+    return zip(columns.seqno, [offset + 1 for offset in columns.offset], deliveries, strict=True)
+
+
+_make: Callable[[tuple[Any, ...]], Delivery] = functools.partial(tuple.__new__, Delivery)
+"""Of all its fields. There are many deliveries: to pass each by its name takes twice as long."""

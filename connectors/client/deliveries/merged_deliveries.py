@@ -1,0 +1,321 @@
+"""Deliveries in all orders: the total ones in theirs, and among them the casts.
+
+Where a run begins:
+
+* with the member's first view: there the hub knows the vector, and hands over (`connectors.client.tail.cast_hub`);
+* at the cut of a state that another member has supplied (`connectors.client.deliveries.cut`); the events from the first
+  view on up to there are given before;
+* at the group's first record: nothing was delivered before, so all of it is given; if retention has dropped some casts,
+  those of views from the first one on that was decided later, as to a newcomer;
+* anywhere else, as a newcomer: casts of views are given from the next view on, those of no view from about there on.
+  (By the brokers' clocks, and from a minute before: what is read too early is passed over, and what a view needs stands
+  behind it.)
+
+Invariant. What the application is given was delivered by the hub before, if its member has one. What was given and not
+taken is given again by the next run of the same life.
+
+A crash loses the place among the casts: the next start joins anew, or begins as a newcomer.
+`connectors.client.deliveries.deliveries` says what is remembered of the total order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from connectors.client.deliveries.cut import Cut
+from connectors.client.deliveries.deliveries import POLL_S, Deliveries
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.tail.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
+from connectors.client.tail.cast_reader import CastTopics
+from connectors.client.tail.merged_log import Begin, MergedLog
+from connectors.client.tail.sharing import Shared, share
+from connectors.client.values.delivery import Delivery, Place
+from connectors.kafka.codec.cast_codec import is_late_copy
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
+from connectors.kafka.transport import Consumer
+from connectors.storage.location import Location
+from ordering.base.errors import AbcastError, HistoryUnavailable
+from ordering.base.names import Address, Topic
+from ordering.base.reader import Reader
+from ordering.base.records import INCARNATIONS_A_MS, MESSAGE
+from ordering.casts.casts import Cast, OrderedRecord
+from ordering.casts.causal import CausalState
+from ordering.casts.delivery_status import DeliveryStatus
+from ordering.casts.fifo import FifoState
+from ordering.casts.merging import MergedState, newcomer
+from ordering.membership.membership import MemberIncarnation
+
+MARGIN_MS = CLOCKS_DIFFER_S * 1000
+
+BEGIN_TIMEOUT_S = 30.0
+
+
+class MergedSource:
+    """What one member delivers of all orders, over all runs that go on from each other. `close` it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        hub: CastHub | None = None,
+        life: MemberIncarnation | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        """`hub`: of a member that has one; `life`: begin with its first view; `cut`: begin there."""
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.hub = hub
+        self._life = life
+        self._cut = cut
+        self._shared: Shared | None = None
+        self._log: MergedLog | None = None
+        self._waits_until_s: float | None = None
+
+    def may_open(self, timeout: float) -> bool:
+        """Wait so long at most until it is known where it begins. Raises AbcastError if that takes BEGIN_TIMEOUT_S."""
+        if self._log is not None or self._cut is not None or self._life is None:
+            return True
+        assert self.hub is not None
+        if self.hub.wait_for_begin(self._life, timeout) is not None:
+            return True
+        now_s = time.monotonic()
+        self._waits_until_s = self._waits_until_s or now_s + BEGIN_TIMEOUT_S
+        if now_s < self._waits_until_s:
+            return False
+        raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
+
+    def open(self, first: int, *, or_end: bool = True) -> MergedLog:
+        """The log, from that seqno on if it was not open; once it may. `or_end`: DATA need not reach that far.
+
+        Raises BrokerUnreachable, HistoryUnavailable, TopicMissing; ProtocolViolation, as `DataLog.after` does.
+        """
+        if self._log is None:
+            self._shared = self._shared or share(self.connection)
+            topics = CastTopics(self.connection, self._shared.desk, self.group, self.address.site)
+            try:
+                begin = self._begin(topics, first, or_end)
+            except HistoryUnavailable as gone:
+                why = str(gone).removesuffix(" Read on from the ledger.")
+                raise HistoryUnavailable(
+                    f"{why} Deliveries with casts come from Kafka alone: begin later (`from_seqno`), and read what is "
+                    "older with `abcast query`."
+                ) from gone
+            self._log = MergedLog(self._shared.feed(self.group, self.address.site), topics, begin)
+        return self._log
+
+    def _begin(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
+        if self._cut is not None:
+            return self._begin_of_cut(topics, self._cut)
+        if self._life is None:
+            return self._begin_at(topics, first, or_end)
+        begin = self.hub.wait_for_begin(self._life, 0.0) if self.hub is not None else None
+        assert begin is not None
+        return begin
+
+    def _begin_of_cut(self, topics: CastTopics, cut: Cut) -> Begin:
+        with (
+            contextlib.closing(self.connection.consumer()) as consumer,
+            DataLog(self.connection, self.group, self.address.site) as log,
+            self.connection.reachable(),
+        ):
+            places = topics.partitions()
+            offsets = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
+            if cut.cluster_id == self.connection.cluster_id():
+                offsets |= {place: at for place, at in cut.offsets.items() if place in offsets}
+            return Begin(log.after(cut.seqno), cut.state, offsets)
+
+    def _begin_at(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
+        with (
+            contextlib.closing(self.connection.consumer()) as consumer,
+            DataLog(self.connection, self.group, self.address.site) as log,
+            self.connection.reachable(),
+        ):
+            places = topics.partitions()
+            if first <= 1:
+                beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
+                dropped_at = self._dropped_at(consumer, beginnings)
+                if dropped_at is None:
+                    return Begin(log.after(0), MergedState(), beginnings)
+                found = consumer.offsets_for_times({log.partition: dropped_at + MARGIN_MS})[log.partition]
+                last = log.state(log.end() if found is None else found.offset).view
+                nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
+                return Begin(log.after(0), nothing, beginnings)
+            ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
+            start = log.after(first - 1, or_end=or_end)
+            state = log.state(start.offset)
+            if state.membership.flush.id:
+                start = log.after(state.membership.flush.id - 1)
+                state = log.state(start.offset)
+            start = start._replace(reader=Reader(state.epoch, state.seqno))  # it may begin before `first`
+            stored = next(log.records(start.offset, log.end()), None)
+            if stored is None:
+                return Begin(start, newcomer(state, since_now()), ends)
+            at_ms = stored.timestamp_ms - MARGIN_MS
+            return Begin(
+                start,
+                newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
+                _since(consumer, ends, at_ms),
+            )
+
+    def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int | None:
+        """Until when, in ms, at most, what retention has dropped was written; None if it has dropped nothing.
+
+        The copy of another site's topic may lack what was dropped there before it was made. Raises BrokerUnreachable.
+        """
+        own = str(Topic(self.group, "cast", self.address.site))
+        ends = consumer.end_offsets(list(beginnings))
+        times: list[int] = []
+        for place, beginning in beginnings.items():
+            if not beginning and place.topic == own:
+                continue
+            read = read_range(self.connection, consumer, place, beginning, min(beginning + 1, int(ends[place])))
+            first = next(read, None)
+            if beginning or (first is not None and is_late_copy(first.headers)):
+                times.append(time.time_ns() // 10**6 if first is None else first.timestamp)
+        return max(times, default=None)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._log is not None:
+            self._log.close()
+        if self._shared is not None:
+            self._shared.release()
+        self._log = self._shared = None
+
+
+def _since(consumer: Consumer, ends: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
+    """Where the first casts stand that are not older."""
+    found = consumer.offsets_for_times(dict.fromkeys(ends, at_ms))
+    return {place: int(at.offset) if (at := found.get(place)) is not None else end for place, end in ends.items()}
+
+
+class MergedDeliveries(Deliveries):
+    """One run through a source."""
+
+    def __init__(
+        self,
+        source: MergedSource,
+        from_seqno: int | None,
+        timeout: float | None,
+        ledger: Location | None,
+        *,
+        is_shared: bool,
+        **options: Any,
+    ) -> None:
+        """`is_shared`: other runs go on from this one, so the source stays open. `options`: those of `Deliveries`."""
+        super().__init__(source.connection, source.group, source.address, from_seqno, timeout, ledger, **options)
+        self._source = source
+        self._is_shared = is_shared
+        self._in_hand: Cast | OrderedRecord | None = None
+        self._log: MergedLog | None = None
+
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        super().take()
+        if self._log is not None and self._in_hand is not None and self._log.ready[0] is self._in_hand:
+            self._log.ready.popleft()
+        self._in_hand = None
+
+    def run(self) -> Iterator[Any]:
+        """The messages, and the events if asked for. Raises as `Deliveries.run` does."""
+        try:
+            yield from super().run()
+        finally:
+            if not self._is_shared:
+                self._source.close()
+
+    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
+        first = self._next_seqno
+        while not self._source.may_open(POLL_S):
+            yield []
+        with DataLog(self.connection, self.group, self.address.site) as data:
+            self._silence.expect(data.end())
+        if self._events is not None and first <= self._counted:
+            yield from self._events_of_a_state(memory)
+        log = self._log = self._source.open(first, or_end=self.from_seqno is not None)
+        seqno = max(first - 1, self._counted)
+        while True:
+            if not log.ready:
+                # Only now: what was read and waits for the hub stood there, too, and is not given yet.
+                self._silence.read_up_to(log.position)
+                log.step(log.read(POLL_S))
+                yield []
+            while log.ready:
+                record = log.ready[0]
+                fate = self._fate(record)
+                if fate is not DeliveryStatus.DELIVERED:
+                    if fate is DeliveryStatus.NEVER:
+                        log.ready.popleft()
+                    yield []
+                    continue
+                if isinstance(record, OrderedRecord):
+                    seqno = max(seqno, record.seqno)
+                place = self._merged_place(record, seqno, first)
+                self._in_hand = record if place[2] is not None else None
+                if place[2] is None:
+                    log.ready.popleft()
+                yield [place]
+                if self._in_hand is not None:
+                    self.take()
+                self._next_seqno = seqno + 1
+
+    def _events_of_a_state(self, memory: MemberMemory) -> Iterator[list[Place]]:
+        """Of what a state counts, the events are given all the same."""
+        with contextlib.closing(self._from_kafka(memory)) as reading:
+            for batch in reading:
+                places = list(batch)
+                yield [place for place in places if place[0] <= self._counted]
+                if places and places[-1][0] >= self._counted:
+                    return
+
+    def cut(self) -> Cut | None:
+        """Where the application stands in all orders; None while something is delivered here and not taken by it."""
+        log = self._log
+        if log is None or log.ready or log.merger.causal.seqno < self.taken_seqno:
+            return None
+        behind = log.behind
+        return Cut(behind.state, behind.offsets)
+
+    def _fate(self, record: Cast | OrderedRecord) -> DeliveryStatus:
+        hub = self._source.hub
+        return DeliveryStatus.DELIVERED if hub is None else hub.fate(record, POLL_S)
+
+    def _merged_place(self, record: Cast | OrderedRecord, seqno: int, first: int) -> Place:
+        if isinstance(record, Cast):
+            return seqno, self._offset, cast_delivery(record)
+        effective = record.record
+        assert isinstance(effective, Effective)
+        self._offset = effective.offset + 1
+        if record.seqno < first:
+            if record.kind != MESSAGE and self._events is not None:
+                self._place(effective)
+            return record.seqno, self._offset, None
+        return self._place(effective)
+
+    _offset = 0
+
+
+def cast_delivery(cast: Cast) -> Delivery:
+    """A cast as an application sees it."""
+    return Delivery(
+        0,
+        cast.sender,
+        cast.incarnation,
+        cast.local_seqno,
+        cast.payload,
+        cast.headers,
+        cast.view,
+        0,
+        cast.written_at_ms,
+        order=cast.order,
+    )

@@ -1,0 +1,78 @@
+"""The application's block() and unblock(): called in the order of the log, by one thread for all lives of a member.
+
+Which calls there are is the participant's to say (`ordering.participant.participant`). The calls never overlap: a new
+life's wait for those of the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from ordering.base.errors import AbcastError
+
+Callback = Callable[[], object]
+CLOSE_TIMEOUT_S = 2.0
+_logger = logging.getLogger(__name__)
+
+
+class Callbacks:
+    """The calls and their thread, which starts with the first of them. Thread-safe. `close` it."""
+
+    def __init__(self, address: str, block: Callback | None = None, unblock: Callback | None = None) -> None:
+        self._address = address
+        self._block = block or _nothing
+        self._unblock = unblock or _nothing
+        self._calls: queue.Queue[Callback | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller is one of the callbacks."""
+        return threading.current_thread() is self._thread
+
+    def block(self) -> None:
+        """Let it finish what it has to say."""
+        self._put(self._block)
+
+    def then(self, call: Callback) -> None:
+        """Call that, when all calls before it have returned."""
+        self._put(call)
+
+    def unblock(self) -> None:
+        """Let it go on."""
+        self._put(self._unblock)
+
+    def close(self) -> None:
+        """End the thread, after the calls that it has still to make."""
+        with self._lock:
+            thread = self._thread
+        if thread is None:
+            return
+        self._calls.put(None)
+        if thread is not threading.current_thread():
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _put(self, call: Callback) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"abcast-{self._address}-callbacks", daemon=True)
+                self._thread.start()
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except AbcastError as error:
+                _logger.warning("%s: %s", self._address, error)
+            except BaseException:
+                # An application's mistake, sys.exit() also, must not hold up the group: the flush goes on.
+                _logger.exception("a callback of the application failed")
+
+
+def _nothing() -> None:
+    """What is called if the application has given no callback."""

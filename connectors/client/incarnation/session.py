@@ -1,0 +1,153 @@
+"""What an application waits for in one life of a member: its view, its leave, its quiet points.
+
+The forwarder's thread reads the log and drives the participant (`ordering.participant.participant`); here the
+application's threads ask for something, wait until the participant says that it has come, and hear why it has not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from connectors.client.incarnation.forwarder import Forwarder
+from ordering.base.errors import AbcastError, Excluded, FlushFailed, NotOrderedInTime, UsageError
+from ordering.participant.events import ViewChange
+from ordering.participant.participant import STOPPED, FlushRequest, Participant
+from ordering.participant.participant_events import Asked, FlushDone, FlushUnwanted
+from ordering.participant.participant_table import Cause, ParticipantPhase
+
+LEAVE_POLL_S = 0.1
+_logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One life of a member in its group, as the application's threads wait for it. Thread-safe; it owns nothing."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self.address = str(forwarder.address)
+        self._forwarder = forwarder
+
+    @property
+    def _participant(self) -> Participant:
+        return self._forwarder.participant
+
+    def _wait(self, condition: Callable[[Participant], object], timeout: float) -> None:
+        """Until that holds, or this life ends, or the time is over."""
+        forwarder = self._forwarder
+        with forwarder.changed:
+            forwarder.changed.wait_for(
+                lambda: condition(forwarder.participant) or forwarder.has_ended, max(0.0, timeout)
+            )
+
+    def join(self, timeout: float) -> ViewChange:
+        """Become a member; the first view with this life. May be called again.
+
+        Raises NotOrderedInTime, Superseded, BrokerUnreachable, UsageError (it was closed meanwhile).
+        """
+        deadline = time.monotonic() + timeout
+        receipt = self._forwarder.join()
+        if receipt is not None:
+            receipt.result(timeout)
+        self._wait(lambda now: now.joined_at is not None or now.is_ending, deadline - time.monotonic())
+        now = self._participant
+        if now.joined_at is not None:
+            return now.joined_at
+        if now.is_ending:
+            raise UsageError(f"{self.address} is closed.")
+        self._forwarder.check()
+        raise NotOrderedInTime(
+            f"{self.address} has asked to join, but no view came within {timeout:g} s: does the group's "
+            "sequencer run (`abcast status`)? A flush may be waiting for another member."
+        )
+
+    def leave(self, timeout: float) -> None:
+        """Leave the group, after everything that was broadcast. Raises NotOrderedInTime, Excluded, Superseded."""
+        deadline = time.monotonic() + timeout
+        was_dead = self._participant.is_dead
+        receipt = self._forwarder.tell(Asked(Cause.LEAVE))
+        while receipt is not None and self._participant.phase is ParticipantPhase.LEAVING:
+            left = deadline - time.monotonic()
+            try:
+                receipt.result(max(0.0, min(left, LEAVE_POLL_S)))
+            except NotOrderedInTime:
+                if left <= LEAVE_POLL_S:
+                    raise
+            else:
+                return
+        if was_dead or (receipt is not None and not receipt.done()):
+            raise Excluded(f"{self.address} was taken for dead before it could leave.")
+
+    def start_flush(self, timeout: float) -> FlushRequest:
+        """Ask for a quiet point and wait for it. Raises FlushFailed, Excluded."""
+        self._forwarder.want_flush()
+        try:
+            self._wait(lambda now: _is_decided(now) or not _is_in(now), timeout)
+            request = self._check_still_in()
+            if request is not None and request.outcome:
+                raise FlushFailed(
+                    f"the flush of {self.address} did not come about: {request.outcome}. Try again later."
+                )
+            if request is None or not request.is_quiet:
+                raise FlushFailed(
+                    f"not all members were quiet within {timeout:g} s: one of their block() takes too long?"
+                )
+        except BaseException:
+            self.give_up_flush()
+            raise
+        return request
+
+    def give_up_flush(self) -> None:
+        """Forget the quiet point, and stop it, unless it is over; does not wait for that."""
+        try:
+            if _is_in(self._participant) and self._participant.request is not None:
+                self._forwarder.tell(FlushUnwanted())
+        except AbcastError as error:
+            _logger.warning("%s could not stop its flush, which the group ends later: %s", self.address, error)
+
+    def stop_flush(self, timeout: float) -> None:
+        """Let all members send again, and wait for it.
+
+        Raises FlushFailed, Excluded if the quiet point was over before; NotOrderedInTime if its end is not ordered.
+        """
+        try:
+            if _is_in(self._participant):
+                self._forwarder.tell(FlushDone())
+                self._wait(lambda now: _outcome(now) or not _is_in(now), timeout)
+            outcome = _outcome(self._participant)
+            if not outcome:
+                self._check_still_in()
+        finally:
+            self.give_up_flush()
+        if not outcome:
+            raise NotOrderedInTime(
+                f"the end of the flush of {self.address} was not ordered within {timeout:g} s: does the group's "
+                "sequencer run (`abcast status`)?"
+            )
+        if outcome != STOPPED:
+            raise FlushFailed(
+                f"the quiet point of {self.address} was over before its end ({outcome}), so others may have sent in it."
+            )
+
+    def _check_still_in(self) -> FlushRequest | None:
+        now = self._participant
+        if now.is_dead:
+            raise Excluded(f"{self.address} was taken for dead during its flush, so others may have sent in it.")
+        self._forwarder.check()
+        if now.is_ending:
+            raise UsageError(f"{self.address} is closed.")
+        return now.request
+
+
+def _is_in(now: Participant) -> bool:
+    """Whether this life may have a quiet point."""
+    return not (now.is_dead or now.is_ending)
+
+
+def _is_decided(now: Participant) -> bool:
+    """Whether the quiet point is there, or will not come."""
+    return now.request is None or now.request.is_quiet or bool(now.request.outcome)
+
+
+def _outcome(now: Participant) -> str:
+    return now.request.outcome if now.request is not None else ""

@@ -1,0 +1,1 @@
+"""Letters: sending and receiving unicast messages."""

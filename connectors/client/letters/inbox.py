@@ -1,0 +1,286 @@
+"""The receiving half of unicast: the letters to one member, in the order of its inbox log.
+
+All letters to a member stand in one partition of its site's inbox topic, the one that Kafka's usual partitioner gives
+the member's address. What is taken is a pure function of that partition (`ordering.letters.inbox`), so the number of
+partitions must stay what it was at the first letter, and no retention may drop the log's beginning. `abcast maintain`
+may: it notes what the rule had made of it (`ordering.letters.letter_care`), and a run begins with that.
+
+Invariant. What the application was given are the letters that the rule takes, each once, as long as this run lasts. The
+offset up to which they were *taken* is committed (`connectors.client.memory.bookmark`). After kill -9 a run reads the
+partition from its beginning, makes the received table again, and gives what stands at the committed offset or behind
+it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
+offset Kafka has forgotten is told so (`connectors.client.memory.member_memory`).
+
+The partition is the log that it was (`connectors.kafka.log.same_log_consumer`). With the offset stands a trace of a
+record below it, which a run compares as it comes by: else a log that was made anew, or has lost its end, and has grown
+again would give nothing up to that offset.
+
+A run that is overtaken by such a purge begins again with the newer note. A letter that was deleted although this name
+had not taken it is told (HistoryUnavailable). A run that is to begin at the beginning takes what is left; what is
+deleted before it has come there is told.
+
+The cost: a start reads all that is left of the partition, payloads of other receivers included (Kafka sends no headers
+alone); memory is one row a sender.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import TopicPartition
+
+from connectors.client.deliveries.deliveries import POLL_S
+from connectors.client.memory.bookmark import Bookmark, PositionMark
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.values.letter import Letter
+from connectors.client.values.silence import Silence
+from connectors.kafka.codec.letter_codec import decode_letter, is_state_letter
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_cursor import RETRY_PAUSE_S
+from connectors.kafka.log.same_log_consumer import SameLogConsumer, Trace, trace_of
+from connectors.kafka.topics.letter_bases import partition_of, read_noted
+from connectors.kafka.topics.topics import inbox_partitions
+from connectors.kafka.transport import Consumer
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, PositionLost, UsageError
+from ordering.base.names import Address
+from ordering.letters.inbox import InboxReader
+from ordering.letters.letter_care import NO_BASE, Base, base_at
+
+_logger = logging.getLogger(__name__)
+
+
+def inbox_partition(connection: Connection, consumer: Consumer, group: str, address: Address) -> TopicPartition:
+    """Where a member's letters are: the partition in which a producer puts its address as the key.
+
+    Raises TopicMissing, BrokerUnreachable.
+    """
+    partitions = inbox_partitions(connection, consumer, group, address.site)
+    return partitions[partition_of(str(address), len(partitions))]
+
+
+class Inbox:
+    """One run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
+
+    A letter counts as *taken* as `connectors.client.values.stream` says.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        timeout: float | None,
+        *,
+        from_beginning: bool = False,
+    ) -> None:
+        """Raises UsageError."""
+        if timeout is not None and timeout < 0:
+            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.timeout = timeout
+        self.from_beginning = from_beginning
+        self.finished = threading.Event()
+        self._key = str(address).encode("ascii")
+        self._stopping = threading.Event()
+        self._reader = InboxReader()
+        self._failing = False
+        self._known: Trace | None = None
+        """Of a record that an earlier run has read, and this one has yet to meet."""
+        self._read_last: Trace | None = None
+        """Of the last record up to which all is taken, or one before."""
+        self._bookmark = Bookmark(f"{address}'s inbox")
+
+    def stop(self) -> None:
+        """End the run: the application's loop ends as if there were no more letters."""
+        self._stopping.set()
+
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        self._bookmark.take()
+
+    def run(self) -> Iterator[Letter]:
+        """The letters.
+
+        Raises BrokerUnreachable (at the start), TopicMissing, HistoryChanged, HistoryUnavailable, PositionLost.
+        """
+        try:
+            memory = MemberMemory(self.connection, self.group, self.address)
+            try:
+                with closing(self.connection.consumer()) as consumer:
+                    yield from self._receive(memory, consumer)
+            finally:
+                # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                if not sys.is_finalizing():
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
+        finally:
+            self.finished.set()
+
+    def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
+        partition = inbox_partition(self.connection, consumer, self.group, self.address)
+        self._log = SameLogConsumer(consumer, self._changed)
+        try:
+            if self.from_beginning:  # what is remembered may be of another log
+                memory.remember_letters_taken(partition, 0)
+            first, self._known = memory.letters_taken(partition)
+        except PositionLost:
+            self._begin(consumer, partition, 0)  # that letters are gone is told first
+            raise
+        self._bookmark.begin(PositionMark(first, first), first, functools.partial(self._remember, memory, partition))
+        silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
+        position: int | None = None
+
+        def begin() -> None:
+            nonlocal position
+            position, end = self._begin(consumer, partition, first, position)
+            bookmark.pass_over(position, position)
+            silence.expect(end)
+            silence.read_up_to(position)
+
+        begin()
+        while not self._stopping.is_set():
+            try:
+                records = self._poll(partition)
+            except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+                first = max(first, bookmark.taken.number)
+                begin()
+                continue
+            for record in records:
+                self._compare(partition, record)
+                letter = self._judge(record, is_new=record.offset >= first)
+                if letter is not None and record.offset >= first:
+                    bookmark.hand_out(record.offset + 1, record.offset + 1)
+                    yield letter
+                    bookmark.take()
+                    self._read_last = trace_of(record)
+                    silence.broken(time.monotonic())
+                    bookmark.commit_if_due()
+                    if self._stopping.is_set():
+                        return
+            if (reached := consumer.position(partition)) != position:
+                position = reached
+                bookmark.pass_over(position, position)
+                self._read_last = trace_of(records[-1]) if records else self._read_last
+                silence.read_up_to(position)
+            bookmark.commit_if_due()
+            if silence.is_over:
+                return
+
+    def _begin(
+        self, consumer: Consumer, partition: TopicPartition, taken: int, read_to: int | None = None
+    ) -> tuple[int, int]:
+        """Go to the log's first record, with what is noted of all before; where the log begins and ends now.
+
+        `read_to`: where this run would read on, if it has begun before. Raises HistoryUnavailable if a part is missing,
+        and nothing is noted of it that can be read, or if letters in it were not taken.
+        """
+        beginning, end = self._span(consumer, partition)
+        base, is_noted = NO_BASE, beginning == 0
+        while not is_noted:
+            noted = read_noted(self.connection, consumer, self.group, self.address.site, {str(self.address)})
+            base = base_at(noted.bases.get(str(self.address), ()), beginning)
+            is_noted = beginning in noted.beginnings.get(partition.partition, ())
+            before, (beginning, end) = beginning, self._span(consumer, partition)
+            if beginning == before:
+                break
+            is_noted = False  # the notes may be of the beginning before, or of this one
+        if not is_noted or end < taken:
+            raise HistoryUnavailable(
+                f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
+                f"needs all from 0 on and was at {taken} before. Inbox topics must have no retention."
+            )
+        if base.is_damaged:
+            raise HistoryUnavailable(
+                f"letters to {self.address} were deleted, and what is noted of those below offset {base.below} of "
+                f"{partition.topic}-{partition.partition} can't be read: which come next is not known. "
+                "Take a new name."
+            )
+        if self._has_missed(base, taken, read_to):
+            raise HistoryUnavailable(
+                f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps them for "
+                "so long and no longer. inbox(from_beginning=True) gives those that are left."
+            )
+        self._reader = InboxReader(base.received)
+        self._log.read({partition: beginning})
+        if self._known is not None and self._known.offset < beginning:
+            self._known = None
+        return beginning, end
+
+    def _has_missed(self, base: Base, taken: int, read_to: int | None) -> bool:
+        """Whether letters were deleted that this run is to give.
+
+        One from the beginning gives what is left when it begins. If it is overtaken later, letters that it had not read
+        are in the base's table, and not in its own.
+        """
+        if not self.from_beginning:
+            return base.lost > taken
+        return read_to is not None and base.below > read_to and base.received != self._reader.received
+
+    def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+        with self.connection.reachable():
+            beginning = int(consumer.beginning_offsets([partition])[partition])
+            return beginning, int(consumer.end_offsets([partition])[partition])
+
+    def _poll(self, partition: TopicPartition) -> Sequence[Any]:
+        try:
+            polled = self._log.poll(POLL_S)
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+            raise  # the log's beginning has moved
+        except AuthorizationError as error:
+            raise self.connection.refused(error, "READ", partition.topic) from None
+        except KafkaError as error:
+            # The consumer connects again by itself; all we have to do is to ask again.
+            if not self._failing:
+                _logger.warning("reading %s: %r; trying again", partition.topic, error)
+            self._failing = True
+            time.sleep(RETRY_PAUSE_S)
+            return ()
+        records: Sequence[Any] = polled.get(partition, ())
+        self._failing = self._failing and not records
+        return records
+
+    def _compare(self, partition: TopicPartition, record: Any) -> None:
+        """See that what an earlier run has read stands there. Raises HistoryChanged."""
+        known = self._known
+        if known is not None and record.offset >= known.offset:
+            self._known = None
+            if trace_of(record) != known:
+                raise self._changed(partition, f"has another record at offset {known.offset}, or none")
+
+    def _changed(self, partition: TopicPartition, what: str) -> HistoryChanged:
+        return HistoryChanged(
+            f"{partition.topic}-{partition.partition} {what}: it was made anew, or has lost its end, and which letters "
+            f"{self.address} has taken of it is not known. inbox(from_beginning=True) gives all that are there; their "
+            "(sender, incarnation, local_seqno) tell which the application has seen."
+        )
+
+    def _judge(self, record: Any, is_new: bool) -> Letter | None:
+        """The letter, if the record is one for this member and the next one of its sender."""
+        key, headers = self._key, record.headers
+        # Other members' letters cost no more than this comparison.
+        if record.key != key:
+            return None
+        written = decode_letter(key, record.key, record.value, headers, record.timestamp)
+        if isinstance(written, str):
+            if is_new:
+                place = f"{record.topic}-{record.partition}:{record.offset}"
+                warn_seldom(_logger, "%s: skipped a malformed letter at %s: %s", self.address, place, written)
+            return None
+        is_next = self._reader.accept(written.sender, written.incarnation, written.local_seqno)
+        return Letter(*written) if is_next and not is_state_letter(headers) else None
+
+    def _remember(self, memory: MemberMemory, partition: TopicPartition, _: int, offset: int) -> None:
+        memory.remember_letters_taken(partition, offset, self._read_last)

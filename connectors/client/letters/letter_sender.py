@@ -1,0 +1,244 @@
+"""The sending half of unicast: a member's letters to other members, each receiver's in order, until Kafka has them.
+
+A letter goes to the inbox topic of the receiver's site *in the sender's own Kafka*; where that site has another Kafka,
+a relay copies the topic. No sequencer is involved, and no acknowledgement by the receiver: the log is durable.
+
+Invariant: the table holds, in the order of sending, all letters that are not *acknowledged*. A letter is acknowledged
+when its own produce request and those of all letters before it succeeded, and its record stands behind the records of
+all earlier acknowledged letters in its partition. So whatever is acknowledged is taken by the receiver's rule
+(`ordering.letters.inbox`), which drops what follows a gap.
+
+After a failed request a new producer sends the table from its beginning, also what succeeded behind the failure: that
+followed a gap. Repeats are dropped by the receiver (`connectors.client.tail.go_back_n`).
+
+A crash of the process loses what is in the table, the letters whose receipts have no result; the next start has a new
+incarnation, whose letters count from 1, so that no gap is left behind.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.client.tail.go_back_n import GoBackN
+from connectors.client.tail.sharing import share
+from connectors.client.values.letter import LetterReceipt
+from connectors.client.values.promise import raised_again
+from connectors.client.values.sending_limits import SendingLimits
+from connectors.kafka.codec.letter_codec import letter_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import inbox_partitions
+from connectors.kafka.transport import Sent
+from ordering.base.errors import AbcastError, LetterTableFull, NotWrittenInTime, UsageError
+from ordering.base.names import Address
+from ordering.base.records import LETTER, Headers
+from ordering.participant.forward_table import message_bytes
+
+POLL_S = 0.1
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A letter that is not acknowledged. `sent`: of its newest produce request; None if there was none yet."""
+
+    topic: str
+    payload: bytes
+    headers: list[tuple[str, bytes]]
+    size: int
+    receipt: LetterReceipt
+    sent: Sent | None = None
+
+
+class LetterSender:
+    """The letters of one incarnation. Thread-safe. `close` it, or its thread runs to the process's end."""
+
+    def __init__(
+        self, connection: Connection, group: str, address: Address, incarnation: int, limits: SendingLimits
+    ) -> None:
+        """`incarnation`: higher than that of every earlier start that sent letters. Raises BrokerUnreachable."""
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.incarnation = incarnation
+        self.limits = limits
+        self._topics: dict[str, str] = {}  # by site
+        self._changed = threading.Condition(threading.Lock())
+        self._stopping = threading.Event()
+        self._failure: AbcastError | None = None
+        self._table: deque[_Entry] = deque()
+        self._bytes = 0
+        self._sent = 0
+        self._last: dict[str, int] = {}  # the last local seqno by receiver
+        self._written: dict[TopicPartition, int] = {}  # offset of the last acknowledged record
+        self._shared = share(connection)
+        try:
+            producer = self._shared.producers.lease()
+        except BaseException:
+            self._shared.release()
+            raise
+        who = f"{address}'s letters"
+        self._sending = GoBackN(self._shared.producers, producer, who, self._changed, self._send_table)
+        self._thread = threading.Thread(target=self._run, name=f"abcast-letters-{group}-{address}", daemon=True)
+        self._thread.start()
+
+    # --- what applications call ---
+
+    def send(
+        self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None, kind: str = LETTER
+    ) -> LetterReceipt:
+        """Number the letter, keep it, send it. Raises TopicMissing, BrokerUnreachable, LetterTableFull."""
+        topic, to = self._inbox_topic(receiver.site), str(receiver)
+        size = message_bytes(payload, headers)
+        with self._changed:
+            self._wait_for_room(size, timeout)
+            local_seqno = self._last.get(to, 0) + 1
+            receipt = LetterReceipt(to, self.incarnation, local_seqno, self._changed)
+            wire = letter_headers(str(self.address), self.incarnation, local_seqno, headers, kind)
+            entry = _Entry(topic, payload, wire, size, receipt)
+            if not self._table:
+                self._sending.note_progress()
+                self._changed.notify_all()  # the thread waits for work
+            self._last[to] = local_seqno
+            self._table.append(entry)
+            self._bytes += size
+            self._sent += 1
+            self._produce(entry)
+        return receipt
+
+    def wait_written(self, timeout: float | None) -> None:
+        """Wait until all letters sent before are acknowledged. Raises NotWrittenInTime."""
+        with self._changed:
+            sent = self._sent
+            self._changed.wait_for(lambda: self._failure is not None or self._acknowledged >= sent, timeout)
+            if self._acknowledged >= sent:
+                return
+            self._raise_failure()
+            raise NotWrittenInTime(
+                f"{sent - self._acknowledged} letters of {self.address} were not written within {timeout:g} s. "
+                "Does Kafka run?"
+            )
+
+    def close(self) -> None:
+        """Stop at once. What is not acknowledged may be lost: its receipts raise NotWrittenInTime."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(self.connection.timeout + 5)
+        self._sending.close()
+        self._shared.release()
+        with self._changed:
+            self._fail_receipts(
+                NotWrittenInTime(f"{self.address} was closed before its letter was written. It may still be written.")
+            )
+
+    def _inbox_topic(self, site: str) -> str:
+        topic = self._topics.get(site)
+        if topic is None:
+            consumer = self.connection.consumer()
+            try:
+                topic = inbox_partitions(self.connection, consumer, self.group, site)[0].topic
+            finally:
+                consumer.close()
+            self._topics[site] = topic
+        return topic
+
+    # --- under the lock ---
+
+    @property
+    def _acknowledged(self) -> int:
+        return self._sent - len(self._table)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise raised_again(self._failure)
+        if self._stopping.is_set():
+            raise UsageError(f"{self.address} is closed.")
+
+    def _has_room(self, size: int) -> bool:
+        limits = self.limits
+        return not self._table or (
+            len(self._table) < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes
+        )
+
+    def _wait_for_room(self, size: int, timeout: float | None) -> None:
+        has_room = self._changed.wait_for(
+            lambda: self._has_room(size) or self._failure is not None or self._stopping.is_set(), timeout
+        )
+        self._raise_failure()
+        if not has_room:
+            raise LetterTableFull(
+                f"{len(self._table)} letters of {self.address} wait for Kafka, and no room came for another within "
+                f"{timeout:g} s. Does Kafka run? Send again later, or raise max_pending_records."
+            )
+
+    def _produce(self, entry: _Entry) -> None:
+        key = entry.receipt.receiver.encode("ascii")
+        entry.sent = self._sending.send(entry.topic, key, entry.payload, entry.headers)
+
+    def _send_table(self) -> None:
+        for entry in self._table:
+            self._produce(entry)
+
+    def _fail_receipts(self, error: AbcastError) -> None:
+        for entry in self._table:
+            entry.receipt.fail(error)
+        self._changed.notify_all()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._table or self._stopping.is_set())
+                    head = self._table[0].sent if self._table else None
+                if head is None or self._sending.has_failed:
+                    self._stopping.wait(POLL_S)
+                else:
+                    _wait_for(head, POLL_S)
+                self._acknowledge()
+                if self._table:
+                    self._sending.send_again_if_due()
+        except Exception as error:
+            # Whatever it is, the applications that wait must hear of it.
+            _logger.error("%s stops sending letters", self.address, exc_info=not isinstance(error, AbcastError))
+            failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
+            with self._changed:
+                self._failure = failure
+                self._fail_receipts(failure)
+
+    def _acknowledge(self) -> None:
+        with self._changed:
+            before = self._acknowledged
+            while self._table and (sent := self._table[0].sent) is not None and sent.is_done:
+                if not self._is_written(sent):
+                    break
+                entry = self._table.popleft()
+                self._bytes -= entry.size
+                entry.receipt.resolve()
+            if self._acknowledged > before:
+                self._sending.note_progress()
+                self._changed.notify_all()
+
+    def _is_written(self, sent: Sent) -> bool:
+        """Whether the table's first letter stands where the invariant wants it; notes a failure if not."""
+        if sent.failed():
+            self._sending.note_failure(sent.exception)
+            return False
+        place, offset = sent.value.topic_partition, sent.value.offset
+        if offset <= self._written.get(place, -1):
+            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} stands before an earlier letter")
+            return False
+        self._written[place] = offset
+        return True
+
+
+def _wait_for(sent: Sent, timeout: float) -> None:
+    with contextlib.suppress(KafkaError):  # a failure, or not done in time: `sent` itself tells
+        sent.get(timeout)

@@ -1,0 +1,59 @@
+"""Reads old messages from the ledger, for members that come back after retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from connectors.client.values.delivery import Delivery, Place
+from connectors.kafka.codec.codec import given_headers, without_depends
+from connectors.ledger.history import read_rows
+from connectors.ledger.row import decode_row
+from connectors.storage.location import Location
+from ordering.base.errors import UsageError
+from ordering.base.records import MESSAGE, Data
+from ordering.participant.events import Event, EventReader
+
+
+def check_can_read_a_ledger() -> None:
+    """Whether the packages that it takes are installed. Raises UsageError."""
+    missing = [name for name in ("deltalake", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"ledger= needs {' and '.join(missing)}: pip install 'abcast[jobs]'.")
+
+
+def read_ledger(
+    directory: Location, group: str, from_seqno: int, events: EventReader | None = None
+) -> Iterator[list[Place]]:
+    """The ledger's rows of the group from `from_seqno` on, as places in the order.
+
+    The places of messages have deliveries; with `events`, those of views and the like have the events that it sees.
+    Raises as `read_rows`.
+    """
+    for rows in read_rows(directory, group, from_seqno):
+        yield [_place(row, events) for row in rows]
+
+
+def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
+    data, offset = decode_row(row), row.get("data_offset")
+    # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
+    # say more than where the next seqno is found.
+    next_offset = data.seqno if offset is None else offset + 1
+    if data.kind != MESSAGE:
+        return data.seqno, next_offset, _event(data, events)
+    sequenced_at = row.get("sequenced_at")
+    delivery = _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
+    return data.seqno, next_offset, delivery
+
+
+def _event(data: Data, events: EventReader | None) -> Event | None:
+    if events is None:
+        return None
+    return events.accept(data.kind, data.seqno, data.view, data.sender, data.payload)
+
+
+def _delivery(data: Data, sequenced_at_ms: int) -> Delivery:
+    message = data.seqno, data.sender, data.incarnation, data.local_seqno
+    times = data.forwarded_at_ms, sequenced_at_ms
+    return Delivery(*message, data.payload, without_depends(given_headers(data.headers)), data.view, data.epoch, *times)

@@ -1,0 +1,256 @@
+"""The outbox: a member's forward table on disk, so that what was accepted survives the process.
+
+A SQLite file of one member (WAL, `synchronous=NORMAL`: every accepted message survives kill -9; a power failure may
+take the last ones). It holds the incarnation too, so a restart *continues* it: what is sent again carries the same
+message ids, and the sequencer drops what it has already. Together: exactly once.
+
+A second process can't open the file. Acknowledged rows are deleted in batches; rows that are ordered but not yet
+deleted do no harm, since DATA tells on the next start. The file says from where on to look there: every row that it
+still has is ordered behind `seqno`, if it is.
+
+Casts stand in a table of their own, in the order in which they were accepted, until they are known to be written. A row
+gets the id of its cast before that is sent (`ordering.casts.left_casts` says what becomes of it after a restart).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ordering.base.errors import EnvironmentProblem, UsageError
+from ordering.base.records import Headers
+from ordering.casts.casts import Cast
+from ordering.casts.left_casts import LeftCast
+from ordering.participant.forward_table import Pending
+
+FORGET_RECORDS = 1000
+FORGET_SECONDS = 1.0
+"""Acknowledged rows are deleted when there are so many, or this long after the last deletion."""
+
+_APPLICATION_ID = 0x61626361  # "abca": tells our file from another application's
+_SCHEMA = f"""
+BEGIN EXCLUSIVE;
+CREATE TABLE owner (
+    group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL, acknowledged INTEGER NOT NULL,
+    seqno INTEGER
+);
+CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, headers TEXT);
+PRAGMA application_id = {_APPLICATION_ID};
+COMMIT;
+"""
+_CASTS = """
+CREATE TABLE IF NOT EXISTS casts (
+    place INTEGER PRIMARY KEY, casting TEXT NOT NULL, payload BLOB NOT NULL, headers TEXT,
+    incarnation INTEGER, local_seqno INTEGER, view INTEGER, seqno INTEGER
+)
+"""
+
+_NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
+_KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
+"""Columns are named: a later version may have added some, which are left alone."""
+
+
+class KeptCast(NamedTuple):
+    """A cast in the file. If it has left, DATA was delivered up to `seqno` then."""
+
+    place: int
+    left: LeftCast
+    seqno: int
+
+
+class Outbox:
+    """The outbox file of one member. Not thread-safe: the member locks around it.
+
+    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted; `seqno` is None
+    in a file of an earlier version.
+    """
+
+    def __init__(self, path: Path | str, group: str, member: str) -> None:
+        """Open or create the file.
+
+        Raises:
+            UsageError: another process has it open, or it belongs to another member.
+            EnvironmentProblem: it can't be opened, or it is damaged.
+        """
+        self.path = Path(path)
+        self._forgotten_at = time.monotonic()
+        with self._explained():
+            # By its whole path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
+            self._database = sqlite3.connect(
+                self.path.absolute(), timeout=0.5, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._explained():
+                self._open(group, member)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _open(self, group: str, member: str) -> None:
+        execute = self._database.execute
+        # The lock is taken at the first read and kept until the file is closed or the process dies.
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        is_new = not execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if is_new:
+            self._database.executescript(_SCHEMA)
+            execute(_NEW_OWNER, (group, member))
+        elif execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
+        elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
+            execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
+        execute(_CASTS)
+        # A write makes sure that the lock is an exclusive one, also where the file was only read so far.
+        execute("UPDATE owner SET acknowledged = acknowledged")
+        owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
+        if owner is None:
+            # Killed between creating the tables and the first row.
+            owner = (group, member, 0, 0, None)
+            execute(_NEW_OWNER, owner[:2])
+        if owner[:2] != (group, member):
+            raise UsageError(
+                f"{self.path} is the outbox of {owner[1]} in group {owner[0]}, not of {member} in {group}: each member "
+                "needs a file of its own."
+            )
+        self.incarnation, self.acknowledged = int(owner[2]), int(owner[3])
+        self.seqno: int | None = owner[4]
+
+    def close(self) -> None:
+        """Release the file."""
+        self._database.close()
+
+    def begin(self, incarnation: int, keep: Sequence[Pending] = (), seqno: int = 0) -> None:
+        """Start an incarnation at local seqno 1, with the messages `keep`. Whatever else was pending is dropped.
+
+        `seqno`: the last one in DATA, before anything of this incarnation. In one step: a crash leaves all of the old
+        or all of the new. Raises EnvironmentProblem.
+        """
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.execute("DELETE FROM pending")
+            self._database.execute(
+                "UPDATE owner SET incarnation = ?, acknowledged = 0, seqno = ?", (incarnation, seqno)
+            )
+            rows = [(number, pending.payload, _encode(pending.headers)) for number, pending in enumerate(keep, 1)]
+            self._database.executemany(_KEEP, rows)
+            self._database.execute("COMMIT")
+        self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
+
+    def pending(self) -> Iterator[Pending]:
+        """What was accepted and not forgotten, in increasing order of local seqnos. Raises EnvironmentProblem."""
+        with self._explained():
+            rows = self._database.execute("SELECT local_seqno, payload, headers FROM pending ORDER BY local_seqno")
+            for local_seqno, payload, headers in rows:
+                yield Pending(local_seqno, payload, _decode(headers))
+
+    def last(self) -> int:
+        """The highest local seqno given in this incarnation. Raises EnvironmentProblem."""
+        with self._explained():
+            (highest,) = self._database.execute("SELECT max(local_seqno) FROM pending").fetchone()
+        return max(self.acknowledged, highest or 0)
+
+    def append(self, local_seqno: int, payload: bytes, headers: Headers) -> None:
+        """Keep a message; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
+        with self._explained():
+            self._database.execute(_KEEP, (local_seqno, payload, _encode(headers)))
+
+    def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
+        """Everything up to `local_seqno` is ordered, and no more up to `seqno`: forget it, unless that is better later.
+
+        `seqno`: None if it is not known better than before.
+        """
+        ordered = local_seqno - self.acknowledged
+        now = time.monotonic()
+        if not ordered or not (at_once or ordered >= FORGET_RECORDS or now - self._forgotten_at >= FORGET_SECONDS):
+            return
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.execute("DELETE FROM pending WHERE local_seqno <= ?", (local_seqno,))
+            seqno = self.seqno if seqno is None else seqno
+            self._database.execute("UPDATE owner SET acknowledged = ?, seqno = ?", (local_seqno, seqno))
+            self._database.execute("COMMIT")
+        self.acknowledged, self.seqno = local_seqno, seqno
+        self._forgotten_at = now
+
+    # --- casts ---
+
+    def last_cast(self) -> int:
+        """The highest place of a cast in the file, 0 if there is none. Raises EnvironmentProblem."""
+        with self._explained():
+            (highest,) = self._database.execute("SELECT max(place) FROM casts").fetchone()
+        return int(highest or 0)
+
+    def keep_cast(self, place: int, order: str, payload: bytes, headers: Headers) -> None:
+        """Keep a cast; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
+        with self._explained():
+            row = place, order, payload, _encode(headers)
+            self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
+
+    def number_cast(self, place: int, cast: Cast, seqno: int) -> None:
+        """It leaves as that, where DATA is delivered up to `seqno`. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute(
+                "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ? WHERE place = ?",
+                (cast.incarnation, cast.local_seqno, cast.view, seqno, place),
+            )
+
+    def forget_casts(self, places: Sequence[int]) -> None:
+        """They are written. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.executemany("DELETE FROM casts WHERE place = ?", [(place,) for place in places])
+            self._database.execute("COMMIT")
+
+    def casts(self, sender: str) -> list[KeptCast]:
+        """What was accepted and is not known to be written, in that order. Raises EnvironmentProblem."""
+        with self._explained():
+            rows = self._database.execute(
+                "SELECT place, casting, payload, headers, seqno, incarnation, local_seqno, view FROM casts "
+                "ORDER BY place"
+            ).fetchall()
+        kept = []
+        for place, order, payload, headers, seqno, incarnation, local_seqno, view in rows:
+            has_left = incarnation is not None
+            cast = Cast(sender, incarnation, local_seqno, order=order, view=view) if has_left else None
+            kept.append(KeptCast(place, LeftCast(order, payload, _decode(headers), cast), seqno or 0))
+        return kept
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._is_open_transaction():
+                self._database.execute("ROLLBACK")
+            # The names of SQLite's errors are not in Python 3.10, so the words have to do.
+            if "locked" in str(error):
+                raise UsageError(
+                    f"{self.path} is in use by another process: a member's outbox has one process at a time."
+                ) from error
+            raise EnvironmentProblem(
+                f"the outbox {self.path} can't be used ({error}). Is its directory there and writable, is the disk "
+                "full? If the file is damaged, move it away: the member then starts anew, without what was pending."
+            ) from error
+
+    def _is_open_transaction(self) -> bool:
+        database = getattr(self, "_database", None)
+        return database is not None and bool(database.in_transaction)
+
+
+def _encode(headers: Headers) -> str | None:
+    if not headers:
+        return None
+    return json.dumps([[name, base64.b64encode(value).decode("ascii")] for name, value in headers])
+
+
+def _decode(text: str | None) -> Headers:
+    if text is None:
+        return ()
+    return tuple((name, base64.b64decode(value)) for name, value in json.loads(text))

@@ -1,0 +1,157 @@
+"""Where a member's own deliveries begin, and where they go on: what `connect` was asked for, and what has come of it.
+
+They begin with the first view, with a seqno that the application names, or behind what a state counts that another
+member has supplied (`connectors.client.state.state_transfer`). Each run goes on where the one before ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from connectors.client.deliveries.cut import Cut
+from connectors.client.deliveries.deliveries import Deliveries
+from connectors.client.deliveries.merged_deliveries import MergedDeliveries, MergedSource
+from connectors.client.state.state_transfer import StateTransfer
+from connectors.client.tail.cast_hub import CastHub
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.storage.location import Location
+from ordering.base.errors import StateUnavailable, UsageError
+from ordering.base.names import Address
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE
+from ordering.participant.events import ViewChange
+
+
+class Choice(NamedTuple):
+    """The arguments of `connect`."""
+
+    from_ledger: bool = False
+    state: bool = False
+    or_history: bool = False
+    from_seqno: int | None = None
+
+
+class StartPosition:
+    """One member's. Not thread-safe: `connect` and `deliveries` of one member do not run side by side."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        ledger: Location | None,
+        transfer: StateTransfer | None,
+    ) -> None:
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.ledger = ledger
+        self.transfer = transfer
+        self.sources: Callable[[bool, Cut | None], MergedSource] | None = None
+        """Makes a source of all orders, for a member with casts; from its first view on (True), or from a cut."""
+        self.hub: Callable[[], CastHub | None] = lambda: None
+        self._cut: Cut | None = None
+        self._source: MergedSource | None = None
+        self._first_view = 0
+        self.is_ready = False
+        """Whether the member has what it has asked for in `connect`."""
+        self._first_seqno: int | None = None
+        self._counted_seqno = 0
+        self._newest: Deliveries | None = None  # that goes on from the one before
+
+    def check(self, choice: Choice) -> None:
+        """Whether the arguments fit together. Raises UsageError."""
+        from_ledger, state, or_history, from_seqno = choice
+        if state and (self.transfer is None or self.transfer.set_state is None):
+            raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
+        if state + from_ledger + (from_seqno is not None) > 1:
+            raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
+        if or_history and not state:
+            raise UsageError("or_history=True goes with state=True: it says what to do where no member has the state.")
+        if from_seqno is not None and from_seqno < 1:
+            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if self.is_ready and state:
+            raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
+        if self.is_ready and from_seqno is not None:
+            raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
+
+    def enter(self, view: ViewChange, choice: Choice, current: Callable[[], ViewChange | None], timeout: float) -> None:
+        """What is to be done after the first view. `current`: the newest one. Raises StateUnavailable, and more."""
+        counted: int | None = None
+        first = 1 if choice.from_ledger else choice.from_seqno
+        if self.transfer is not None:
+            if choice.state:
+                fetched = self.transfer.fetch(view, current, timeout, self.hub())
+                if fetched is not None:
+                    counted, self._cut = fetched
+                elif self._has_history(view):
+                    if not choice.or_history:
+                        raise self._no_state()
+                    first = 1
+            self.transfer.is_ready = True
+        self.is_ready = True
+        if first is not None or counted is not None:
+            self._newest = None
+        # One that was in the view when its process started has no first view to begin with.
+        self._first_seqno = first or view.seqno or (counted + 1 if counted is not None else None)
+        self._counted_seqno = counted or 0
+        self._first_view = view.seqno
+        self.close()
+
+    def deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
+        """What goes on where the last run of this member's own ended."""
+        first = self._first_seqno
+        taken = self._newest.taken_seqno if self._newest is not None else 0
+        if taken:  # that does not come again
+            first = max(first or 0, taken + 1)
+        if self.sources is not None:
+            return self._merged(first, timeout, events=events)
+        self._newest = Deliveries(
+            *(self.connection, self.group, self.address, first, timeout, self.ledger),
+            events=events,
+            counted=self._counted_seqno,
+            between=self.transfer.between if self.transfer is not None else None,
+        )
+        return self._newest
+
+    def _merged(self, first: int | None, timeout: float | None, *, events: bool) -> Deliveries:
+        assert self.sources is not None
+        if self._source is None:
+            with_view = bool(self._first_view) and self._first_seqno == self._first_view
+            self._source = self.sources(with_view, self._cut)
+        self._newest = MergedDeliveries(
+            *(self._source, first, timeout, self.ledger),
+            is_shared=True,
+            events=events,
+            counted=self._counted_seqno,
+            between=self.transfer.between if self.transfer is not None else None,
+        )
+        return self._newest
+
+    def close(self) -> None:
+        """Disconnect. The runs have ended."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _has_history(self, view: ViewChange) -> bool:
+        """Whether a message was ordered before its first view. Raises BrokerUnreachable."""
+        reader = Reader()
+        with DataLog(self.connection, self.group, self.address.site) as log:
+            if log.beginning() > 0:
+                return True  # what was dropped was not empty
+            for stored in log.records(0, log.end()):
+                data = stored.data
+                is_taken = reader.judge(data) is Verdict.TAKE
+                if is_taken and data.kind == MESSAGE:
+                    return not view.seqno or data.seqno < view.seqno
+        return False
+
+    def _no_state(self) -> StateUnavailable:
+        return StateUnavailable(
+            f"{self.group} has ordered messages before, and no member has the state that they made: {self.address} has "
+            "joined, and does not begin with nothing. connect(state=True, or_history=True) makes the state from the "
+            "group's first message on, connect(from_seqno=n) goes on from your own, connect() begins with the view."
+        )

@@ -1,0 +1,113 @@
+"""Letters of the kind `state`: what joiner and supplier say to each other
+(`connectors.client.state.state_transfer`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from connectors.kafka.codec.letter_codec import WrittenLetter
+from ordering.base.records import MAX_NUMBER, Headers
+
+H_STATE = "state"
+
+
+class RequestId(NamedTuple):
+    """The incarnation and local seqno of the letter that asks. A joiner's later requests are greater."""
+
+    incarnation: int
+    local_seqno: int
+
+
+class Request(NamedTuple):
+    """A joiner asks for a state that counts at least the messages up to `seqno`; `with_casts`: at a cut."""
+
+    seqno: int
+    with_casts: bool = False
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        numbers = [self.seqno, 1] if self.with_casts else [self.seqno]
+        return ((H_STATE, json.dumps(["request", *numbers]).encode("ascii")),)
+
+
+class Chunk(NamedTuple):
+    """Chunk `number` (from 0) of `total` of the state at `seqno`."""
+
+    request: RequestId
+    seqno: int
+    number: int
+    total: int
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        return ((H_STATE, json.dumps(["chunk", *self.request, *self[1:]]).encode("ascii")),)
+
+
+class Nothing(NamedTuple):
+    """The answer of a member that waits for the state itself, or has none with casts."""
+
+    request: RequestId
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        return ((H_STATE, json.dumps(["nothing", *self.request]).encode("ascii")),)
+
+
+def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | None:
+    """What a letter of the kind `state` says; None if it says nothing of that."""
+    try:
+        what, *numbers = json.loads(dict(letter.headers)[H_STATE])
+    except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
+        return None
+    if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
+        return None
+    if what == "request" and len(numbers) in (1, 2):
+        return Request(numbers[0], bool(numbers[1:] and numbers[1]))
+    if what == "nothing" and len(numbers) == 2:
+        return Nothing(RequestId(*numbers))
+    if what == "chunk" and len(numbers) == 5:
+        return Chunk(RequestId(*numbers[:2]), *numbers[2:])
+    return None
+
+
+@dataclass(slots=True)
+class StateAssembly:
+    """The answer to one request, as far as it has come. Takes each chunk once and in order, all of one answer."""
+
+    supplier: str
+    request: RequestId
+    heard_at: float
+    answer: tuple[int, int, int] | None = None
+    """The supplier's incarnation, the state's seqno, the number of its chunks."""
+    chunks: list[bytes] = field(default_factory=list)
+    is_nothing: bool = False
+    """It has none."""
+    incarnation: int = 1
+    """The supplier's in the view: what an earlier life of its name says is not for us."""
+
+    def accept(self, letter: WrittenLetter, what: Chunk | Nothing) -> bool:
+        """Whether it was the next chunk, or the answer that there is none."""
+        if (letter.sender, what.request) != (self.supplier, self.request) or letter.incarnation < self.incarnation:
+            return False
+        if isinstance(what, Nothing):
+            self.is_nothing = True
+            return True
+        return self._accept_chunk(letter, what)
+
+    def _accept_chunk(self, letter: WrittenLetter, chunk: Chunk) -> bool:
+        answer = (letter.incarnation, chunk.seqno, chunk.total)
+        if chunk.number != len(self.chunks):
+            return False
+        if self.answer not in (None, answer) or chunk.number >= chunk.total:
+            return False
+        self.answer = answer
+        self.chunks.append(letter.payload)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are here."""
+        return self.answer is not None and len(self.chunks) == self.answer[2]

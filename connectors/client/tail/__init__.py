@@ -1,0 +1,1 @@
+"""The tail of DATA, read once for all members of a process; producers and heartbeats that they share."""

@@ -1,0 +1,155 @@
+"""Who delivers follows a group's DATA: from the feed's window, or by itself when it is further back than that.
+
+Invariant. It gets exactly the effective records, each once and in order: the reading rule looks at nothing but the log,
+so two who begin at different offsets take the same records from where both are on (`ordering.base.reader`). One that
+leaves the window takes with it the epoch that was in force there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import logging
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kafka.errors import AuthorizationError
+from kafka.structs import TopicPartition
+
+from connectors.client.tail.tail_cache import TailBatch, TailCache
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.effective import Effective
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.reader import Reader
+
+_logger = logging.getLogger(__name__)
+
+
+class Followed(Protocol):
+    """What a follower needs of its feed (`connectors.client.tail.log_tailer`)."""
+
+    connection: Connection
+    window: TailCache
+    partition: TopicPartition
+    has_failed: bool
+
+    def check(self) -> None:
+        """Raise HistoryChanged if it has found so."""
+
+    def cursor(self, start: Start) -> DataCursor:
+        """A cursor of its own. Raises BrokerUnreachable."""
+
+    def enter(self, cursor: DataCursor | None = None) -> bool:
+        """One more uses it. If it does not run, it goes on with that cursor; True if it took it."""
+
+    def leave(self) -> None:
+        """One less uses it."""
+
+
+class LogReader:
+    """Reads on from a `Start`, by itself or from the window. Not thread-safe. `close` it.
+
+    `position`: the offset of the record that is read next.
+    """
+
+    def __init__(self, feed: Followed, start: Start) -> None:
+        self.position = start.offset
+        self._feed = feed
+        self._reader, self._quiet = start.reader, start.quiet
+        self._cursor: DataCursor | None = None
+        self._end = 0  # of the log when the cursor was opened: what is below is there, and read by that
+        self._is_user = False  # of the feed
+        self._is_failing = False
+
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for something that is not DATA."""
+        self._feed.window.pause(timeout, until)
+
+    def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
+        """The next effective records; none if none come in time, or no broker answers.
+
+        Raises as `DataCursor.poll`, also where the feed has found that the log has changed; KafkaRefused for a right
+        that is missing.
+
+        `or_when`: it waits no longer when that holds, and the feed was woken (`LogTailer.wake`).
+        """
+        self._feed.check()
+        if self._is_user:
+            batch = self._feed.window.batch_at(self, self.position, timeout, or_when)
+            if batch is not None:
+                return self._taken(batch)
+            self._leave()
+            self._feed.check()
+        elif self._cursor is None and self._feed.window.approach(self, self.position):
+            with contextlib.suppress(BrokerUnreachable):  # the feed has ended just now: it reads by itself, then
+                self._join()
+            return ()
+        cursor = self._cursor or self._connected(timeout)
+        if cursor is None:
+            return ()
+        self._cursor = cursor
+        try:
+            records = cursor.poll(timeout)
+        except AuthorizationError as error:
+            raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
+        self.position, self._reader = cursor.position, cursor.reader
+        has_caught_up = not records and self.position >= self._end
+        if has_caught_up or self._feed.window.approach(self, self.position):
+            self._join()
+        return records
+
+    def _connected(self, pause: float) -> DataCursor | None:
+        try:
+            cursor = self._feed.cursor(Start(self.position, self._reader, self._quiet))
+            self._end = cursor.end()
+        except BrokerUnreachable as error:
+            if not self._is_failing:
+                _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)
+            self._is_failing = True
+            time.sleep(pause)
+            return None
+        self._is_failing, self._quiet = False, None
+        return cursor
+
+    def _taken(self, batch: TailBatch) -> Sequence[Effective]:
+        if batch.end <= self.position:
+            return ()
+        records, last_seqno = batch.records, self._reader.last_seqno
+        if records and records[0].seqno <= last_seqno:  # it begins in the midst of the batch
+            records = records[bisect.bisect_right(records, last_seqno, key=operator.attrgetter("seqno")) :]
+        last_seqno = records[-1].seqno if records else last_seqno
+        self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
+        return records
+
+    def _join(self) -> None:
+        """Follow from the window, if it begins here or further back. If there is none, it begins here."""
+        feed, cursor = self._feed, self._cursor
+        if feed.has_failed:
+            return
+        # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
+        is_handed_over = feed.enter(cursor)
+        self._is_user = True
+        if not feed.window.join(self, self.position) and not is_handed_over:
+            self._leave()
+            return
+        if cursor is not None and not is_handed_over:
+            cursor.close()
+        self._cursor = None
+
+    def _leave(self) -> None:
+        self._is_user = False
+        self._feed.window.leave(self)
+        self._feed.leave()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._feed.window.leave(self)
+        if self._is_user:
+            self._leave()
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None

@@ -1,0 +1,275 @@
+"""A group's DATA as it comes, read once for all members of a process that are at one site.
+
+One thread follows the log and judges each record by the reading rule. Two kinds of readers get what it takes:
+
+* *Who sends* (`connectors.client.tail.subscription`) is called by that thread with its own records and all control
+  records, in their order. It hears everything from the offset on at which it knows the state of the log.
+* *Who delivers* (`connectors.client.tail.log_reader`) asks for what stands at its offset. The last records are kept in
+  a window. Who is further back reads by itself, and comes to the window when it has caught up.
+
+Invariant. Both get exactly the effective records, each once and in order, as if they had read the log alone.
+
+If retention has overtaken the thread (the process was suspended), it goes on at the log's end. Hearings are told the
+state there. Followers are behind the window, read by themselves, and find out by themselves what is gone.
+
+The locks: `telling` is held while hearings are called, so that none is called any more when it has been closed. They
+take the locks of their members under it. Who holds a member's lock takes `_asking` at most, under which DATA is read
+for a state. The window's lock is a leaf.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from kafka.errors import AuthorizationError
+from kafka.structs import TopicPartition
+
+from connectors.client.tail.log_reader import LogReader
+from connectors.client.tail.subscription import Listener, Subscription
+from connectors.client.tail.tail_cache import TailBatch, TailCache
+from connectors.client.values.promise import raised_again
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.log.effective import Effective, Messages
+from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
+from ordering.base.names import Address, Topic
+from ordering.base.reader import Reader
+from ordering.base.records import MESSAGE
+from ordering.sequencer.sequencer import SequencerState, absorb
+
+POLL_S = 0.1
+"""How often, at least, hearings may look whether something is due."""
+
+RELATED_RECORDS = 4_096
+"""A known state is brought up to date by reading on, if no more records than this have come."""
+
+JOIN_S = 15.0
+
+
+class LogTailer:
+    """Thread-safe. It runs while somebody uses it."""
+
+    def __init__(self, connection: Connection, group: str, site: str) -> None:
+        """Opens nothing yet."""
+        self.connection = connection
+        self.group = group
+        self.site = site
+        self.partition = TopicPartition(str(Topic(group, "data", site)), 0)
+        self.has_failed = False
+        self._changed: HistoryChanged | None = None
+        self._users = 0
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self.telling = threading.RLock()
+        self._hearings: dict[bytes, list[Subscription]] = {}
+        self._asking = threading.Lock()
+        self._log: DataLog | None = None
+        self._known: tuple[int, SequencerState] | None = None
+        self.window = TailCache()
+
+    def wake(self) -> None:
+        """Let followers look whether there is something for them that is not DATA."""
+        self.window.wake()
+
+    # --- who uses it ---
+
+    def hear(self, address: Address) -> Subscription:
+        """What comes from here on for a sender. `begin` it, `close` it. Raises BrokerUnreachable, TopicMissing."""
+        self.enter()
+        hearing = Subscription(self, str(address).encode("ascii"))
+        with self.telling:
+            self._hearings.setdefault(hearing.key, []).append(hearing)
+        return hearing
+
+    def follow(self, start: Start) -> LogReader:
+        """What stands at `start` and behind it. `close` it."""
+        return LogReader(self, start)
+
+    def enter(self, cursor: DataCursor | None = None) -> bool:
+        """One more uses it. If it does not run, it goes on with that cursor, or at the end; True if it took it."""
+        with self._starting:
+            self.check()
+            if self._thread is not None:
+                self._users += 1
+                return False
+            begins = cursor or self.cursor(self.end()[0])
+            self._users += 1
+            self._stopping = threading.Event()
+            self.window.open(begins.position)
+            self._thread = threading.Thread(
+                target=self._run, args=(begins, self._stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
+            )
+            self._thread.start()
+            return begins is cursor
+
+    def check(self) -> None:
+        """Raise HistoryChanged if the log has turned out to be another one."""
+        if self._changed is not None:
+            raise raised_again(self._changed)
+
+    def leave(self) -> None:
+        """One less uses it."""
+        with self._starting:
+            self._users -= 1
+            if self._users:
+                return
+            thread, self._thread = self._thread, None
+            self._stopping.set()
+            self.window.close()
+        if thread is not None and thread is not threading.current_thread():
+            # Everything that it waits for has a limit; should one fail, it is a daemon and goes with the process.
+            thread.join(JOIN_S)
+        with self._asking:
+            self._close_log()
+
+    def cursor(self, start: Start) -> DataCursor:
+        """A cursor of its own. Raises BrokerUnreachable."""
+        return DataCursor(self.connection.consumer(), self.partition, start)
+
+    # --- the state of the log ---
+
+    def end(self) -> tuple[Start, SequencerState]:
+        """Where DATA ends now, and the state there. Raises BrokerUnreachable, TopicMissing."""
+        with self._asked() as (_, end, state):
+            return Start(end, Reader(state.epoch, state.seqno)), state
+
+    def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
+        """Where who has everything up to `seqno` reads on, and where DATA ends now. Raises as `DataLog.after` does.
+
+        What has been read for others who asked is not read again.
+        """
+        with self._asked() as (log, end, state):
+            try:
+                return log.after(seqno, or_end=or_end, known=(end, state)), end
+            finally:
+                if not self._users:  # nobody would close it
+                    self._close_log()
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[tuple[DataLog, int, SequencerState]]:
+        """The log, where it ends now, and the state there; for one at a time."""
+        with self._asking:
+            try:
+                if self._log is None:
+                    self._log = DataLog(self.connection, self.group, self.site)
+                end, known = self._log.end(), self._known
+                if known is not None and end < known[0]:
+                    raise ends_earlier(self.partition.topic, known[1].seqno, self._log.state(end).seqno)
+                self._known = (end, self._state_at(self._log, end))
+            except BaseException:
+                self._close_log()
+                raise
+            yield self._log, *self._known
+
+    def _state_at(self, log: DataLog, end: int) -> SequencerState:
+        if self._known is not None and 0 <= end - self._known[0] <= RELATED_RECORDS:
+            below, state = self._known
+            with contextlib.suppress(HistoryUnavailable):
+                return absorb(state, [stored.data for stored in log.records(below, end)]) if end > below else state
+        return log.state(end)
+
+    def _close_log(self) -> None:
+        log, self._log, self._known = self._log, None, None
+        if log is not None:
+            log.close()
+
+    # --- the thread ---
+
+    def _run(self, cursor: DataCursor, stopping: threading.Event) -> None:
+        try:
+            while not stopping.is_set():
+                try:
+                    begins = cursor.position
+                    records = cursor.poll(POLL_S)
+                except HistoryUnavailable as gone:
+                    cursor = self._start_anew(cursor, gone, stopping)
+                    continue
+                if cursor.position > begins:
+                    batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
+                    self.window.add(batch, unless=stopping)
+                with self.telling:
+                    if not stopping.is_set():
+                        self._tell(records)
+        except AuthorizationError as error:
+            self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who listen must hear of it
+            self._fail(error, stopping)
+        finally:
+            cursor.close()
+
+    def _tell(self, records: Sequence[Effective]) -> None:
+        if not self._hearings:
+            return
+        heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
+        told: Iterable[Effective] = records
+        if isinstance(records, Messages):  # others', the most of what there is, cost no more than a look-up
+            told = records.at([index for index, key in enumerate(records.columns.key) if key in heard])
+        for record in told:
+            for key in [record.key] if record.kind == MESSAGE else heard:
+                if key in heard:
+                    heard[key].append(record)
+        for each in self._all():
+            each.hear(heard.get(each.key, []))
+            each.tell(_look_after)
+
+    def _all(self) -> list[Subscription]:
+        return [each for hearings in self._hearings.values() for each in hearings]
+
+    def _start_anew(self, cursor: DataCursor, gone: HistoryUnavailable, stopping: threading.Event) -> DataCursor:
+        try:
+            start, state = self.end()
+            if state.seqno < cursor.reader.last_seqno:
+                raise ends_earlier(self.partition.topic, cursor.reader.last_seqno, state.seqno)
+            fresh = self.cursor(start)
+        except BrokerUnreachable:
+            stopping.wait(POLL_S)
+            return cursor
+        cursor.close()
+        self.window.move(fresh.position, unless=stopping)
+        with self.telling:
+            for each in self._all():
+                each.miss(gone, state)
+        return fresh
+
+    def _fail(self, error: Exception, stopping: threading.Event) -> None:
+        if stopping.is_set():
+            return
+        self._changed = error if isinstance(error, HistoryChanged) else None
+        self.has_failed = True
+        self.window.end()
+        with self.telling:
+            for each in self._all():
+                each.tell(lambda listener: listener.end(error))
+
+    def forget(self, hearing: Subscription) -> None:
+        """It is closed. Called under `telling`."""
+        left = [each for each in self._hearings.pop(hearing.key) if each is not hearing]
+        if left:
+            self._hearings[hearing.key] = left
+
+
+def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:
+    """The error that says that a log ends earlier than it did."""
+    return HistoryChanged(
+        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. What comes "
+        "now may be other messages under the same seqnos: begin with what the group has now, with a new Member."
+    )
+
+
+def _look_after(listener: Listener) -> None:
+    listener.look_after()
+
+
+def _size(records: Sequence[Effective]) -> int:
+    if isinstance(records, Messages):
+        values, headers = records.columns.value, records.columns.headers
+    else:
+        values, headers = [record.value for record in records], [record.headers for record in records]
+    size = sum(map(len, filter(None, values)))
+    for given in filter(None, headers):
+        size += sum(len(value) for _, value in given)
+    return size

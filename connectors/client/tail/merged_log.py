@@ -1,0 +1,186 @@
+"""A group's DATA and casts, read together: what they deliver, in the order of `ordering.casts.merging`.
+
+Invariant. Everything that was delivered is in `ready` until the caller takes it from there, or was taken. `behind`
+tells where another reader goes on behind the last delivery; who begins there delivers what follows, and no more.
+
+Bounded, as `ordering.casts.causal` says: a cast that finds the queue full is read again when there is room, or when
+something has moved and nothing else comes. Something may always come: so it does not wait for that longer than
+AGAIN_AFTER_S, and each time in vain twice as long, since what is needed may stand far behind. While DATA is full, none
+of it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.client.tail.cast_reader import CastReader, CastTopics, Found
+from connectors.client.tail.log_tailer import LogTailer
+from connectors.kafka.codec.codec import depends_of
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.effective import Effective
+from ordering.base.errors import ProtocolViolation
+from ordering.base.reader import Reader
+from ordering.base.records import MESSAGE, VIEW
+from ordering.casts.casts import NO_VIEW, Cast, CastStep, CastVerdict, OrderedRecord
+from ordering.casts.merging import MergedState, Merger
+from ordering.membership.membership import MemberIncarnation
+
+AGAIN_AFTER_S = 1.0
+MAX_AGAIN_AFTER_S = 60.0
+SITES_APPEAR_S = 60.0
+"""So long after a view, a topic of one of its sites may appear at any moment. Later, there may never be one."""
+
+
+class Begin(NamedTuple):
+    """Where a reader begins: with that state, at those places. `first` is delivered before all that it reads."""
+
+    start: Start
+    state: MergedState
+    offsets: Mapping[TopicPartition, int]
+    first: tuple[Cast | OrderedRecord, ...] = ()
+
+
+class MergedLog:
+    """Not thread-safe. `close` it."""
+
+    def __init__(self, feed: LogTailer, topics: CastTopics, begin: Begin) -> None:
+        """Raises BrokerUnreachable."""
+        self.merger = Merger(begin.state)
+        self.ready: deque[Cast | OrderedRecord] = deque(begin.first)
+        self._start = begin.start
+        self._follower = feed.follow(begin.start)
+        self._reader = CastReader(topics, begin.offsets, feed.wake)
+        self._unread: deque[OrderedRecord] = deque()
+        self._held: dict[tuple[MemberIncarnation, int, int], tuple[TopicPartition, int]] = {}
+        self._full_at: dict[TopicPartition, int] = {}
+        self._full_since = 0.0
+        self._again_after_s = AGAIN_AFTER_S
+        self._progress = 0
+        self._sites: set[str] = set()
+        self._sites_of = NO_VIEW
+        self._sites_since = 0.0
+        self._is_closed = False
+
+    @property
+    def position(self) -> int:
+        """The offset in DATA up to which it has read."""
+        return self._follower.position
+
+    def read(self, timeout: float) -> list[Found]:
+        """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
+        if not self._unread:
+            records = self._follower.poll(timeout, lambda: self._reader.has_news)
+            self._unread.extend(map(ordered, records))
+        elif not self._reader.has_news:
+            self._follower.pause(timeout, lambda: self._reader.has_news)
+        return self._reader.take()
+
+    def step(self, found: Sequence[Found]) -> None:
+        """Deliver what can be delivered of what was read."""
+        self._read_data()
+        for place, offset, cast in found:
+            step = self._take(cast)
+            if step.verdict is CastVerdict.HOLD:
+                self._held[_key(cast)] = place, offset
+            elif step.verdict is CastVerdict.FULL:
+                if not self._full_at:
+                    self._full_since = time.monotonic()
+                self._full_at.setdefault(place, offset)
+        if found:
+            self._read_data()
+        self._reader.is_awaited = self._awaits_others()
+        self._read_again(is_idle=not found and not self._unread)
+
+    def _awaits_others(self) -> bool:
+        """Whether casts are to come from a topic that may not be read yet: something waits, or a site is new."""
+        causal = self.merger.causal
+        if self._sites_of != causal.view:
+            self._sites_of, self._sites_since = causal.view, time.monotonic()
+            self._sites = {life.address.partition("/")[0] for life in causal.lives}
+        if causal.waiting > 0 or causal.room.holding > 0:
+            return True
+        if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
+            return False
+        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._reader.next}
+
+    def _read_data(self) -> None:
+        while self._unread:
+            record = self._unread[0]
+            is_plain = record.kind == MESSAGE and record.depends is None
+            if is_plain and self.merger.pass_message(record.seqno):
+                self._deliver(record)
+            elif self._take(record).verdict is CastVerdict.FULL:
+                return
+            self._unread.popleft()
+
+    def _take(self, record: Cast | OrderedRecord) -> CastStep:
+        step = self.merger.step(record)
+        for delivery in step.deliveries:
+            self._deliver(delivery)
+        for cast in step.dropped:
+            self._held.pop(_key(cast), None)
+        return step
+
+    def _deliver(self, record: Cast | OrderedRecord) -> None:
+        self.ready.append(record)
+        if isinstance(record, Cast):
+            self._held.pop(_key(record), None)
+        elif isinstance(record.record, Effective):
+            effective = record.record
+            self._start = Start(effective.offset + 1, Reader(effective.epoch, effective.seqno))
+
+    def _read_again(self, *, is_idle: bool) -> None:
+        """Go back to where the queue was full, if that may help."""
+        if not self._full_at:
+            return
+        has_moved = self.merger.progress != self._progress
+        has_room, has_waited = self.merger.is_half_empty, time.monotonic() - self._full_since >= self._again_after_s
+        if has_room or (has_moved and (is_idle or has_waited)):
+            self._again_after_s = AGAIN_AFTER_S if has_room else min(2 * self._again_after_s, MAX_AGAIN_AFTER_S)
+            self._progress = self.merger.progress
+            self._reader.again(self._full_at)
+            self._full_at = {}
+
+    @property
+    def behind(self) -> Begin:
+        """Where another reader goes on behind all that was delivered here."""
+        offsets = dict(self._reader.next)
+        for place, offset in (*self._held.values(), *self._full_at.items()):
+            offsets[place] = min(offsets[place], offset)
+        return Begin(self._start, self.merger.state, offsets)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._reader.close()
+            self._follower.close()
+
+
+def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
+    return cast.life, cast.view, cast.local_seqno
+
+
+def ordered(record: Effective) -> OrderedRecord:
+    """A record of DATA as the core knows it. Raises ProtocolViolation."""
+    depends = depends_of(record.headers) if record.headers else None
+    if record.kind == MESSAGE:
+        who = record.sender, record.incarnation, record.local_seqno
+        return OrderedRecord(record.seqno, MESSAGE, *who, depends, record=record)
+    who = record.sender, record.incarnation, record.local_seqno
+    payload = record.value or b""
+    if record.kind != VIEW:
+        return OrderedRecord(record.seqno, record.kind, *who, depends, payload=payload, record=record)
+    try:
+        body = json.loads(payload)
+        lives = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
+        is_in_flush = bool(body["flush"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolViolation(f"the view of seqno {record.seqno} can't be read: {error!r}") from error
+    return OrderedRecord(record.seqno, VIEW, view=record.view, lives=lives, is_in_flush=is_in_flush, record=record)

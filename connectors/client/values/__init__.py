@@ -1,0 +1,1 @@
+"""What an application passes and gets: messages, deliveries, letters, receipts."""

@@ -1,0 +1,46 @@
+"""What an application may send: a payload, and headers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from connectors.kafka.codec.codec import check_application_headers
+from ordering.base.errors import UsageError
+from ordering.base.records import MAX_PAYLOAD_BYTES, Headers
+
+GivenPayload = bytes | bytearray | memoryview
+GivenHeaders = Iterable[tuple[str, bytes]] | Mapping[str, bytes]
+
+
+Serializer = Callable[[Any], GivenPayload]
+
+
+def check_payload(payload: object, serializer: Serializer | None = None) -> bytes:
+    """The payload as it is kept and sent; what can change is copied. Raises UsageError if it can't be sent."""
+    if serializer is not None:
+        try:
+            payload = serializer(payload)
+        except Exception as error:
+            raise UsageError(f"the serializer can't make a payload of a {type(payload).__name__}: {error}") from error
+    if not isinstance(payload, bytes):
+        if not isinstance(payload, bytearray | memoryview):
+            raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
+        try:
+            payload = bytes(payload)
+        except ValueError as error:
+            raise UsageError(f"the payload can't be read: {error}.") from error
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
+    return payload
+
+
+def check_headers(headers: GivenHeaders) -> Headers:
+    """The application's headers. Raises UsageError if it can't send them."""
+    if headers == ():
+        return ()
+    try:
+        pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
+    except (TypeError, ValueError) as error:
+        raise UsageError("headers are (str, bytes) pairs, or a dict of them.") from error
+    return check_application_headers(pairs)

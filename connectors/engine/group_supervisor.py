@@ -1,0 +1,372 @@
+"""The attendant of the process engine: takes groups over, and looks after them while the loop decides.
+
+It has a thread of its own, so that no question to Kafka stands on the way of a message. It tells the loop what has
+changed by values that it puts into a queue, and reads the loop's pipelines, which are values, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.backlog import find_backlog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import SEQUENCER, Troubles
+from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, OF_THE_JOB, UnservableGroups, raise_unfit
+from connectors.kafka.log.same_log import Ledger
+from connectors.kafka.topics.topics import check_topics
+from connectors.storage.location import Location
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.groups import forward_topics, positions_of
+from connectors.takeover.takeover import STALL_S, Claimer, Fitness, Takeover
+from connectors.takeover.watchdog import NotCounting, Watchdog
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, TopicMissing
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.sequencer import SequencerState
+
+WATCH_S = 1.0
+"""How often it looks: for a newer epoch, for new groups, and for those that need a tick."""
+_TAKING_S = 0.05
+"""The same, for groups that are being taken over."""
+_CLOSE_S = 15.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the loop is to do from now on.
+
+    `states`: groups that were taken over. `partitions`: what else is to be read, of which group and from where. `gone`:
+    groups to be left alone.
+    """
+
+    states: Mapping[str, SequencerState] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, tuple[str, int]] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
+
+
+class GroupSupervisor:
+    """For one attempt of the job. `take_all`, then `start`; `close` it."""
+
+    agreement: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        connection: Connection,
+        site: str,
+        ledger: Location | None,
+        finder: TopicFinder,
+        epochs: dict[str, int],
+        left_out: LeftOut,
+        troubles: Troubles | None = None,
+        fitness: Fitness | None = None,
+    ) -> None:
+        """`epochs`: what this process has claimed, by group. `left_out`: groups that the others go on without. Both are
+        kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. `fitness`: as a Claimer's.
+        Raises BrokerUnreachable.
+        """
+        self.pipelines: Mapping[str, Pipeline] = {}
+        """The loop's, by group; it puts a new mapping here."""
+        self._connection = connection
+        self._site = site
+        self._ledger = ledger
+        self._finder = finder
+        self._epochs = epochs
+        self._troubles = troubles or Troubles()
+        self._fitness = fitness
+        self._keeper = GroupMaintenance(connection, site, epochs, "process", self._troubles)
+        self._watchdogs: dict[str, Watchdog] = {}
+        self._told: dict[str, int] = {}  # what each watchdog knows to be written
+        self._left_out = left_out
+        self._leaving: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
+        self._takeovers: list[tuple[Takeover, Mapping[str, list[str]]]] = []
+        self._places: set[TopicPartition] = set()
+        self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
+
+    def take_all(self) -> Taken:
+        """Take over every group that there is; those of which nothing is answered come as changes.
+
+        Those that can't be are tried again later; raises if none can be.
+        """
+        topics = self._topics(fresh=True)
+        unfit = self._begin({group: names for group, names in topics.items() if self._left_out.is_due(group)})
+        taken = Taken()
+        while self._takeovers:
+            came, failed = self._arrived(STALL_S)
+            unfit |= failed
+            if taken.states and not came.states and not failed:
+                break
+            taken = Taken({**taken.states, **came.states}, {**taken.partitions, **came.partitions})
+        if topics and len(unfit) == len(topics):
+            raise_unfit(unfit, topics)
+        for group, error in sorted(unfit.items()):
+            self._left_out.put(group, error)
+        return taken
+
+    def start(self) -> None:
+        """Look after the groups, in a thread."""
+        self._thread.start()
+
+    def leave(self, group: str, error: AbcastError) -> None:
+        """The loop can't go on with the group: nobody is to be told that it is alive; it is tried again later. For any
+        thread.
+        """
+        self._leaving.put((group, error))
+
+    def changes(self) -> Iterator[Taken]:
+        """What has changed since the last call."""
+        while True:
+            try:
+                yield self._changes.get_nowait()
+            except queue.Empty:
+                return
+
+    def raise_failure(self) -> None:
+        """Raise what ended the thread, if something did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the thread and close all connections."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        for takeover, _ in self._takeovers:
+            takeover.close()
+        self._keeper.close()
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + WATCH_S
+        try:
+            while not self._ends.wait(_TAKING_S if self._takeovers else WATCH_S):
+                try:
+                    self._take_on()
+                    if time.monotonic() >= next_look:
+                        next_look = time.monotonic() + WATCH_S
+                        self._look()
+                except (BrokerUnreachable, KafkaError) as error:
+                    if isinstance(error, KafkaError) and not error.retriable:
+                        raise
+                    # What is being written has its own patience with a broker that restarts. Of a topic that is gone,
+                    # nothing is answered either: the next look finds that.
+                    if not self._finder.has_news():
+                        _logger.warning("sequence: the broker does not answer")
+        except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
+            self._failure = error
+
+    def _look(self) -> None:
+        while not self._leaving.empty():
+            self._leave(*self._leaving.get())
+        # First of all: what is asked of a topic that is gone is asked for seconds.
+        self._find_changes()
+        self._of_fit(self._keeper.check_not_fenced)
+        now = time.monotonic()
+        # What is decided and not yet written counts as considered: that is so for some milliseconds.
+        self._troubles.put(SEQUENCER, self._left_out.troubles)
+        considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
+        topics = set(self._finder.find())
+        self._of_fit(lambda: self._keeper.sign(considered, now, topics))
+        self._keeper.attend(self._to_be_ticked(), now)
+        for group, pipeline in self.pipelines.items():
+            watchdog = self._watchdogs.get(group)
+            if watchdog is not None and (seqnos := pipeline.written - self._told[group]) > 0:
+                watchdog.decided([group], seqnos)
+                self._told[group] = pipeline.written
+            if watchdog is not None and group not in self._keeper.away:
+                self._watch(group, watchdog, now)
+
+    def _of_fit(self, ask: Callable[[], object]) -> None:
+        """Leave the groups in which it finds something wrong."""
+        try:
+            ask()
+        except UnservableGroups as unfit:
+            self._changes.put(Taken(gone=frozenset(unfit.errors)))
+            for group, error in unfit.errors.items():
+                self._leave(group, error)
+
+    def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
+        try:
+            watchdog.look(now)
+        except (NotCounting, *OF_ONE_GROUP) as error:
+            if len(self._keeper.forward) == 1:
+                raise
+            self._changes.put(Taken(gone=frozenset({group})))
+            self._leave(group, error)
+
+    def _leave(self, group: str, error: AbcastError) -> None:
+        if group in self._keeper.forward:
+            self._release(group)
+        self._left_out.put(group, error)
+
+    def _to_be_ticked(self) -> dict[str, int]:
+        """Groups with members, and those that have left a snapshot for the next batch, which may be long in coming."""
+        return {
+            group: pipeline.written
+            for group, pipeline in self.pipelines.items()
+            if group in self._keeper.forward
+            and (pipeline.state.membership.is_watched or pipeline.state.due_for_snapshot())
+        }
+
+    def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
+        found = forward_topics(self._finder.find(fresh=fresh), self._site)
+        return {group: names for group, names in found.items() if names}
+
+    def _find_changes(self) -> None:
+        topics, known = self._topics(), self._keeper.forward
+        claimed = {topic.group for topic in self._finder.find() if topic.role == "epoch" and topic.site == self._site}
+        # A group that has lost a topic is taken over anew, as one that has come. Without EPOCH it is left alone until
+        # then: the keeper asks for the claims of all groups at once.
+        gone = frozenset(
+            group
+            for group, names in known.items()
+            if group not in claimed or not set(names) <= set(topics.get(group, ()))
+        )
+        for group in gone:
+            self._release(group)
+            self._left_out.forget(group)
+        if gone:
+            _logger.info("sequence: topics are gone of: %s", ", ".join(sorted(gone)))
+            self._changes.put(Taken(gone=gone))
+        self._find_partitions({group: topics[group] for group in known})
+        new = topics.keys() - known.keys() - {group for _, names in self._takeovers for group in names}
+        due = {group: topics[group] for group in sorted(new) if self._left_out.is_due(group)}
+        for group, error in (self._begin(due) if due else {}).items():
+            self._left_out.put(group, error)
+
+    def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
+        """Have the partitions read that have come to known groups: those have nothing to take over."""
+        # What has no count was deleted just now.
+        counts = Counter({str(topic): count for topic, count in self._finder.count_partitions().items()})
+        grown = {
+            group: names
+            for group, names in topics.items()
+            if any(TopicPartition(name, number) not in self._places for name in names for number in range(counts[name]))
+        }
+        if not grown:
+            return
+        found, _ = self._starts(grown, {})  # what fails is tried again
+        new = {partition: start for partition, start in found.items() if partition not in self._places}
+        self._keeper.take(grown)
+        self._places.update(new)
+        self._changes.put(Taken(partitions=new))
+
+    def _begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        """Begin to take groups over. Returns what is wrong with those that can't be."""
+        unfit: dict[str, AbcastError] = {}
+        try:
+            check_topics(self._connection, topics, self._site)
+        except UnservableGroups as found:
+            unfit = dict(found.errors)
+        except OF_THE_JOB:
+            raise
+        except AbcastError as error:
+            return dict.fromkeys(topics, error)
+        fit = {group: names for group, names in topics.items() if group not in unfit}
+        if fit:
+            by = Claimer(
+                self._connection, self._site, self._epochs, self.agreement, self._check_group, self._find_ledger()
+            )
+            self._takeovers.append((Takeover(by, fit), fit))
+        return unfit
+
+    def _find_ledger(self) -> Ledger | None:
+        """Delta, which the extra `jobs` brings, is loaded where there is a ledger."""
+        if self._ledger is None or not self._ledger.exists():
+            return None
+        try:
+            from connectors.ledger.last_row import LedgerEnd
+        except ModuleNotFoundError:
+            return None
+        return LedgerEnd(self._ledger)
+
+    def _take_on(self) -> None:
+        """Serve groups that were taken over after the start. If one can't be, the others go on."""
+        if not self._takeovers:
+            return
+        taken, unfit = self._arrived(0.0)
+        for group, error in unfit.items():
+            self._left_out.put(group, error)
+        if taken.states:
+            _logger.info("sequence: more groups: %s", ", ".join(taken.states))
+            self._changes.put(taken)
+
+    def _arrived(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
+        """Groups that are taken over by now, and what is wrong with others."""
+        states: dict[str, SequencerState] = {}
+        topics: dict[str, list[str]] = {}
+        unfit: dict[str, AbcastError] = {}
+        for running in list(self._takeovers):
+            takeover, names = running
+            for group, found in takeover.results(timeout_s).items():
+                if isinstance(found, AbcastError):
+                    unfit[group] = found
+                else:
+                    states[group], topics[group] = found, names[group]
+            if not takeover.is_running:
+                self._takeovers.remove(running)
+                takeover.close()
+        if not states:
+            return Taken(), unfit
+        partitions, lost = self._starts(topics, positions_of(states.values()))
+        for group in lost:
+            del states[group], topics[group]
+        try:
+            self._keeper.take(topics)
+            ends = self._keeper.ends_of_data(topics)
+        except (BrokerUnreachable, KafkaRefused) as error:  # nobody else would serve them
+            for group in topics:
+                self._keeper.release(group)
+            return Taken(), unfit | lost | dict.fromkeys(topics, error)
+        for group, state in states.items():
+            watchdog = self._watchdogs[group] = Watchdog(self._keeper.log, self._keeper.trouble_of)
+            watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
+            self._told[group] = state.seqno
+        self._places.update(partitions)
+        self._left_out.take_back(states)
+        return Taken(states, partitions), unfit | lost
+
+    def _check_group(self, state: SequencerState) -> None:
+        """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
+        if self._fitness is not None:
+            self._fitness(state)
+
+    def _release(self, group: str) -> None:
+        names = self._keeper.forward[group]
+        self._places = {partition for partition in self._places if partition.topic not in names}
+        self._keeper.release(group)
+        self._watchdogs.pop(group, None)
+
+    def _starts(
+        self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
+    ) -> tuple[dict[TopicPartition, tuple[str, int]], dict[str, AbcastError]]:
+        """Every partition of the topics: its group, and from where it is to be read; and groups that do not tell."""
+        starts: dict[TopicPartition, tuple[str, int]] = {}
+        lost: dict[str, AbcastError] = {}
+        with contextlib.closing(self._connection.consumer()) as consumer:
+            for group, names in topics.items():
+                try:
+                    with self._connection.reachable("READ", " and ".join(names)):
+                        backlog = find_backlog(consumer, names, positions)
+                except BrokerUnreachable as error:
+                    lost[group] = error
+                except KeyError as error:  # how kafka-python says that a topic is gone
+                    lost[group] = TopicMissing(f"group {group}: topic {error} is gone.")
+                else:
+                    starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}
+        return starts, lost

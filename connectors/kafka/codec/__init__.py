@@ -1,0 +1,1 @@
+"""Records as they look on Kafka (docs/records.md)."""

@@ -1,0 +1,506 @@
+"""Records as they look on Kafka (docs/records.md): the row form.
+
+Value = the payload, untouched. Key = the sender's address. All else of abcast's stands in one header, `abcast`: ASCII
+fields with one blank between them, `-` where a field has no value. A reader ignores fields behind those that it knows.
+`connectors.spark.codec` has what nearly all records need of it as Spark columns; a test runs one corpus of good and
+bad records through both.
+
+A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input
+is data. DATA is written by sequencers only; a record there that is not as `DATA_PATTERN` has it decodes to a *stray*,
+which the reading rule passes over. All readers ask that one pattern, so none of them sees another log than the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+
+from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.formats import FIRST, Format
+from ordering.base.names import (
+    ADDRESS_PATTERN,
+    ADMIN_NAME,
+    RELAY_NAME,
+    RESERVED_PREFIX,
+    TICK_NAME,
+    Topic,
+    is_relay,
+    is_reserved,
+    relay_of,
+)
+from ordering.base.records import (
+    CLOCK_AHEAD_MS,
+    CONTROL_KINDS,
+    DATA_KINDS,
+    DECIDED_KINDS,
+    ENTRY,
+    EPOCH,
+    FORGET,
+    HEARTBEAT,
+    INCARNATIONS_A_MS,
+    LEAVE,
+    LETTER,
+    LINK_START,
+    MAX_HEADERS_BYTES,
+    MAX_NUMBER,
+    MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
+    MESSAGE,
+    REMOTE_VIEW,
+    SETTINGS,
+    SKIP,
+    STATE,
+    STRAY,
+    STRAY_EPOCH,
+    Data,
+    DeadLetter,
+    Forward,
+    Headers,
+    Link,
+    Malformed,
+    Source,
+)
+from ordering.casts.casts import Depends
+
+HEADER = "abcast"
+"""The header with everything that is abcast's. Names that begin so are reserved."""
+VERSION = "2"
+"""The first field."""
+NOTHING = "-"
+"""Stands where a field has no value."""
+FORWARD_FIELDS = (VERSION, "KIND", "INCARNATION", "LOCAL_SEQNO")
+RELAYED_FIELDS = (*FORWARD_FIELDS, "RELAYED_FROM", "LINK")
+"""In a topic that a relay fills. In a hub, RELAYED_FROM is the record (`SITE/topic-partition:offset`) at the
+neighbouring site that it was made from; in a mesh, LINK is what the link says of it (`ordering.sequencer.links`)."""
+AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
+"""Between sites that agree: AT_MS is the time that the neighbouring broker has given the record."""
+LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
+"""The key of a letter is its receiver."""
+DATA_FIELDS = (
+    *(*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS"),
+    *("LINK", "COUNT", "FORMAT", "FORMAT_VERSION"),
+)
+"""LINK is there only where a link brought the record. COUNT is how many numbers the record takes, one if it is not
+there. A seal says the group's format, and the first version that knows it, unless that is the first one."""
+DEPENDS_HEADER = "abcast-depends"
+"""`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts.casts`). It travels as those of
+the application do; where a program reads it wrongly, nothing but its own messages waits too little."""
+DEAD_LETTER_HEADER = "abcast-dead-letter"
+"""`2 SOURCE REASON` stands behind the headers of a dead letter, which are as they came."""
+FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
+RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
+"""FORWARD kinds of a relay's own."""
+LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
+"""FORWARD kinds of which a link may say something."""
+# Reasons for a dead letter, in the order in which they are looked for.
+UNREAD = f"the record is over {MAX_RECORD_BYTES} bytes, or can't be read as it is compressed"
+REPEATED_HEADER = "the header abcast is given twice"
+RESERVED_HEADER = "a header has a name that begins with abcast, which is reserved"
+WRONG_HEADER_NAME = "a header has a name that is not UTF-8"
+HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
+LINE_TOO_LARGE = f"the header abcast is over {MAX_PAYLOAD_BYTES} bytes"
+WRONG_VERSION = "the header abcast is missing, or does not begin with the version, 2"
+WRONG_KIND = "KIND in the header abcast is missing or unknown"
+NO_SENDER = "the key, which is the sender, is missing or not ASCII"
+WRONG_INCARNATION = "INCARNATION in the header abcast is missing or not a number from 1"
+WRONG_LOCAL_SEQNO = "LOCAL_SEQNO in the header abcast is missing or not a number from 1"
+FUTURE_INCARNATION = "INCARNATION is a time more than a day ahead: the clock of the sender is wrong"
+WRONG_LINK = "LINK is not four numbers, is missing on a skip, or stands on a record that no link brings"
+WRONG_SITE = "the sender belongs to another site than the one the record comes from"
+NOT_THE_RELAY = f"only the neighbouring relay may write records of this kind, or under the name {RELAY_NAME}"
+RESERVED_NAME = f"names that begin with {RESERVED_PREFIX} are reserved, and no part of abcast writes such a record"
+NO_PAYLOAD = "the payload is null"
+PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and
+librdkafka gives no header at all: so a name with one is no name, whoever reads it. (What a link brings was judged.)"""
+
+_REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
+"""Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
+
+LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
+NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
+SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
+_ANYTHING_PATTERN = r"(?: [\s\S]*)?"
+_BY_LINK_PATTERN = rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?"
+_SOURCE_PATTERN = rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}"
+_OF_SENDERS_ONLY = sorted({*DATA_KINDS, *FORWARD_KINDS, LETTER, STATE}.difference(DECIDED_KINDS))
+DATA_PATTERN = "|".join(
+    (
+        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
+        rf"{_SOURCE_PATTERN} {NUMBER_PATTERN}{_BY_LINK_PATTERN}",
+        rf"2 (?!(?:{'|'.join(_OF_SENDERS_ONLY)}) )[a-z][a-z-]* - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -"
+        rf"{_ANYTHING_PATTERN}",
+        rf"2 {EPOCH} - - - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+    )
+)
+"""The whole of the header of DATA: of what the sequencer has from a sender (nearly all), what it decides by itself, an
+epoch record, an entry. It means the same in Python and in Java. Only what comes from a sender has a key: its address.
+
+A kind that is not known is none of a stray: a later version writes it. Nor does it matter what stands behind the fields
+that readers of format 1 know, so these see the same strays; a COUNT that is no number of up to six digits is one.
+"""
+_DATA = re.compile(DATA_PATTERN.encode("ascii"))
+_MESSAGE = re.compile(
+    (
+        rf"2 {MESSAGE}" + rf" ({FROM_1_PATTERN})" * 3 + rf" ({NUMBER_PATTERN})" * 2 + rf" {_SOURCE_PATTERN} "
+        rf"({NUMBER_PATTERN})(?: (?:-|{LINK_PATTERN}))?"
+    ).encode("ascii")
+)
+"""The same of a message, of which there are more than of all else, unless it has fields of later versions. Its
+groups are its numbers."""
+COUNT_PATTERN = "[1-9][0-9]{0,5}"
+_COUNT = re.compile(COUNT_PATTERN.encode("ascii"))
+_VERSION_TEXT = re.compile(rb"[0-9a-z.+-]{1,40}")
+_ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
+_LINK = re.compile(LINK_PATTERN.encode("ascii"))
+_VERSION = VERSION.encode("ascii")
+_NOTHING = NOTHING.encode("ascii")
+_FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
+    frozenset(kind.encode("ascii") for kind in kinds)
+    for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
+)
+_SKIP = SKIP.encode("ascii")
+_OF_RESERVED_NAMES = (
+    (TICK_NAME, HEARTBEAT.encode("ascii")),
+    (ADMIN_NAME, SETTINGS.encode("ascii")),
+    (ADMIN_NAME, FORGET.encode("ascii")),
+)
+_topic = functools.lru_cache(maxsize=1000)(Topic.parse)
+
+
+def forward_headers(
+    incarnation: int, local_seqno: int, application: Headers = (), kind: str = MESSAGE, link: Link | None = None
+) -> list[tuple[str, bytes]]:
+    """The headers of a FORWARD record, whose key is the sender's address. `link`: where a link brings it."""
+    by_link = f" {NOTHING} {link}" if link is not None else ""
+    return [(HEADER, f"{VERSION} {kind} {incarnation} {local_seqno}{by_link}".encode("ascii")), *application]
+
+
+def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """The application's headers, checked. Raises UsageError."""
+    checked = tuple(headers)
+    for key, value in checked:
+        if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
+            raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
+        if any("\ud800" <= character <= "\udfff" or character == REPLACEMENT for character in key):
+            raise UsageError(
+                f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; U+FFFD is what stands for them."
+            )
+        if "\0" in key:
+            raise UsageError(f"header {key!r}: a name ends before its first zero byte, for all who read it.")
+        if key.startswith(HEADER):
+            raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")
+    size = size_of(checked)
+    if size > MAX_HEADERS_BYTES:
+        raise UsageError(
+            f"the headers have {size} bytes, over the limit of {MAX_HEADERS_BYTES}: put it in the payload."
+        )
+    return checked
+
+
+def decode_forward(
+    source: Source,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]],
+    timestamp_ms: int = 0,
+) -> Forward | Malformed:
+    """One record of a forward topic, or of one that a relay fills."""
+    topic = _topic(source.topic)
+    if topic is None:
+        raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
+    own, application = split_headers(headers)
+    # In the site's own topic what stands behind the four fields means nothing, whatever it looks like.
+    known = len(RELAYED_FIELDS) if topic.role == "relayed" else len(FORWARD_FIELDS)
+    fields = first_fields(own, known)
+    version, kind, raw_incarnation, raw_local_seqno, *by_relay = [*fields, *[b""] * (len(FORWARD_FIELDS) - len(fields))]
+    relayed_from, link_text, *_ = [*by_relay, _NOTHING, _NOTHING]
+    link = decode_link(link_text)
+    incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
+    sender, names = key or b"", [name for name, _ in own]
+    checks = (
+        (UNREAD_HEADER in names, UNREAD),
+        (names.count(HEADER) > 1, REPEATED_HEADER),
+        (names.count(HEADER) < len(names), RESERVED_HEADER),
+        (link is None and has_wrong_name(headers), WRONG_HEADER_NAME),
+        (are_too_large(application), HEADERS_TOO_LARGE),
+        (version != _VERSION, WRONG_VERSION),
+        (kind not in _FORWARD_KINDS, WRONG_KIND),
+        (not sender or not sender.isascii(), NO_SENDER),
+        (incarnation is None, WRONG_INCARNATION),
+        (local_seqno is None, WRONG_LOCAL_SEQNO),
+        (link is None and (incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
+        (not _is_linked_right(kind, link_text, link), WRONG_LINK),
+        (not _is_from(sender, topic, link), WRONG_SITE),
+        (_claims_relay(sender, kind) and not _is_its_relay(topic, sender, kind, relayed_from), NOT_THE_RELAY),
+        (_has_reserved_name(sender, kind), RESERVED_NAME),
+        (value is None, NO_PAYLOAD),
+        (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
+    )
+    for broken, reason in checks:
+        if broken:
+            return Malformed(source, reason)
+    assert incarnation is not None
+    assert local_seqno is not None
+    assert value is not None
+    address = sender.decode("ascii")
+    return Forward(
+        address, incarnation, local_seqno, value, source, application, kind.decode("ascii"), timestamp_ms, link
+    )
+
+
+def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
+    """(key, value, headers) of a DATA record."""
+    if data.kind == EPOCH:
+        said = "" if data.format == FIRST else f" - - {data.format.number} {data.format.version}"
+        return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -{said}")]
+    if data.kind == ENTRY:
+        return None, data.payload, [_data_header(f"{ENTRY} - {data.local_seqno} - {data.epoch} - - -")]
+    counted = "" if data.count == 1 else f" {data.count}"
+    by_link = f" {data.link or NOTHING}" if data.link or counted else ""
+    if data.source is None:  # the sequencer's own: a view, a step of a flush
+        own = _data_header(f"{data.kind} - - {data.seqno} {data.epoch} {data.view} - -{by_link}{counted}")
+        return None, data.payload, [own]
+    header = _data_header(
+        f"{data.kind} {data.incarnation} {data.local_seqno} {data.seqno} {data.epoch} {data.view} {data.source} "
+        f"{data.forwarded_at_ms}{by_link}{counted}"
+    )
+    return data.sender.encode("ascii"), data.payload, [header, *data.headers]
+
+
+def _data_header(fields: str) -> tuple[str, bytes]:
+    return HEADER, f"{VERSION} {fields}".encode("ascii")
+
+
+def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    """The fields of a DATA record, at least all of `DATA_FIELDS` up to LINK; none if it is a stray.
+
+    Its header is the first one: sequencers write it there.
+    """
+    if not headers or headers[0][0] != HEADER or not headers[0][1] or not _DATA.fullmatch(headers[0][1]):
+        return []
+    fields = headers[0][1].split(b" ")
+    has_sender = fields[7] != _NOTHING
+    return fields if (is_senders(key) if has_sender else key is None) else []
+
+
+def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
+    """INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record.
+
+    The same as `data_fields` has, for those who read many. None if it is no message, or has fields behind LINK.
+    """
+    if not headers or headers[0][0] != HEADER or not headers[0][1]:
+        return ()
+    found = _MESSAGE.fullmatch(headers[0][1])
+    return tuple(map(int, found.groups())) if found is not None and is_senders(key) else ()
+
+
+@functools.lru_cache(maxsize=10_000)
+def is_senders(key: bytes | None) -> bool:
+    """Whether the key of DATA is the address of a sender."""
+    return key is not None and _ADDRESS.fullmatch(key) is not None
+
+
+def data_number(field: bytes) -> int:
+    """A field of DATA that is a number; 0 where it has no value."""
+    return 0 if field == _NOTHING else int(field)
+
+
+def data_count(fields: Sequence[bytes]) -> int:
+    """Return how many numbers the record with these `data_fields` takes."""
+    return int(fields[10]) if len(fields) > 10 and _COUNT.fullmatch(fields[10]) else 1
+
+
+def data_format(fields: Sequence[bytes]) -> Format:
+    """Return the format of the group, as a seal with these `data_fields` says it."""
+    number, version, *_ = [*fields[11:], b"", b""]
+    if not _COUNT.fullmatch(number):
+        return FIRST
+    return Format(int(number), version.decode("ascii") if _VERSION_TEXT.fullmatch(version) else "")
+
+
+def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
+    """One record of a data topic; of the kind `STRAY` if no sequencer can have written it."""
+    fields = data_fields(key, headers)
+    if not fields:
+        return Data(STRAY, STRAY_EPOCH)
+    _, raw_kind, incarnation, local_seqno, seqno, epoch, view, source, at_ms, *more = fields
+    kind = raw_kind.decode("ascii")
+    if kind == EPOCH:
+        return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"", format=data_format(fields))
+    if kind == ENTRY:
+        return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
+    if key is None:
+        return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"", count=data_count(fields))
+    return Data(
+        kind=kind,
+        epoch=int(epoch),
+        seqno=int(seqno),
+        view=int(view),
+        sender=key.decode("ascii"),
+        incarnation=int(incarnation),
+        local_seqno=int(local_seqno),
+        payload=value or b"",
+        source=Source.parse(source.decode("ascii")),
+        headers=tuple(headers[1:]),
+        forwarded_at_ms=int(at_ms),
+        link=decode_link(more[0]) if more else None,
+        count=data_count(fields),
+    )
+
+
+def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The original headers, followed by where the record came from and the reason."""
+    return [*original, (DEAD_LETTER_HEADER, f"{VERSION} {letter.source} {letter.reason}".encode("ascii"))]
+
+
+def encode_dead_letter(
+    letter: DeadLetter, key: bytes | None, value: bytes | None, original: Sequence[tuple[str, bytes]]
+) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
+    """(key, value, headers) of a dead letter: the record as it came, and the reason.
+
+    Kafka refuses what is too large by its compressed size. So a record may come that no topic takes as it is read. Of
+    that one the reason is all that is written.
+    """
+    size = len(key or b"") + len(value or b"") + _size_of_all(original) + _HEADER_FRAME_BYTES * len(original)
+    if size > MAX_RECORD_BYTES - _REASON_BYTES:
+        return None, None, dead_letter_headers(letter, ())
+    return key, value, dead_letter_headers(letter, original)
+
+
+def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, Headers]:
+    """Source, reason and original headers of a dead letter; no source and no reason for what is none."""
+    if not headers or headers[-1][0] != DEAD_LETTER_HEADER:
+        return "", "", tuple(headers)
+    _, source, reason, *_ = [*(headers[-1][1] or b"").decode("utf-8", "replace").split(" ", 2), "", "", ""]
+    return source, reason, tuple(headers[:-1])
+
+
+def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
+    """Bytes of the names and values, at least one a header; Kafka allows a null value, and a name without letters."""
+    return _size_of_all(header for header in headers if header[0] != DEPENDS_HEADER)
+
+
+def _size_of_all(headers: Iterable[tuple[str, bytes]]) -> int:
+    """The same, whosever they are."""
+    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
+
+
+def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether a header's name is not UTF-8."""
+    return any(REPLACEMENT in name for name, _ in headers)
+
+
+def are_too_large(application: Headers) -> bool:
+    """Whether a record may not have these headers. What the first limit does not count, the second one does."""
+    if not application:
+        return False
+    return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
+
+
+def is_too_long(own: Headers) -> bool:
+    """Whether the header `abcast` is larger than any: a reader may have passed such a record over, or cut it."""
+    return any(len(value) > MAX_PAYLOAD_BYTES for _, value in own)
+
+
+def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
+    """The headers with a name of abcast's, and those of the application. Kafka allows a null value."""
+    own = tuple((name, value or b"") for name, value in headers if is_own(name))
+    if len(own) == len(headers):
+        return own, ()
+    return own, tuple(header for header in headers if not is_own(header[0]))
+
+
+def is_own(name: str) -> bool:
+    """Whether a header is abcast's, and is not one that travels along with those of the application."""
+    return name.startswith(HEADER) and name != DEPENDS_HEADER
+
+
+def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """Headers as an application has given them: a null value, which Kafka allows, is an empty one."""
+    return tuple((name, value or b"") for name, value in headers)
+
+
+def depends_header(depends: Depends | None) -> Headers:
+    """What a total message depends on, as a header; none if on nothing new."""
+    return () if depends is None else ((DEPENDS_HEADER, f"{depends.view} {depends.clock}".encode("ascii")),)
+
+
+def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
+    """Inverse of `depends_header`; None for anything else."""
+    for name, value in headers:
+        if name == DEPENDS_HEADER:
+            view, blank, clock = (value or b"").partition(b" ")
+            number = parse_number(view)
+            return Depends(number, clock.decode("latin-1")) if blank and number is not None else None
+    return None
+
+
+def without_depends(headers: Headers) -> Headers:
+    """The headers that an application is given."""
+    return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
+
+
+def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
+    """The first fields of the header, `count` at most; one empty one where there is none. Kafka allows a null value."""
+    text = next((value for name, value in headers if name == HEADER), None) or b""
+    return text.split(b" ", count)[:count]
+
+
+def decode_link(raw: bytes) -> Link | None:
+    """Inverse of `str` of a `Link`; None for anything else."""
+    if not _LINK.fullmatch(raw):
+        return None
+    return Link(*map(int, raw.split(b".")))
+
+
+def highest_incarnation(timestamp_ms: int) -> int:
+    """The highest incarnation that a record of that time may have; any if the time is not known."""
+    return (timestamp_ms + CLOCK_AHEAD_MS) * INCARNATIONS_A_MS if timestamp_ms > 0 else MAX_NUMBER
+
+
+def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
+    """Whether records of that sender can stand in the topic: by a link, those of any other site."""
+    if link is None:
+        return sender.startswith(f"{topic.neighbour or topic.site}/".encode("ascii"))
+    return b"/" in sender and not sender.startswith(f"{topic.site}/".encode("ascii"))
+
+
+def _is_linked_right(kind: bytes, text: bytes, link: Link | None) -> bool:
+    """Whether a link says something of the record where it has to, and only where it may."""
+    if link is None:
+        return text == _NOTHING and kind != _SKIP
+    return kind in _LINKED_KINDS
+
+
+def _claims_relay(sender: bytes, kind: bytes) -> bool:
+    """Whether only a relay may say so."""
+    return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
+
+
+def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
+    """Whether nobody may write a record of that kind under that name; relays were judged before."""
+    if RESERVED_PREFIX.encode() not in sender:  # nearly always
+        return False
+    address = sender.decode("latin-1")
+    name = address.partition("/")[2]
+    return is_reserved(address) and not is_relay(address) and (name, kind) not in _OF_RESERVED_NAMES
+
+
+def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes) -> bool:
+    """Whether it is the relay that fills the topic, and speaks for itself: what it has copied is another's word."""
+    is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and relayed_from == _NOTHING
+    return is_its and kind in _RELAY_KINDS
+
+
+def parse_number(raw: bytes | None) -> int | None:
+    """A canonical decimal from 1 to MAX_NUMBER, or None."""
+    if raw is None or not raw.isdigit() or raw.startswith(b"0") or len(raw) > len(str(MAX_NUMBER)):
+        return None
+    return int(raw)

@@ -1,0 +1,221 @@
+"""The records of a group's EPOCH topic. What they say is in `connectors.kafka.log.data_log`, of moves in
+`connectors.relay.promotion`.
+
+| record | header `abcast` | value |
+| --- | --- | --- |
+| claim | `2 claim` | `FLOOR HOST PID AGREEMENT`: who takes over, and where DATA ended before |
+| claim of a format | `2 claim-as` | `FLOOR HOST PID AGREEMENT FORMAT VERSION`: the same, above format 1 |
+| format | `2 format` | `FORMAT VERSION`: the group's from the next claim on (`ordering.base.formats`) |
+| note | `2 note` | `OFFSET EPOCH SEQNO` |
+| base | that of an `epoch` record | a state; in a copy |
+| exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
+| move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
+
+A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
+makes the epochs skip a number, and no more. So does a stray: what has none of these forms is passed over by all alike.
+Only a kind that this version does not know stops who reads it, since it may be a later version's: so do claims above
+format 1 stop those who know no formats. A format that is not known stops who reads it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from connectors.kafka.codec.codec import HEADER, NOTHING, VERSION, first_fields
+from ordering.base.formats import FIRST, Format, follow, known, later
+from ordering.base.records import EPOCH, Exclusion
+
+_CLAIM = f"{VERSION} claim".encode("ascii")
+_CLAIM_AS = f"{VERSION} claim-as".encode("ascii")
+_FORMAT = f"{VERSION} format".encode("ascii")
+_NOTE = f"{VERSION} note".encode("ascii")
+_MOVE = f"{VERSION} move".encode("ascii")
+EXCLUSION = f"{VERSION} exclude".encode("ascii")
+"""The header of an exclusion."""
+_BASE = f"{VERSION} {EPOCH}".encode("ascii")
+
+FEUD_CHANGES = 3
+"""Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
+FEUD_GAP_MS = 15 * 60_000
+"""Two claims further apart than this are no feud."""
+FIRST_YIELD_S = 10.0
+LONGEST_YIELD_S = 300.0
+
+
+_LATER = re.compile(rf"{VERSION} [a-z][a-z-]*".encode("ascii"))
+
+
+class StrayClaim(ValueError):
+    """A record in EPOCH that nobody of ours has written. As it claims nothing, the epochs skip its number."""
+
+
+class Claim(NamedTuple):
+    """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
+
+    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it. `agreement`:
+    "isis" if the claimer agrees with other sites, "" if it decides alone. `format` is the group's from here on.
+    """
+
+    epoch: int
+    floor: int
+    host: str = ""
+    pid: int = 0
+    at_ms: int = 0
+    agreement: str = ""
+    format: int = FIRST.number
+
+    @property
+    def who(self) -> str:
+        """The claimer, in words."""
+        return f"process {self.pid} on host {self.host}" if self.host else "another process"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the claimer is known to have ended: a process of this host that is gone, or whose number we have."""
+        if self.host != this_host():
+            return False
+        return self.pid == os.getpid() or not _is_there(self.pid)
+
+
+class Note(NamedTuple):
+    """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided.
+
+    A takeover writes one of its seal, and whoever deletes DATA one of the snapshot that stays.
+    """
+
+    offset: int
+    epoch: int
+    seqno: int
+
+
+class Move(NamedTuple):
+    """The home of the group is `home` from here on. At that site it was promoted; at any other it is no sequencer's.
+
+    Claims behind it have epochs higher than `above`, and so higher than those of any home before.
+    """
+
+    home: str
+    above: int = 0
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def this_host() -> str:
+    """This machine's name as it stands in claims: without blanks, in ASCII."""
+    return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
+
+
+def encode_claim(
+    floor: int, agreement: str = "", of_format: int = FIRST.number
+) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of this process's claim."""
+    who = f"{floor} {this_host()} {os.getpid()}"
+    if of_format == FIRST.number:
+        return f"{who} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
+    text = f"{who} {agreement or NOTHING} {_text(known(of_format))}"
+    return text.encode("ascii"), [(HEADER, _CLAIM_AS)]
+
+
+def encode_format(wanted: Format) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of the record that gives the group a format."""
+    return _text(wanted).encode("ascii"), [(HEADER, _FORMAT)]
+
+
+def _text(wanted: Format) -> str:
+    return f"{wanted.number} {wanted.version}"
+
+
+def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of a note."""
+    return b"%d %d %d" % note, [(HEADER, _NOTE)]
+
+
+def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of a move."""
+    return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
+
+
+def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of an exclusion."""
+    return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, EXCLUSION)]
+
+
+def decode(
+    topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
+) -> Claim | Note | Move | Exclusion | Format | None:
+    """One record of an EPOCH topic; None for a base.
+
+    Raises StrayClaim for what nobody of ours has written, LaterVersion for what only a later version knows.
+    """
+    try:
+        version_and_kind = b" ".join(first_fields(headers, 2))
+        if version_and_kind == _CLAIM:
+            floor, host, pid, *more = (value or b"").decode("ascii").split()
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, more[0] if more else "")
+        if version_and_kind == _CLAIM_AS:
+            floor, host, pid, agreement, *of_format = (value or b"").decode("ascii").split()
+            claimed = _followed(topic, of_format)
+            agreement = "" if agreement == NOTHING else agreement
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, agreement, claimed.number)
+        if version_and_kind == _FORMAT:
+            return _followed(topic, (value or b"").decode("ascii").split())
+        if version_and_kind == _MOVE:
+            home, highest = (value or b"").decode("ascii").split()[:2]
+            return Move(home, int(highest))
+        if version_and_kind == _NOTE:
+            return Note(*map(int, (value or b"").split()[:3]))
+        if version_and_kind == EXCLUSION:
+            view, *names = (value or b"").decode("ascii").split()
+            return Exclusion(int(view), tuple(names))
+        if version_and_kind == _BASE:
+            return None
+    except (ValueError, TypeError) as error:
+        raise StrayClaim(f"{topic} at offset {offset} can't be read ({error})") from error
+    if _LATER.fullmatch(version_and_kind):
+        raise later(f"{topic} at offset {offset} is of a kind that only a later version of abcast knows")
+    raise StrayClaim(f"{topic} at offset {offset} is neither a claim nor a note ({HEADER}: {version_and_kind!r})")
+
+
+def _followed(topic: str, fields: Sequence[str]) -> Format:
+    """The format that these fields begin with. Raises LaterVersion, or ValueError."""
+    number, version, *_ = [*fields, ""]
+    found = Format(int(number), version)
+    if found.number < FIRST.number:
+        raise ValueError("formats begin at 1")
+    follow(topic, found)
+    return found
+
+
+def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:
+    """How long a sequencer that starts on `host` leaves the group to whom it would fence; None: it need not.
+
+    Two sequencers under supervisors fence each other for ever: each is started again and takes over. That shows as
+    claims of two hosts in turn, one soon after the other. The one that starts then waits, each time twice as long, so
+    that the other can work meanwhile. A sequencer that is started again after a crash finds its own host's claim, which
+    is no feud.
+    """
+    if not claims or claims[-1].host in ("", host):
+        return None
+    rival, changes = claims[-1], 0
+    for newer, earlier in pairwise(reversed(claims)):
+        if newer.at_ms - earlier.at_ms > FEUD_GAP_MS or earlier.host not in (host, rival.host):
+            break
+        changes += newer.host != earlier.host
+    if changes < FEUD_CHANGES:
+        return None
+    whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))
+    left = whole - max(0, now_ms - rival.at_ms) / 1000
+    return (left, rival) if left > 0 else None

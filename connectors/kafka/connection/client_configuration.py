@@ -1,0 +1,111 @@
+"""How to reach Kafka and be let in, as it is configured: each value, and where it comes from.
+
+What an argument says counts most, then ABCAST_KAFKA_* variables, then a properties file of Kafka's (`--kafka-config`,
+ABCAST_KAFKA_CONFIG), then the table `[kafka]` of abcast.toml, then the default. The commands and `Member` read the
+same. A site that has a table of its own in the sites' file has it instead of all this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS
+from connectors.kafka.login.properties import read_properties
+from connectors.kafka.login.security import SECRETS, Security, relative_to, warn_if_readable_by_all
+from ordering.base.errors import UsageError
+
+TABLE = "kafka"
+PREFIX = "ABCAST_KAFKA_"
+FILE_VARIABLE = "ABCAST_KAFKA_CONFIG"
+SERVERS_VARIABLE = "ABCAST_BOOTSTRAP_SERVERS"
+_SERVERS = "bootstrap_servers"
+
+
+class ClientSetting(NamedTuple):
+    """A value, and where it comes from."""
+
+    value: str
+    source: str
+
+
+class ClientConfiguration:
+    """What is in force: `settings`, under the names of `Security`, and `bootstrap_servers`."""
+
+    def __init__(self, bootstrap_servers: str | None = None, kafka_config: Path | None = None) -> None:
+        """`bootstrap_servers`, `kafka_config`: what was given as arguments. Raises UsageError."""
+        file = ConfigurationFile()
+        self.settings: dict[str, ClientSetting] = {_SERVERS: ClientSetting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
+        self._take(_table(file), f"{file.path} [{TABLE}]")
+        if _SERVERS in file.values:
+            self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=str(file.path))
+        properties = kafka_config or _named_file(file)
+        if properties is not None:
+            found = read_properties(properties)
+            if found.keys() & set(SECRETS):
+                warn_if_readable_by_all(properties)
+            self._take(found, str(properties))
+        self._take_environment()
+        if bootstrap_servers is not None:
+            self.settings[_SERVERS] = ClientSetting(bootstrap_servers, "argument")
+
+    def _take(self, values: Mapping[str, str], source: str) -> None:
+        for name, value in values.items():
+            for secret in SECRETS:  # one of two counts: that which was said last
+                if name in (secret, f"{secret}_file"):
+                    self.settings.pop(secret, None)
+                    self.settings.pop(f"{secret}_file", None)
+            self.settings[name] = ClientSetting(value, source)
+
+    def _take_environment(self) -> None:
+        if servers := os.environ.get(SERVERS_VARIABLE):
+            self.settings[_SERVERS] = ClientSetting(servers, SERVERS_VARIABLE)
+        for name in sorted(os.environ):
+            key = name.removeprefix(PREFIX).lower()
+            if not name.startswith(PREFIX) or name == FILE_VARIABLE or not os.environ[name]:
+                continue
+            if key not in Security.model_fields:
+                raise UsageError(f"{name} is unknown: {PREFIX}… takes {', '.join(Security.model_fields).upper()}.")
+            self._take({key: str(relative_to(Path.cwd(), key, os.environ[name]))}, name)
+
+    @property
+    def security(self) -> Security:
+        """How to log in. Raises UsageError."""
+        return Security(**{name: each.value for name, each in self.settings.items() if name != _SERVERS})
+
+    def connection(self, timeout: float = 10.0, client_id: str = "") -> Connection:
+        """Raises UsageError."""
+        servers = self.settings[_SERVERS].value
+        return Connection(servers, timeout=timeout, security=self.security, client_id=client_id)
+
+
+def _named_file(file: ConfigurationFile) -> Path | None:
+    named = os.environ.get(FILE_VARIABLE) or file.values.get("kafka_config")
+    if named is not None and not isinstance(named, str):
+        raise UsageError(f"kafka_config in the configuration file {file.path} is a text, not {named!r}.")
+    return Path(named) if named else None
+
+
+def _table(file: ConfigurationFile) -> dict[str, str]:
+    """The table, and the servers from the top of the file. Raises UsageError."""
+    table = file.values.get(TABLE, {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"[{TABLE}] in the configuration file {file.path} is a table.")
+    values = {_SERVERS: file.values[_SERVERS]} if _SERVERS in file.values else {}
+    if _SERVERS in table and values:
+        raise UsageError(f"the configuration file {file.path} has {_SERVERS} twice: at its top, and in [{TABLE}].")
+    for key, value in {**values, **table}.items():
+        if key != _SERVERS and key not in Security.model_fields:
+            known = ", ".join((_SERVERS, *Security.model_fields))
+            raise UsageError(f"the configuration file {file.path} has unknown keys: {TABLE}.{key} (known: {known}).")
+        if not isinstance(value, str):
+            shown = "that" if key in SECRETS else repr(value)
+            raise UsageError(f"{key} in the configuration file {file.path} is a text, not {shown}.")
+        values[key] = str(relative_to(file.path.absolute().parent, key, value))
+    if table.keys() & set(SECRETS):
+        warn_if_readable_by_all(file.path)
+    return values

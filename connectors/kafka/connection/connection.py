@@ -1,0 +1,181 @@
+"""How to reach one Kafka cluster: one frozen object, from which all clients are made."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import AuthorizationError, ClusterAuthorizationFailedError, KafkaError, SaslAuthenticationFailedError
+
+from connectors.kafka.connection.metadata_client import MetadataClient
+from connectors.kafka.login.configuration import check_servers
+from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS
+from connectors.kafka.login.dialects import for_spark
+from connectors.kafka.login.probe import found_there, probe, refusal
+from connectors.kafka.login.refusals import refused
+from connectors.kafka.login.security import Security
+from connectors.kafka.transport import Consumer, Producer, check_transport, choose, transport
+from connectors.kafka.transport.kafka_python import AdminClient, client_settings
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
+from ordering.base.names import Role, Topic
+
+NO_LEADER = -1
+"""In the place of a broker's number."""
+
+_known: set[Connection] = set()
+"""To which of them this process has got in before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
+
+    `transport` names the library that reads and appends; "": what ABCAST_TRANSPORT names, or else confluent-kafka where
+    it is installed, or else kafka-python (`connectors.kafka.transport`).
+    `client_id` is what the brokers log of a client, and count its quotas by; connections that differ in it alone are
+    equal. `waiting`: a client waits for its first answer in the context that this makes of what it waits for, so that
+    a command can say so. Raises UsageError.
+    """
+
+    bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
+    timeout: float = 10.0
+    security: Security = field(default_factory=Security)
+    transport: str = ""
+    client_id: str = field(default="", compare=False)
+    waiting: Callable[[str], AbstractContextManager[object]] = field(default=nullcontext, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_servers(self.bootstrap_servers)
+        check_transport(self.transport)
+
+    @property
+    def transport_in_use(self) -> str:
+        """The name of the library that is used. Raises UsageError."""
+        return choose(self.transport, self.security)
+
+    def named(self, client_id: str) -> Connection:
+        """The same, for a client of that name; what has one keeps it."""
+        return self if self.client_id else replace(self, client_id=client_id)
+
+    def spark_options(self) -> dict[str, str]:
+        """Options of Spark's Kafka source and sink. Raises UsageError."""
+        name = {"kafka.client.id": self.client_id} if self.client_id else {}
+        return {"kafka.bootstrap.servers": self.bootstrap_servers, **name, **for_spark(self.security)}
+
+    @contextmanager
+    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:
+        """Turn what kafka-python says of 'no broker' into one BrokerUnreachable, and of 'not you' into KafkaRefused.
+
+        `operation`, `resource`: what is done, for the sentence that says that it was not allowed.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        except KafkaError as error:
+            if error.retriable:
+                # What kafka-python says of it are four tracebacks, and no more than this sentence.
+                raise self.unreachable(time.monotonic() - began, resource) from None
+            if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
+                raise self.refused(error, operation, resource) from None
+            if ClusterAuthorizationFailedError.__name__ in str(error):  # of a producer that may write nowhere
+                raise self.refused(ClusterAuthorizationFailedError(), operation, resource) from None
+            raise
+
+    def topics_of(self, group: str, role: Role) -> list[Topic]:
+        """The group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            found = map(Topic.parse, admin.list_topics())
+            return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
+
+    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
+        """The brokers that lead partitions of each topic, as far as Kafka tells now; NO_LEADER: nobody does."""
+        asked = sorted(topics)
+        with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
+            described = admin.describe_topics(asked) if asked else []
+            return {
+                each["name"]: {max(partition["leader_id"], NO_LEADER) for partition in each["partitions"]}
+                for each in described
+                if each["partitions"]
+            }
+        return {}
+
+    def leaderless(self, topics: Iterable[str]) -> set[str]:
+        """Those of the topics that have a partition without a leader, as far as Kafka tells now."""
+        return {name for name, leaders in self.leaders(topics).items() if NO_LEADER in leaders}
+
+    def cluster_id(self) -> str:
+        """Which Kafka this is. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            return str(admin.describe_cluster()["cluster_id"])
+
+    def refused(self, error: KafkaError, operation: str = "", resource: str = "") -> KafkaRefused:
+        """The error that says who may not do what."""
+        return refused(self.bootstrap_servers, self.security, error, operation, resource)
+
+    def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable | KafkaRefused:
+        """The error that says why no broker answers, for how long it was waited for, and what to do.
+
+        `resource`: the topic that was asked for. The reason is looked for, which takes some seconds at most. Raises
+        UsageError.
+        """
+        findings = probe(self.bootstrap_servers, self.security, self.timeout)
+        if why := refusal(findings):
+            return KafkaRefused(why)
+        waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
+        if resource and any(found.failed is None for found in findings):
+            return BrokerUnreachable(
+                f"Kafka at {self.bootstrap_servers} answers, but no broker that leads {resource}{waited}: is one down? "
+                f"`kafka-topics --bootstrap-server {self.bootstrap_servers} --describe --topic {resource}` tells."
+            )
+        why = found_there(findings)
+        return BrokerUnreachable(
+            f"no Kafka broker answers at {self.bootstrap_servers}{waited}{f': {why}' if why else '. Is it running?'} "
+            "`abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
+        )
+
+    def knock(self) -> None:
+        """See that the first login of this process is right. Raises KafkaRefused, UsageError."""
+        if self.security.protocol == "PLAINTEXT" or self in _known:
+            return
+        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
+        if why:
+            raise KafkaRefused(why)
+        _known.add(self)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Wait for a client's first answer. Raises BrokerUnreachable, KafkaRefused."""
+        with self.waiting(f"waiting for Kafka at {self.bootstrap_servers}"):
+            self.knock()
+            with self.reachable():
+                yield
+
+    def consumer(self, **settings: Any) -> Consumer:
+        """A consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
+        with self.opening():
+            return transport(self.transport_in_use).consumer(self, **settings)
+
+    def producer(self, **settings: Any) -> Producer:
+        """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
+        with self.opening():
+            return transport(self.transport_in_use).producer(self, **settings)
+
+    def desk(self) -> MetadataClient:
+        """Where topics and the offsets of consumer groups are asked for."""
+        return MetadataClient(self)
+
+    @contextmanager
+    def admin(self) -> Iterator[KafkaAdminClient]:
+        """An admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
+        with self.opening():
+            client = AdminClient(**client_settings(self))
+        try:
+            with self.reachable():
+                yield client
+        finally:
+            client.close()

@@ -1,0 +1,75 @@
+"""Reading ranges of offsets of one partition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.transport import Consumer, Record
+from ordering.base.errors import HistoryUnavailable
+
+_POLL_MS = 200
+_LARGEST_STEP = 32_768
+"""By so many records a window grows at most: what is read beyond what is looked for is read in vain."""
+
+
+def read_range(
+    connection: Connection, consumer: Consumer, partition: TopicPartition, start: int, end: int
+) -> Iterator[Any]:
+    """The records with `start` <= offset < `end`, in order. The consumer reads nothing else meanwhile.
+
+    There need not be a record below `end`: a transaction's mark is none.
+
+    Raises BrokerUnreachable, also if nothing comes for `connection.timeout`; HistoryUnavailable if retention drops
+    records before they are read.
+    """
+    if start >= end:
+        return
+    consumer.assign([partition])
+    consumer.seek(partition, start)
+    position, patient_until = start, time.monotonic() + connection.timeout
+    while position < end:
+        try:
+            with connection.reachable("READ", partition.topic):
+                polled = consumer.poll(timeout_ms=_POLL_MS)
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise HistoryUnavailable(
+                f"retention has dropped offset {position} of {partition.topic} before it was read: try again."
+            ) from error
+        is_silent = consumer.position(partition) == position
+        if is_silent and time.monotonic() > patient_until:
+            raise connection.unreachable(connection.timeout, partition.topic)
+        position = consumer.position(partition)
+        for record in polled.get(partition, ()):
+            if record.offset >= end:
+                break
+            yield record
+        if not is_silent:  # counted from here: what the caller does with the records may take long
+            patient_until = time.monotonic() + connection.timeout
+    consumer.rest()
+
+
+def newest_record(
+    connection: Connection, consumer: Consumer, partition: TopicPartition, beginning: int, end: int
+) -> Record | None:
+    """The last record below `end`; None if there is none. Raises as `read_range`."""
+    for start, below in windows_back(beginning, end, 1):
+        records = list(read_range(connection, consumer, partition, start, below))
+        if records:
+            newest: Record = records[-1]
+            return newest
+    return None
+
+
+def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
+    window, below = first, end
+    while below > beginning:
+        start = max(beginning, end - window)
+        yield start, below
+        window, below = min(window * 4, window + _LARGEST_STEP), start

@@ -1,0 +1,49 @@
+"""Appending records to a topic, each of them waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.transport import Producer
+
+Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
+"""The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
+
+WRITTEN_S = 30.0
+"""How long to wait until Kafka has a record."""
+_CLOSED_S = 10.0
+
+
+@contextmanager
+def producing(connection: Connection, **settings: Any) -> Iterator[Producer]:
+    """A producer, closed at the end. Raises BrokerUnreachable."""
+    producer = connection.producer(**settings)
+    try:
+        yield producer
+    finally:
+        producer.close(timeout=_CLOSED_S)
+
+
+def append(
+    connection: Connection,
+    topic: str,
+    record: Record,
+    *,
+    partition: int | None = 0,
+    producer: Producer | None = None,
+    timeout_s: float = WRITTEN_S,
+) -> int:
+    """Write one record and wait until Kafka has it; return its offset. Raises BrokerUnreachable.
+
+    Without a `partition` the key tells it. Without a `producer` one is opened for this record.
+    """
+    if producer is None:
+        with producing(connection) as own:
+            return append(connection, topic, record, partition=partition, producer=own)
+    key, value, headers = record
+    with connection.reachable("WRITE", topic):
+        sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
+        return int(sent.get(timeout=timeout_s).offset)

@@ -1,0 +1,223 @@
+"""Follows a DATA topic as it grows and hands out its effective records: the reading rule, applied to live Kafka.
+
+It is `DataLog` for those who stay: a bounded wait instead of an end. A broker that goes away for a while is no error
+here; the cursor goes on when it is back.
+What it hands out is of one log (`connectors.kafka.log.same_log_consumer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import TopicPartition
+from numpy.typing import NDArray
+
+from connectors.kafka.codec.codec import (
+    data_count,
+    data_fields,
+    data_format,
+    data_number,
+    given_headers,
+    message_numbers,
+)
+from connectors.kafka.codec.message_columns import messages_numbers
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.effective import Effective, MessageColumns, Messages, effective
+from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from connectors.kafka.transport import Consumer
+from ordering.base.errors import HistoryChanged, HistoryUnavailable
+from ordering.base.formats import follow
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import DATA_KINDS, MESSAGE
+
+RETRY_PAUSE_S = 0.2
+_AT_ONCE = 1000
+"""So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
+
+_MANY = 2_048
+"""Fewer records are read sooner than passed over."""
+_ASK_MS = 1_000
+
+_NO_FIELDS: list[bytes] = []
+
+_logger = logging.getLogger(__name__)
+
+_told: set[tuple[str, str]] = set()
+"""The kinds of later versions that this process has told of, by topic. Only sequencers write there: they are few."""
+
+
+class DataCursor:
+    """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
+
+    `position`: the offset of the record that is read next. `strays`: how many records it has passed over that are no
+    DATA. Of a kind that only a later version knows, a record is handed out with the last of its numbers.
+    """
+
+    def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
+        self._consumer = consumer
+        self._partition = partition
+        self._reader, self._quiet = start.reader, start.quiet
+        self._failing = False
+        self._unjudged: Sequence[Any] = ()
+        self.position = start.offset
+        self.strays = 0
+        self._log = SameLogConsumer(consumer, self._changed)
+        self._log.read({partition: start.offset})
+
+    @property
+    def reader(self) -> Reader:
+        """A copy of the state of the reading rule at `position`."""
+        return Reader(self._reader.epoch, self._reader.last_seqno)
+
+    def end(self) -> int:
+        """Where the log ends now; 0 if no broker says so at once."""
+        with contextlib.suppress(KafkaError, KeyError):  # so kafka-python says that there is no such topic
+            return int(self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition])
+        return 0
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def poll(self, timeout: float) -> Sequence[Effective]:
+        """The next effective records; none if none arrive within `timeout` seconds. Of many messages, `Messages`.
+
+        Raises:
+            HistoryUnavailable: retention has dropped records before they were read.
+            HistoryChanged: the log was made anew, or has lost its end.
+            LaterVersion: the group has a format from here on that this version does not know.
+        """
+        if not self._unjudged:
+            self._unjudged = self._read(timeout)
+        return self._judge()
+
+    def _read(self, timeout: float) -> Sequence[Any]:
+        self._skip_quiet()
+        try:
+            read = self._log.poll(timeout).get(self._partition, ())
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise HistoryUnavailable(
+                f"{self._partition.topic} no longer holds seqno {self._reader.last_seqno + 1}: retention has dropped "
+                "it before it was read."
+            ) from error
+        except AuthorizationError:
+            raise
+        except KafkaError as error:
+            # The consumer connects again by itself; all we have to do is to ask again.
+            if not self._failing:
+                _logger.warning("reading %s: %r; trying again", self._partition.topic, error)
+            self._failing = True
+            time.sleep(min(timeout, RETRY_PAUSE_S))
+            return ()
+        self._failing = self._failing and not read
+        if not read:  # a transaction's mark moves it, too
+            self.position = max(self.position, self._consumer.position(self._partition))
+        return read
+
+    def _skip_quiet(self) -> None:
+        """Go on where something may stand that has a seqno: sites that agree write much that has none."""
+        quiet = self._quiet
+        if quiet is None or self._reader.last_seqno < quiet.seqno:
+            return
+        self._quiet = None
+        if quiet.offset - self.position > _MANY and self._reader.last_seqno == quiet.seqno:
+            self._reader = Reader(max(quiet.epoch, self._reader.epoch), quiet.seqno)
+            self.position = quiet.offset
+            self._log.read({self._partition: quiet.offset})
+
+    def _changed(self, _: TopicPartition, what: str) -> HistoryChanged:
+        return HistoryChanged(
+            f"{self._partition.topic} {what}: it was made anew, or has lost its end. What comes now may be other "
+            f"messages under seqnos up to {self._reader.last_seqno}, which were read before: begin with what the group "
+            "has now, with a new Member."
+        )
+
+    def _judge(self) -> Sequence[Effective]:
+        """The next of what was read: all up to a thousand that has something besides messages; else that thousand."""
+        messages: list[Messages] = []
+        while self._unjudged:
+            part, rest = self._unjudged[:_AT_ONCE], self._unjudged[_AT_ONCE:]
+            keys, headers = [record.key for record in part], [record.headers for record in part]
+            numbers = messages_numbers(keys, headers)
+            if numbers is None and any(messages):
+                break  # they are judged the next time
+            self._unjudged, self.position = rest, part[-1].offset + 1
+            if numbers is not None:
+                messages.append(self._judge_messages(part, keys, headers, numbers))
+            elif taken := self._judge_each(part):
+                return taken
+        return Messages.joined(messages) if messages else ()
+
+    def _judge_messages(
+        self,
+        records: Sequence[Any],
+        keys: list[bytes | None],
+        headers: Sequence[Sequence[tuple[str, bytes]]],
+        numbers: NDArray[np.int64],
+    ) -> Messages:
+        """The same as `_judge_each` of records that are messages, all at once. Of most batches all is taken."""
+        incarnations, local_seqnos, seqnos, epochs, views, forwarded_at_ms = numbers
+        is_taken = self._reader.accept_columns(np.zeros(len(records), np.bool_), epochs, seqnos)
+        columns: Any = (
+            seqnos.tolist(),
+            [record.offset for record in records],
+            keys,
+            *(column.tolist() for column in (incarnations, local_seqnos, epochs, views, forwarded_at_ms)),
+            [given_headers(of_record[1:]) if len(of_record) > 1 else () for of_record in headers],
+            [record.value for record in records],
+            [record.timestamp for record in records],
+        )
+        if not is_taken.all():
+            columns = (list(itertools.compress(column, is_taken.tolist())) for column in columns)
+        return Messages(MessageColumns(*columns))
+
+    def _judge_each(self, records: Sequence[Any]) -> list[Effective]:
+        accept = self._reader.accept
+        taken = []
+        for record in records:
+            key, headers = record.key, record.headers
+            kind, count, fields = MESSAGE, 1, _NO_FIELDS
+            if numbers := message_numbers(key, headers):
+                incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
+            elif fields := data_fields(key, headers):
+                kind, count = fields[1].decode("ascii"), data_count(fields)
+                incarnation, local_seqno, seqno, epoch, view = map(data_number, fields[2:7])
+                forwarded_at_ms = data_number(fields[8])
+            else:
+                self._pass_over(record.offset)
+                continue
+            verdict = accept(kind, epoch, seqno, count)
+            if verdict is Verdict.TAKE:
+                if kind not in DATA_KINDS:
+                    self._tell_of(kind, record.offset)
+                where = (seqno + count - 1, record.offset, kind, key)
+                who = (incarnation, local_seqno, epoch, view, forwarded_at_ms)
+                given = given_headers(headers[1:]) if len(headers) > 1 else ()
+                taken.append(effective((*where, *who, given, record.value, record.timestamp)))
+            elif verdict is Verdict.CONTROL:
+                follow(self._partition.topic, data_format(fields))
+        return taken
+
+    def _tell_of(self, kind: str, offset: int) -> None:
+        """Tell of a kind that is not known, once."""
+        topic = self._partition.topic
+        if (topic, kind) not in _told:
+            _told.add((topic, kind))
+            _logger.warning(
+                "%s at offset %d: records of the kind %s are of a later version of abcast, and are passed over.",
+                *(topic, offset, kind),
+            )
+
+    def _pass_over(self, offset: int) -> None:
+        """Count a stray. The first one is told: a console producer may have written thousands."""
+        self.strays += 1
+        if self.strays == 1:
+            topic = self._partition.topic
+            _logger.warning("%s at offset %d is not DATA and is passed over: who else writes there?", topic, offset)

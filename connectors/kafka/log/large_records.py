@@ -1,0 +1,67 @@
+"""Records that no job could hold: a few kilobytes, compressed, may be gigabytes to the library that Spark reads with.
+
+What ended a query so is found by the reader that inflates in pieces (`transport.inflating`). The next query takes what
+stands before such a record, and the one after that begins behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from connectors.kafka.connection.backlog import Backlog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.transport import Consumer, Record, kafka_python
+
+HELD_BYTES = 64 * 1024 * 1024
+"""What is kept of the records before one that is too large."""
+
+Skips = Callable[[TopicPartition, Sequence[Record], Record], bool]
+"""Whether a partition may be read on behind a record that is too large, if these stand before it."""
+
+
+class Large(NamedTuple):
+    """What was found: where partitions begin now, and how many records stand before one that is still to come."""
+
+    starts: dict[TopicPartition, int]
+    before: dict[TopicPartition, int]
+
+
+def find_large(
+    connection: Connection, backlog: Mapping[TopicPartition, Backlog], most: int, isolation: str, skips: Skips
+) -> Large:
+    """Look among the next `most` records of each partition. Raises BrokerUnreachable, HistoryUnavailable."""
+    found = Large({}, {})
+    with connection.reachable():
+        consumer = kafka_python.consumer(connection, isolation_level=isolation)
+    with closing(consumer):
+        for place, (_, start, end) in sorted(backlog.items()):
+            _look(connection, consumer, place, (start, min(end, start + most)), skips, found)
+    return found
+
+
+def _look(
+    connection: Connection,
+    consumer: Consumer,
+    place: TopicPartition,
+    between: tuple[int, int],
+    skips: Skips,
+    found: Large,
+) -> None:
+    start, held, size = between[0], list[Record](), 0
+    for record in read_range(connection, consumer, place, *between):
+        if all(name != UNREAD_HEADER for name, _ in record.headers):
+            size += len(record.value or b"") + sum(len(value or b"") for _, value in record.headers)
+            if size <= HELD_BYTES:
+                held.append(record)
+        elif size <= HELD_BYTES and skips(place, held, record):
+            found.starts[place] = start = record.offset + 1
+            held, size = [], 0
+        else:
+            found.before[place] = record.offset - start
+            return

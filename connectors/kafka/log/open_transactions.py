@@ -1,0 +1,69 @@
+"""Transactions that somebody has left open in what the sequencer reads.
+
+Who reads what is committed gets nothing behind the first record of an open transaction. So one client that hangs holds
+up all who send to that partition, until it ends the transaction, or Kafka does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.transport import Consumer
+from ordering.base.names import Role
+
+READ_COMMITTED: tuple[Role, ...] = ("forward", "relayed")
+"""Of these topics, what a producer takes back was not broadcast. All others are read as they stand, by all readers."""
+LONG_S = 10.0
+"""A transaction that is open for so long is told. One that is used as it should be takes less."""
+
+
+class OpenTransaction(NamedTuple):
+    """Its first record stands at `offset`, since `open_s` seconds. `command`: what ends it."""
+
+    topic: str
+    partition: int
+    offset: int
+    open_s: float
+    command: str
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(time.time() - self.open_s, timezone.utc)
+        return (
+            f"{self.topic}-{self.partition} has a transaction that is open since {since:%Y-%m-%d %H:%M:%S} UTC. "
+            f"Nothing behind offset {self.offset} is ordered until its client ends it, or Kafka does (that "
+            f"client's transaction.timeout.ms). `{self.command}` ends it now"
+        )
+
+
+def open_transactions(
+    connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
+) -> Iterator[OpenTransaction]:
+    """Those that are open for long. `consumer`: reads what is not committed, too. Raises BrokerUnreachable, KafkaError.
+
+    The end is asked for first: what is committed reaches it by then, unless something holds it back.
+    """
+    if not partitions:
+        return
+    with connection.reachable():
+        ends = consumer.end_offsets(partitions)
+        with closing(connection.consumer(isolation_level="read_committed")) as committed:
+            stable = committed.end_offsets(partitions)
+    for place in sorted(partitions):
+        if stable[place] >= ends[place]:
+            continue
+        first = next(read_range(connection, consumer, place, stable[place], ends[place]), None)
+        open_s = 0.0 if first is None else time.time() - first.timestamp / 1000
+        if open_s >= LONG_S:
+            command = (
+                f"kafka-transactions.sh --bootstrap-server {connection.bootstrap_servers} abort --topic {place.topic} "
+                f"--partition {place.partition} --start-offset {stable[place]}"
+            )
+            yield OpenTransaction(place.topic, place.partition, stable[place], open_s, command)

@@ -1,0 +1,185 @@
+"""A sequencer's sign of life, which tells an idle group from one whose sequencer is gone.
+
+An idle sequencer writes nothing. So every SIGN_EVERY_S each sequencer commits offsets under the consumer group
+`abcast.sequencer.SITE`. That of a group's EPOCH topic is its epoch, and its metadata say who gave it and when. Those of
+the FORWARD partitions are how far it has come, so that any tool that knows Kafka shows its lag. That of DATA is where
+it ended: a start that finds less knows that something was lost (`connectors.kafka.log.same_log`). Kafka keeps the
+newest ones only: signs cost no record of a log. `abcast status` reads them, and so do errors that say why a message
+waits.
+
+A sign also says what other jobs of the process do not do for the group: that the ledger has ended, say. A group that
+the sequencer goes on without gets a sign with epoch 0, which says why, and counts as no sign of its sequencer.
+
+No promise rests on a sign while logs are whole. A sequencer gives one right after it has seen that no newer one has
+claimed its groups, so a fenced one gives none. A sign that can't be written is left out. After a crash the last one
+stands, and grows old.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from types import MappingProxyType
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from connectors.kafka.codec.epochs import this_host
+from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
+from ordering.base.names import Topic
+
+SIGN_EVERY_S = 2.0
+SILENT_AFTER_S = 10.0
+"""A sequencer without a sign for so long is taken to be gone."""
+_ASK_S = 3.0
+_MOST_TOLD = 250
+"""Characters of a trouble: Kafka takes 4,096 bytes of metadata."""
+
+_MOST_DIGITS = 18
+_logger = logging.getLogger(__name__)
+
+
+class Sign(NamedTuple):
+    """The newest sign of a group's sequencer. `at_ms`: when it was given, by the clock of `host`.
+
+    `trouble`: what the process does not do for the group. With epoch 0, it goes on without it.
+    """
+
+    epoch: int
+    host: str
+    engine: str
+    at_ms: int
+    trouble: str = ""
+
+    def encode(self) -> OffsetAndMetadata:
+        """As it is committed."""
+        told = f" {quote(self.trouble[:_MOST_TOLD])}" if self.trouble else ""
+        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}{told}", -1)
+
+    @classmethod
+    def decode(cls, committed: OffsetAndMetadata | None) -> Sign | None:
+        """Inverse of `encode`; None for what is none. Later versions may add fields at the end."""
+        if committed is None:
+            return None
+        try:
+            host, engine, at_ms, *more = (committed.metadata or "").split()
+            if len(at_ms) > _MOST_DIGITS:
+                return None
+            return cls(int(committed.offset), host, engine, int(at_ms), unquote(more[0]) if more else "")
+        except ValueError:
+            return None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was given just now, as far as clocks agree."""
+        return abs(time.time() - self.at_ms / 1000) < SILENT_AFTER_S
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether its times are by this machine's clock."""
+        return self.host == this_host()
+
+
+class SignsOfLife:
+    """Gives the signs of this process. Not thread-safe; close it."""
+
+    def __init__(self, connection: Connection, site: str, engine: str) -> None:
+        self._site = site
+        self._engine = engine
+        self._next = float("-inf")
+        self._desk = connection.desk()
+        self._is_told = False
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to sign. `now`: seconds of a steady clock."""
+        return now >= self._next
+
+    def give(
+        self,
+        epochs: Mapping[str, int],
+        considered: Mapping[TopicPartition, int],
+        now: float,
+        ends: Mapping[str, int] = MappingProxyType({}),
+        trouble_of: Callable[[str], str] = lambda _: "",
+        left_out: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Sign for these groups, each with its epoch, if it is time to.
+
+        `considered`: of FORWARD partitions, the first offset that is not considered yet. `ends`: where DATA of groups
+        ends. `left_out`: groups that the sequencer goes on without, and why.
+        """
+        if not self.is_due(now) or not (epochs or left_out):
+            return
+        self._next = now + SIGN_EVERY_S
+        at = this_host(), self._engine, time.time_ns() // 1_000_000
+        signs = {
+            _partition(group, self._site): Sign(0, *at, why).encode()
+            for group, why in left_out.items()
+            if group not in epochs
+        }
+        signs |= {
+            _partition(group, self._site): Sign(epoch, *at, trouble_of(group)).encode()
+            for group, epoch in epochs.items()
+        }
+        reached = {_data(group, self._site): end for group, end in ends.items()}
+        signs |= {
+            partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
+        }
+        try:
+            self._desk.commit(_group_id(self._site), signs, _ASK_S)
+        except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
+            if not self._is_told:
+                self._is_told = True
+                _logger.warning(
+                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s: %s",
+                    _group_id(self._site),
+                    error,
+                )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._desk.close()
+
+
+class Signs(NamedTuple):
+    """The newest sign of each group that has one, and of FORWARD partitions the first offset not considered yet.
+
+    `reached`: where DATA of each group ended.
+    """
+
+    of_groups: Mapping[str, Sign]
+    considered: Mapping[TopicPartition, int]
+    reached: Mapping[str, int]
+
+
+def read_signs(
+    connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
+) -> Signs:
+    """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
+    places, considered = {group: _partition(group, site) for group in groups}, list(forward)
+    data = {group: _data(group, site) for group in places}
+    with closing(connection.desk()) as desk:
+        committed = desk.committed(_group_id(site), [*places.values(), *data.values(), *considered])
+    signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
+    return Signs(
+        {group: sign for group, sign in signs.items() if sign is not None},
+        {partition: int(committed[partition].offset) for partition in considered if partition in committed},
+        {group: int(committed[place].offset) for group, place in data.items() if place in committed},
+    )
+
+
+def _partition(group: str, site: str) -> TopicPartition:
+    return TopicPartition(str(Topic(group, "epoch", site)), 0)
+
+
+def _data(group: str, site: str) -> TopicPartition:
+    return TopicPartition(str(Topic(group, "data", site)), 0)
+
+
+def _group_id(site: str) -> str:
+    return f"abcast.sequencer.{site}"

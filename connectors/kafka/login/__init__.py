@@ -1,0 +1,1 @@
+"""How to log in to a Kafka, in the words of each library, and why it refuses."""

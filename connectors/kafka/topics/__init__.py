@@ -1,0 +1,1 @@
+"""The topics of a group: creating, purging, rights, settings, senders."""

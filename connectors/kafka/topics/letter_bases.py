@@ -1,0 +1,90 @@
+"""What is noted of letters that were deleted (`ordering.letters.letter_care`), in the group's memory topic, which keeps
+it.
+
+    key                                   value
+    SITE/NAME letters-below OFFSET        the receiver's base there, JSON
+    inbox-PARTITION letters-below OFFSET  `1`: our own purge deletes up to there, or has done so
+
+A log that begins anywhere else has lost its beginning to a retention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from kafka.partitioner.default import murmur2
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.transport import Consumer
+from ordering.base.names import ADDRESS_PATTERN, Topic
+from ordering.base.records import MAX_NUMBER
+from ordering.letters.letter_care import Base
+
+_BELOW = "letters-below"
+_NUMBER = f"[0-9]{{1,{len(str(MAX_NUMBER))}}}"
+_KEY = re.compile(f"(?P<name>{ADDRESS_PATTERN}|inbox-[0-9]{{1,9}}) {_BELOW} (?P<below>{_NUMBER})".encode("ascii"))
+
+
+class Noted(NamedTuple):
+    """What is noted: by receiver, its bases; by partition of the inbox, where purges have left its beginning."""
+
+    bases: dict[str, list[Base]]
+    beginnings: dict[int, set[int]]
+
+
+def partition_of(address: str, count: int) -> int:
+    """The partition in which a producer puts that address as the key."""
+    return int(murmur2(address.encode("ascii")) & 0x7FFFFFFF) % count
+
+
+def key_of_base(receiver: str, below: int) -> bytes:
+    """Under which a base is noted."""
+    return f"{receiver} {_BELOW} {below}".encode("ascii")
+
+
+def key_of_beginning(partition: int, below: int) -> bytes:
+    """Under which it is noted that a partition may begin there."""
+    return key_of_base(f"inbox-{partition}", below)
+
+
+def read_noted(
+    connection: Connection, consumer: Consumer, group: str, site: str, receivers: Collection[str] | None = None
+) -> Noted:
+    """Read the memory topic. `receivers`: whose bases are wanted; None for all.
+
+    Raises BrokerUnreachable, KafkaRefused.
+    """
+    noted = Noted({}, {})
+    for (name, below), value in sorted(_found(connection, consumer, group, site).items()):
+        if "/" not in name:
+            noted.beginnings.setdefault(int(name.removeprefix("inbox-")), set()).add(below)
+        elif receivers is None or name in receivers:
+            noted.bases.setdefault(name, []).append(Base.parse(below, value))
+    return noted
+
+
+def _found(connection: Connection, consumer: Consumer, group: str, site: str) -> dict[tuple[str, int], bytes]:
+    found: dict[tuple[str, int], bytes] = {}
+    for record in _memory(connection, consumer, group, site):
+        noted = _KEY.fullmatch(record.key or b"")
+        if noted is None:  # other notes, and whatever members and observers write
+            continue
+        name, below = noted["name"].decode("ascii"), int(noted["below"])
+        if record.value is None:
+            found.pop((name, below), None)
+        else:
+            found[name, below] = record.value
+    return found
+
+
+def _memory(connection: Connection, consumer: Consumer, group: str, site: str) -> Iterator[Any]:
+    place = TopicPartition(str(Topic(group, "memory", site)), 0)
+    with connection.reachable("READ", place.topic):
+        if not consumer.partitions_for_topic(place.topic):
+            return
+        beginning, end = consumer.beginning_offsets([place])[place], consumer.end_offsets([place])[place]
+        yield from read_range(connection, consumer, place, int(beginning), int(end))

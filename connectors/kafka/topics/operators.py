@@ -1,0 +1,106 @@
+"""What an operator asks of a group: a FORWARD record like any other, so that it holds from one seqno on.
+
+Each request is a life of its own, of the sender `SITE/abcast.admin`. Its incarnation is the time with random last
+digits, as with members, and above the last request's and the floor, which DATA tells. So an operator whose clock is
+behind is heard, too.
+
+Invariant. What is said to be ordered is what was asked for, also if several operators ask at the same time. Of two
+requests of one incarnation the second is a duplicate, and of two incarnations the lower is late if it comes second. In
+both cases DATA, read on from before the request, shows the other's record first. From then on the own one is never
+ordered, so it can be asked for again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
+from connectors.kafka.log.data_log import DataLog, Start
+from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.names import ADMIN_NAME, Address, Topic
+from ordering.base.reader import Verdict
+from ordering.base.records import FORGET, INCARNATIONS_A_MS, MAX_NUMBER, REFUSED, Data
+from ordering.membership.forgetting import from_payload
+
+ORDERED_WITHIN_S = 5.0
+"""Seconds in which a sequencer that works has ordered a request, unless it is busy."""
+_PAUSE_S = 0.05
+_ATTEMPTS = 5
+
+
+def ask(
+    connection: Connection,
+    group: str,
+    site: str,
+    kind: str,
+    payload: bytes,
+    *,
+    partition: int | None = None,
+    timeout_s: float = ORDERED_WITHIN_S,
+) -> Data | None:
+    """Write a control record; what it became in DATA, if it is ordered within `timeout_s`.
+
+    If not, it will hold once a sequencer of the group has read it, unless something else is asked meanwhile. In a group
+    that never had a sequencer this does not wait. If another operator comes in between, it is asked for again. Raises
+    UsageError, BrokerUnreachable, TopicMissing.
+    """
+    sender = str(Address(site, ADMIN_NAME))
+    deadline = time.monotonic() + timeout_s
+    with DataLog(connection, group, site) as data:
+        for _ in range(_ATTEMPTS):
+            incarnation, start = _next_life(data, sender)
+            record = sender.encode("ascii"), payload, forward_headers(incarnation, 1, kind=kind)
+            append(connection, str(Topic(group, "forward", site)), record, partition=partition)
+            if start is None or not (data.is_copy() or data.newest_epoch()):
+                return None
+            ordered = _ordered(data, start, sender, incarnation, deadline)
+            if ordered is None or (ordered.incarnation == incarnation and _is_of(ordered, kind, payload)):
+                return ordered
+    raise UsageError("others ask at the same time, again and again: look at what holds now, and ask again.")
+
+
+def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
+    """An incarnation above all that DATA knows of; and from where to look for its DATA, if that can be told."""
+    latest, start = 0, None
+    try:
+        state = data.state()
+        latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
+        start = data.after(state.seqno)
+    except HistoryUnavailable:  # until a sequencer starts
+        pass
+    if latest >= MAX_NUMBER:
+        raise UsageError(
+            f"{sender} has used up its incarnations: another program sends under that name. Use another site's."
+        )
+    lowest = max(time.time_ns() // 1_000_000 * INCARNATIONS_A_MS, latest + 1)
+    return lowest + secrets.randbelow(min(INCARNATIONS_A_MS, MAX_NUMBER + 1 - lowest)), start
+
+
+def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
+    """Whether this may have become of such a request."""
+    if ordered.kind == REFUSED:
+        return bool(json.loads(ordered.payload)["kind"] == kind)
+    if ordered.kind == kind == FORGET:
+        return set(from_payload(ordered.payload) or ()) <= set(from_payload(payload) or ())
+    return (ordered.kind, ordered.payload) == (kind, payload)
+
+
+def _ordered(data: DataLog, start: Start, sender: str, incarnation: int, deadline: float) -> Data | None:
+    """Read DATA on until a request of that incarnation, or of a higher one, stands in it."""
+    offset, reader, _ = start
+    while True:
+        end = data.end()
+        for stored in data.records(offset, end):
+            record = stored.data
+            if reader.judge(record) is not Verdict.TAKE or record.sender != sender:
+                continue
+            if record.incarnation >= incarnation:
+                return record
+        offset = max(offset, end)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_PAUSE_S)

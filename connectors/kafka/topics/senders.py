@@ -1,0 +1,114 @@
+"""The senders that a group remembers, and forgetting them (`ordering.membership.forgetting` has the rule and why it is
+safe).
+
+A `forget` record must stand in the partition of the senders that it names. That is where Kafka's usual partitioner, and
+ours, puts their key. So there is one record for each partition, written when the one before is ordered: all of them are
+of one sender, whose later incarnation would end the earlier one. A crash in between has forgotten some of them; the
+next run finds the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kafka.partitioner.default import murmur2
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.operators import ask
+from connectors.kafka.topics.topics import count_partitions
+from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.names import Topic, is_reserved
+from ordering.base.records import FORGET
+from ordering.membership.forgetting import MAX_NAMED, SenderRow, from_payload, idle_rows, to_payload
+
+FORGOTTEN_WITHIN_S = 20.0
+"""How long one request is waited for: what is asked in the next partition would end it."""
+
+
+class RememberedSender(NamedTuple):
+    """A sender that a group remembers: its newest incarnation, and the last local seqno of it that was ordered."""
+
+    address: str
+    incarnation: int
+    local_seqno: int
+    is_member: bool
+
+    @property
+    def row(self) -> SenderRow:
+        """What a `forget` record says of it."""
+        return SenderRow(self.address, self.incarnation, self.local_seqno)
+
+
+class Forgotten(NamedTuple):
+    """What became of it: who is forgotten, and who is to be once a sequencer has read it. The others are kept."""
+
+    forgotten: list[str]
+    asked_for: list[str]
+
+
+def known_senders(connection: Connection, group: str, site: str) -> list[RememberedSender]:
+    """All of them, sorted by name; relays and operators left out. Raises BrokerUnreachable, HistoryUnavailable."""
+    with DataLog(connection, group, site) as data:
+        state = data.state()
+    return [
+        RememberedSender(address, *row, state.membership.keeps_row(address))
+        for address, row in sorted(state.received.items())
+        if not is_reserved(address)
+    ]
+
+
+def idle_senders(connection: Connection, group: str, site: str, idle_s: float) -> list[SenderRow]:
+    """The senders of the site of which nothing was ordered for so long, by the broker's timestamps in DATA.
+
+    The newest record there is now. Of a group that is younger, or whose DATA does not reach back so far, there are
+    none; nor where DATA is a copy, or was one, which may not tell a state of long ago. Raises BrokerUnreachable.
+    """
+    with DataLog(connection, group, site) as data:
+        try:
+            if data.base() is not None or data.is_copy():
+                return []
+            offset = data.offset_before_the_end(idle_s)
+            then, now = (data.state(end) for end in (offset, data.end()))
+        except HistoryUnavailable:
+            return []
+    idle = idle_rows(then.received, now.received, now.membership.keeps_row)
+    return [row for row in idle if _is_of(row.sender, site) and not is_reserved(row.sender)]
+
+
+def forget_senders(
+    connection: Connection, group: str, site: str, rows: Sequence[SenderRow], *, timeout_s: float = FORGOTTEN_WITHIN_S
+) -> Forgotten:
+    """Ask that senders of the site be forgotten, if their rows are still these.
+
+    Raises UsageError for a sender of another site, BrokerUnreachable, TopicMissing, KafkaRefused.
+    """
+    for row in rows:
+        if not _is_of(row.sender, site):
+            raise UsageError(f"{row.sender} is of another site than {site}: ask there (--site).")
+    forgotten: list[str] = []
+    for partition, part in _by_partition(connection, group, site, rows):
+        names = [row.sender for row in part]
+        done = ask(connection, group, site, FORGET, to_payload(part), partition=partition, timeout_s=timeout_s)
+        if done is None:  # another record would end this one's life
+            return Forgotten(forgotten, names)
+        if done.kind == FORGET:
+            forgotten += [row.sender for row in from_payload(done.payload) or ()]
+    return Forgotten(forgotten, [])
+
+
+def _is_of(sender: str, site: str) -> bool:
+    return sender.startswith(f"{site}/")
+
+
+def _by_partition(
+    connection: Connection, group: str, site: str, rows: Sequence[SenderRow]
+) -> Iterator[tuple[int, list[SenderRow]]]:
+    """The rows by the partition of FORWARD in which their senders' records stand, as many as one record names."""
+    count = count_partitions(connection, Topic(group, "forward", site))
+    for partition in range(count):
+        here = (row for row in rows if (murmur2(row.sender.encode("ascii")) & 0x7FFFFFFF) % count == partition)
+        while part := list(itertools.islice(here, MAX_NAMED)):
+            yield partition, part

@@ -1,0 +1,24 @@
+"""Changing a group's settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.operators import ORDERED_WITHIN_S, ask
+from ordering.base.records import SETTINGS
+from ordering.membership.membership import Settings
+
+
+def change_settings(
+    connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
+) -> bool:
+    """Ask for some of `ordering.membership.membership.Settings`; return whether they are in force: see `operators.ask`.
+
+    Raises UsageError, BrokerUnreachable, TopicMissing.
+    """
+    payload = json.dumps(changes).encode("ascii")
+    Settings().updated(payload)
+    done = ask(connection, group, site, SETTINGS, payload, timeout_s=timeout_s)
+    return done is not None and done.kind == SETTINGS

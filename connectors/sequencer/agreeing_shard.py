@@ -1,0 +1,230 @@
+"""One lane of a site that agrees with others: the sequencer's, with the query of `connectors.sequencer.agreeing_query`.
+
+Claims, seals, ticks for members, signs of life, the watchdog and retries are those of every lane. What is another is
+what is read: FORWARD of all sites, the logs of the others, and EPOCH, where an operator's exclusions stand. Where to
+read on is what the site's own log says (`connectors.takeover.agreement`).
+
+A batch takes no more than the sites can put into a run each: what is read waits in files until it is sequenced. It must
+not miss a record that retention drops while it is read: what is not there would be taken for offsets without a record.
+Then the query ends, and the next one finds out what that means.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from connectors.kafka.codec.inputs import Input
+from connectors.kafka.connection.backlog import find_backlog
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, raise_unfit
+from connectors.kafka.log.same_copy import changed_copies
+from connectors.kafka.transport import Record
+from connectors.sequencer.agreeing_query import (
+    REPORT,
+    StepReport,
+    agree,
+    begun,
+    seconds,
+    tick_rows,
+)
+from connectors.sequencer.query import encode_decided
+from connectors.sequencer.shard import SequencerShard
+from connectors.spark.forward_rows import forward_rows
+from connectors.spark.job import JobOptions
+from connectors.spark.session import PythonWorker
+from connectors.spark.sink import COPY_SINK_OPTIONS
+from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
+from connectors.takeover.groups import groups_at
+from ordering.agreement.group import Group, after_takeover
+from ordering.agreement.site import MAX_RUN_RECORDS
+from ordering.agreement.site_state import CopyMark
+from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+from ordering.base.names import Topic
+from ordering.base.records import Partition
+from ordering.sequencer.sequencer import SequencerState
+
+_REPORTS = "reports"
+
+_logger = logging.getLogger(__name__)
+
+
+class QueryInputLost(AbcastError):
+    """Retention was faster than the start of the query: the next one finds where to read on."""
+
+    retriable = True
+
+
+class RoomAgain(AbcastError):
+    """What a site that waited had to leave out can be read now: the next query does."""
+
+    retriable = True
+    is_failure = False
+
+
+class AgreeingShard(SequencerShard):
+    """Agrees on the order of groups that have a DATA topic at the site. Every start of its query is a takeover."""
+
+    agreement: ClassVar[str] = ISIS
+    sink: ClassVar[Mapping[str, str]] = COPY_SINK_OPTIONS
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: JobOptions,
+        finder: TopicFinder | None = None,
+        *,
+        agreement: AgreementSettings,
+        groups: Collection[str] | None = None,
+        epochs: dict[str, int] | None = None,
+        worker: PythonWorker | None = None,
+        number: int = 1,
+    ) -> None:
+        """As every lane; `agreement`: with whom."""
+        super().__init__(spark, options, finder, groups=groups, epochs=epochs, worker=worker, number=number)
+        self._agreement = agreement
+        self._positions: dict[TopicPartition, int] = {}
+        self._has_room = False
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """What there is to read of the lane's groups that have FORWARD and DATA at the site."""
+        found: dict[str, list[str]] = {}
+        for topic in topics:
+            if self._is_read(topic):
+                found.setdefault(topic.group, []).append(str(topic))
+        site, groups = self.options.site, groups_at(topics, self.options.site)
+        return {
+            group: sorted(names)
+            for group, names in found.items()
+            if group in groups and self.serves(group) and str(Topic(group, "forward", site)) in names
+        }
+
+    def _is_read(self, topic: Topic) -> bool:
+        is_own_epoch = topic.role == "epoch" and topic.site == self.options.site
+        return is_own_epoch or self._agreement.neighbours.input(topic, 0) is not None
+
+    def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """The site's own FORWARD."""
+        return {group: [str(Topic(group, "forward", self.options.site))] for group in topics}
+
+    def check_group(self, state: SequencerState) -> None:
+        """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
+        known_state(self.options.connection, self._agreement, state)
+
+    def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
+        """What is read, agreed on, as the sink takes it. Raises InputLost, UnservableGroups, what is wrong with all."""
+        site, neighbours = self.options.site, self._agreement.neighbours
+        groups = self._groups(states)
+        names = [name for group in topics.values() for name in group]
+        source = self._source(names, self._starts(names, groups))
+        session, at_once = self.session(len(groups))
+        read = session.readStream.format("kafka").options(**source).load()
+        rows = forward_rows(read, site, agreed=True, lean=True).unionByName(tick_rows(seconds(session), groups))
+        self._positions, self._has_room = {}, False
+        initial = {name: begun(group) for name, group in groups.items()}
+        runs = agree(rows, neighbours, initial, at_once)
+        role = F.col("role")
+        reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
+        return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
+
+    def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
+        """Raise EnvironmentProblem: at other sites, it may be read."""
+        raise EnvironmentProblem(
+            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
+            "agree read the same. Start again with more: spark.driver.memory, or spark.executor.memory in a cluster."
+        )
+
+    def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
+        groups: dict[str, Group] = {}
+        unfit: dict[str, AbcastError] = {}
+        for group, state in states.items():
+            try:
+                groups[group] = after_takeover(known_state(self.options.connection, self._agreement, state), state)
+            except OF_ONE_GROUP as error:
+                unfit[group] = error
+        raise_unfit(unfit, states)
+        return groups
+
+    def _source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
+        source = self.kafka_source(names, starts)
+        found = {
+            TopicPartition(name, int(number)): start
+            for name, of_partitions in json.loads(source["startingOffsets"]).items()
+            for number, start in of_partitions.items()
+        }
+        if any(found.get(place, start) != start for place, start in starts.items()):
+            raise QueryInputLost("what was to be read is gone: taking over anew.")
+        most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
+        return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
+
+    def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
+        """From where each partition is to be read; the groups know it from here on. Raises UnservableGroups."""
+        consumer = self.options.connection.consumer()
+        try:
+            with self.options.connection.reachable():
+                found = find_backlog(consumer, names, {})
+        finally:
+            consumer.close()
+        starts: dict[TopicPartition, int] = {}
+        unfit: dict[str, AbcastError] = {}
+        changed = changed_copies(self.options.connection, self._marks(found, groups))
+        for partition, offsets in found.items():
+            topic = _topic(partition.topic)
+            source = self._agreement.neighbours.input(topic, partition.partition)
+            if source is None:  # EPOCH, from its beginning
+                continue
+            group, beginning = groups[topic.group], offsets.beginning
+            try:
+                starts[partition] = (
+                    group.start_of(source.place, beginning, is_copy=source.is_copy, is_changed=partition in changed)
+                    if source.place
+                    else group.start_of_log(source.site, beginning)
+                )
+            except HistoryUnavailable as error:
+                unfit[topic.group] = error
+        raise_unfit(unfit, groups)
+        return starts
+
+    def _marks(
+        self, places: Iterable[TopicPartition], groups: Mapping[str, Group]
+    ) -> dict[TopicPartition, tuple[Input, CopyMark]]:
+        """From which marks partitions of FORWARD are to be read."""
+        found: dict[TopicPartition, tuple[Input, CopyMark]] = {}
+        for place in places:
+            topic = _topic(place.topic)
+            source = self._agreement.neighbours.input(topic, place.partition)
+            if source is not None and source.place:
+                found[place] = source, groups[topic.group].mark(source.place)
+        return found
+
+    def check(self) -> None:
+        """As every lane. Raises RoomAgain, too."""
+        super().check()
+        if self._has_room:
+            raise RoomAgain("what had to be left out, as too much waited for the other sites, can be read now.")
+
+    def see(self, observed: dict[str, Any]) -> None:
+        """Log what steps had to say, and note how far they have come."""
+        for raw in observed[_REPORTS]:
+            report = StepReport.from_json(raw)
+            for level, words in report.notices:
+                _logger.log(level, "site %s, group %s: %s", self.options.site, report.group, words)
+            places = {Partition.parse(place): offset for place, offset in report.positions.items()}
+            self._positions |= {TopicPartition(*place): offset for place, offset in places.items()}
+            self._has_room = self._has_room or report.has_room
+
+    def considered(self) -> dict[TopicPartition, int]:
+        """How far the site's own FORWARD is in DATA."""
+        return dict(self._positions)
+
+
+def _topic(name: str) -> Topic:
+    topic = Topic.parse(name)
+    assert topic is not None  # a lane reads no others
+    return topic

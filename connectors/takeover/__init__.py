@@ -1,0 +1,1 @@
+"""How a sequencer takes over its groups and looks after them, with either engine."""

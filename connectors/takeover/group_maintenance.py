@@ -1,0 +1,309 @@
+"""What a sequencer looks after beside its batches, with either engine: claims, signs of life, ticks, settings.
+
+None of it decides anything: a keeper that sleeps delays a snapshot or a suspicion, or lets a fenced sequencer write on,
+which readers ignore. So it keeps nothing that a crash could cost.
+
+It asks for all groups with one question. Where that is not answered, it goes on without the groups that have a
+partition without a leader, and asks one leader after the other of the others; of one that does not answer, group by
+group, until it is taken to be away with all that it leads. Groups of which nothing is answered are asked again later
+and later (`connectors.kafka.groups.left_out`), apart from the others: they get no sign of life meanwhile, and hold up
+no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import NO_LEADER, Connection
+from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, raise_unfit
+from connectors.kafka.log.data_log import DataLog, consumer_of_logs
+from connectors.kafka.log.sign_of_life import SignsOfLife
+from connectors.kafka.topics.topics import wrong_in_logs
+from connectors.kafka.transport import Consumer, Producer
+from connectors.takeover.fencing import check_not_fenced
+from connectors.takeover.ticks import tick
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
+from ordering.base.names import Topic
+
+_ASK_MS = 3000
+"""How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
+_ASK_ONE_MS = 500
+_ASK_APART_S = 3.0
+"""How long it asks leader by leader: the rest is asked the next time, and first."""
+_SILENT_GROUPS = 3
+"""A leader that answers of none of so many groups is away."""
+_UNKNOWN = NO_LEADER - 1
+
+LOOK_AT_SETTINGS_S = 3600.0
+"""How often it looks whether somebody has set a retention where there must be none."""
+
+_Role = Literal["data", "epoch"]
+_ROLES: tuple[_Role, ...] = ("data", "epoch")
+
+_logger = logging.getLogger(__name__)
+
+
+class GroupMaintenance:
+    """Looks after groups that were taken over. Not thread-safe; close it.
+
+    `epochs`: what this process has claimed, by group; takeovers keep it up to date. `engine`: what it is, in a word.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        site: str,
+        epochs: Mapping[str, int],
+        engine: str,
+        troubles: Troubles | None = None,
+    ) -> None:
+        """`troubles`: of all jobs of this process. Raises BrokerUnreachable."""
+        self._troubles = troubles or Troubles()
+        self.forward: dict[str, list[str]] = {}
+        """The groups, each with its forward topics."""
+        self._connection = connection
+        self._site = site
+        self._epochs = epochs
+        self._consumer: Consumer = connection.consumer()
+        self._reader: Consumer | None = None  # of all logs
+        self._ticker: Producer | None = None
+        self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has looked
+        self._signs = SignsOfLife(connection, site, engine)
+        self._logs: dict[str, DataLog] = {}
+        self._reached: dict[str, int] = {}  # where DATA ended
+        self._asked_last = _UNKNOWN  # of the leaders
+        self._without_claims: set[str] = set()  # groups of whose EPOCH nothing was told the last time
+        self._without_data: set[str] = set()  # the same of DATA
+        self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
+        self.away = LeftOut(f"{engine} sequencer")
+        """Groups of which Kafka tells nothing now."""
+
+    def take(self, forward: Mapping[str, list[str]]) -> None:
+        """Look after these groups, too; or read other forward topics of them. Raises BrokerUnreachable."""
+        with self._connection.reachable():
+            for group in forward.keys() - self.forward.keys():
+                for role in _ROLES:
+                    # kafka-python tells no offset of a topic that is younger than what it knows of the cluster.
+                    self._consumer.partitions_for_topic(str(Topic(group, role, self._site)))
+        self.forward |= forward
+
+    def release(self, group: str) -> None:
+        """Look after it no longer."""
+        self.forward.pop(group, None)
+        self._claims_seen.pop(group, None)
+        self._reached.pop(group, None)
+        self._logs.pop(group, None)
+        self._without_claims.discard(group)
+        self._without_data.discard(group)
+        self.away.forget(group)
+
+    def log(self, group: str) -> DataLog:
+        """The group's DATA, for the keeper's thread. Raises BrokerUnreachable at once if it was away just now."""
+        if not self.away.is_due(group):
+            raise BrokerUnreachable(self.away.reasons[group])
+        if group not in self._logs:
+            if self._reader is None:
+                self._reader = consumer_of_logs(self._connection)
+            self._logs[group] = DataLog(self._connection, group, self._site, self._reader)
+        return self._logs[group]
+
+    def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
+        """The offset after the last record of DATA, by group; of those of which it is told."""
+        return self._ends("data", list(groups))
+
+    def check_not_fenced(self) -> None:
+        """See that no newer epoch has begun, with one question for all groups.
+
+        Raises BrokerUnreachable; UnservableGroups, of which some may be Fenced, or the error itself where there is no
+        other.
+        """
+        asked = [group for group in self.forward if self.away.is_due(group)]
+        unfit: dict[str, AbcastError] = {}
+        self._without_claims |= set(asked)
+        for group, end in self._ends("epoch", asked).items() if asked else ():
+            try:
+                with self.trouble_of(group):
+                    if end != self._claims_seen.get(group):
+                        check_not_fenced(self.log(group), self._epochs[group])
+                        self._claims_seen[group] = end
+                    self._without_claims.discard(group)
+                    self._take_back([group])
+            except OF_ONE_GROUP as error:
+                unfit[group] = error
+        raise_unfit(unfit, self.forward)
+
+    def _take_back(self, groups: Iterable[str]) -> None:
+        silent = self._without_claims | self._without_data
+        self.away.take_back(group for group in groups if group not in silent)
+
+    @contextlib.contextmanager
+    def trouble_of(self, group: str) -> Iterator[None]:
+        """What is not answered here is this group's trouble. Raises BrokerUnreachable if no group answers."""
+        try:
+            yield
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            self._leave(group, self._connection.unreachable())
+        except BrokerUnreachable as error:
+            self._leave(group, error)
+
+    def _leave(self, group: str, error: AbcastError) -> None:
+        if self.away.is_due(group):  # else it is the same as just now
+            self.away.put(group, error)
+        if all(each in self.away for each in self.forward):
+            raise error
+
+    def sign(
+        self, considered: Mapping[TopicPartition, int], now: float, topics: Collection[Topic] = frozenset()
+    ) -> None:
+        """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
+
+        `considered`: of forward partitions, the first offset that is not considered yet. `topics`: those that there
+        are, to say of which groups the sequencer goes on without. Raises BrokerUnreachable; UnservableGroups,
+        HistoryChanged where DATA ends before it did.
+        """
+        if not self._signs.is_due(now):
+            return
+        asked = [group for group in self.forward if self.away.is_due(group)]
+        ends = self._ends("data", asked) if asked else {}
+        self._without_data = (self._without_data | set(asked)) - ends.keys()
+        here = {group: self._epochs[group] for group in ends if group not in self._without_claims}
+        self._take_back(here)
+        raise_unfit(self._shorter(ends), self.forward)
+        silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
+        left_out = {**silent, **self._troubles.left_out(topics, self._site)}
+        self._signs.give(here, considered, now, ends, self._troubles.of, left_out)
+
+    def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
+        """Groups whose DATA ends before it did, and that they do. The next start tells more, or begins anew."""
+        before = {group: self._reached.get(group, 0) for group in ends}
+        self._reached |= ends
+        return {
+            group: HistoryChanged(f"DATA of group {group} ends at offset {end}, and ended at {before[group]} before.")
+            for group, end in ends.items()
+            if end < before[group]
+        }
+
+    def attend(self, watched: Mapping[str, int], now: float) -> None:
+        """Tick for `watched`, each with a seqno that stands in DATA, and see now and then that DATA and EPOCH are kept.
+
+        `now`: seconds of a steady clock. Raises BrokerUnreachable.
+        """
+        ticked = {**dict.fromkeys(self._look_at_settings(now), 0), **watched}
+        if not ticked:
+            return
+        if self._ticker is None:
+            self._ticker = self._connection.producer()
+        for group, seqno in sorted(ticked.items()):
+            for topic in self.forward[group]:
+                try:
+                    tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
+                except KafkaError as error:  # made up for by the next
+                    _logger.warning("a tick could not be written to %s: %r", topic, error)
+
+    def _look_at_settings(self, now: float) -> list[str]:
+        """Groups whose DATA or EPOCH Kafka may delete, told as an error; a tick has their DATA hold a snapshot."""
+        if now < self._next_look:
+            return []
+        self._next_look = now + LOOK_AT_SETTINGS_S
+        wrong = wrong_in_logs(self._connection, self.forward, self._site)
+        for sentence in wrong.values():
+            _logger.error("%s", sentence)
+        return sorted(wrong)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._signs.close()
+        self._logs = {}
+        if self._reader is not None:
+            self._reader.close()
+        self._consumer.close()
+        if self._ticker is not None:
+            self._ticker.close(timeout=1)
+
+    def _ends(self, role: _Role, groups: Collection[str]) -> dict[str, int]:
+        """Where the groups' topics of that role end. Raises BrokerUnreachable if all are away."""
+        partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
+        doubtful = {group: partition for group, partition in partitions.items() if group in self.away}
+        steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
+        ends: dict[str, int] = {}
+        failed: AbcastError | None = None
+        try:
+            if steady:
+                ends |= self._ask(steady, _ASK_MS)
+        except (BrokerUnreachable, KafkaRefused) as error:
+            if len(self.forward.keys() | partitions.keys()) == 1:
+                raise
+            doubtful, failed = {**steady, **doubtful}, error
+        if doubtful:
+            ends |= self._ask_apart(doubtful)
+        if failed is not None and not ends and all(group in self.away for group in self.forward.keys() | partitions):
+            raise failed
+        return ends
+
+    def _ask_apart(self, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
+        """Ask each leader, as long as there is time. It begins where it ended the last time."""
+        leaders = self._connection.leaders(partition.topic for partition in partitions.values())
+        led_by: dict[int, dict[str, TopicPartition]] = {}
+        for group, partition in partitions.items():
+            led_by.setdefault(min(leaders.get(partition.topic, (_UNKNOWN,))), {})[group] = partition
+        for group, partition in led_by.pop(NO_LEADER, {}).items():
+            self.away.put(group, BrokerUnreachable(f"{partition.topic} has no leader."))
+        ends: dict[str, int] = {}
+        deadline = time.monotonic() + _ASK_APART_S
+        for leader in sorted(led_by, key=lambda leader: (leader <= self._asked_last, leader)):
+            if time.monotonic() > deadline:
+                break
+            self._asked_last = leader
+            try:
+                ends |= self._ask(led_by[leader], _ASK_ONE_MS)
+            except (BrokerUnreachable, KafkaRefused):
+                ends |= self._ask_each(led_by[leader], deadline, of_one_leader=leader != _UNKNOWN)
+        return ends
+
+    def _ask_each(
+        self, partitions: Mapping[str, TopicPartition], deadline: float, *, of_one_leader: bool
+    ) -> dict[str, int]:
+        """Ask group by group, until it is time."""
+        ends: dict[str, int] = {}
+        silent = 0
+        for group, partition in partitions.items():
+            if time.monotonic() > deadline:
+                break
+            try:
+                if of_one_leader and silent >= _SILENT_GROUPS and not ends:
+                    raise _unanswered(partition.topic)
+                ends |= self._ask({group: partition}, _ASK_ONE_MS)
+            except (BrokerUnreachable, KafkaRefused) as error:
+                silent += isinstance(error, BrokerUnreachable)
+                self.away.put(group, error)
+        return ends
+
+    def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
+        """Raises BrokerUnreachable, KafkaRefused."""
+        topics = sorted(partition.topic for partition in partitions.values())
+        try:
+            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
+        except KeyError as error:  # how kafka-python says that a topic is gone
+            raise BrokerUnreachable(f"nothing is told of {topics[0]}.") from error
+        except KafkaError as error:
+            if not error.retriable:
+                raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error
+            raise _unanswered(*topics) from error
+        return {group: ends[partition] for group, partition in partitions.items()}
+
+
+def _unanswered(*topics: str) -> BrokerUnreachable:
+    """Why is not looked for: that takes seconds for each."""
+    more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
+    return BrokerUnreachable(f"no broker that leads {topics[0]}{more} answers.")

@@ -1,0 +1,138 @@
+"""What a group's DATA and EPOCH tell before it is claimed, and what is wrong with it. Nothing is written here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from connectors.kafka.connection.backlog import find_backlog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.same_log import Fit, Ledger, check_reach, fit, lost
+from connectors.kafka.transport import Consumer
+from connectors.takeover import fencing
+from ordering.base.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, UsageError
+from ordering.base.formats import FIRST, NEWEST
+from ordering.base.records import MAX_RECORD_BYTES, Partition
+from ordering.sequencer.sequencer import SequencerState
+
+MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
+"""Beside it a record has a header, and the state gets a seal more."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Survey(NamedTuple):
+    """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody.
+
+    `format`: the group's from here on. `changed`: partitions of FORWARD that are not what DATA was made from.
+    """
+
+    data: DataLog
+    state: SequencerState
+    end: int
+    ends: Mapping[Partition, int] = {}
+    horizon: Mapping[Partition, int] = {}
+    server: str = ""
+    format: int = FIRST.number
+    changed: Collection[Partition] = ()
+
+
+def survey(
+    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, ledger: Ledger | None = None
+) -> Survey:
+    """Read what there is, and find what is wrong with it. Writes nothing.
+
+    `signed`: how far DATA went, as signs of life tell. `ledger`: as of a `Claimer`.
+    """
+    group = data.topic.group
+    if group in claimed:
+        fencing.check_not_fenced(data, claimed[group])
+    fencing.check_is_home(data)
+    if data.is_copy():
+        raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
+    end = data.end()
+    state = find_state(data, end)
+    reach = [(claim.floor, "a claim says") for claim in data.claims()]
+    reach += [(note.offset, "a note says") for note in data.notes()]
+    check_reach(data, data.end(), [*reach, (signed, "its sequencer's last sign of life says")])
+    _check_ledger(data, ledger, state.seqno)
+    newest = data.highest_epoch()
+    if state.epoch > newest:
+        raise ProtocolViolation(
+            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
+            "was it deleted? The two must be kept together."
+        )
+    _check_agreement(data, agreement)
+    _check_size(state)
+    return Survey(data, state, end, format=_format(data, state))
+
+
+def _format(data: DataLog, state: SequencerState) -> int:
+    """The group's format from here on: what EPOCH and DATA say; a group that begins has the newest.
+
+    Raises LaterVersion where that is not known, before anything is claimed.
+    """
+    begins = not data.claims() and data.move() is None  # strays may stand in DATA
+    return NEWEST.number if begins else max(data.format(), state.format)
+
+
+def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
+    """See that the ledger has nothing of this log above `seqno`, the last that DATA tells. Raises HistoryChanged."""
+    group = data.topic.group
+    if ledger is None or ledger.last_seqno(group) <= seqno:
+        return
+    found = fit(data, ledger)
+    if found is Fit.LOST:
+        raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which stands in the ledger")
+    if found is Fit.OTHER:
+        _logger.warning("group %s: what the ledger below --data has is of another group of that name.", group)
+
+
+def _check_agreement(data: DataLog, agreement: str) -> None:
+    """An order is decided by one site, or agreed on by several, from its beginning on. Raises UsageError."""
+    newest = data.newest_claim()
+    if newest is not None and newest.agreement != agreement:
+        was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
+        raise UsageError(f"the order of {data.topic} is that of {was}, and can't go on with {now}: take a new group.")
+
+
+def _check_size(state: SequencerState) -> None:
+    """See that the state can be written as a snapshot: a claim without one would be in vain. Raises UsageError."""
+    size = len(state.to_bytes())
+    if size > MAX_SNAPSHOT_BYTES:
+        raise UsageError(
+            f"the state of group {state.group} takes {size:,} bytes, and a record of Kafka at most "
+            f"{MAX_RECORD_BYTES:,}: it knows {len(state.received):,} senders, which are too many. Go on in a new group."
+        )
+
+
+def horizon(
+    connection: Connection, consumer: Consumer, forward: Iterable[str], state: SequencerState
+) -> tuple[dict[Partition, int], dict[Partition, int]]:
+    """The ends of the forward partitions; and of those of which something is to be read (see
+    `ordering.membership.log_time`).
+    """
+    with connection.reachable("READ", " and ".join(forward)):
+        backlog = find_backlog(consumer, forward, {})
+    found = {Partition(*partition): offsets for partition, offsets in sorted(backlog.items())}
+    ends = {partition: offsets.end for partition, offsets in found.items()}
+    return ends, {
+        partition: offsets.end
+        for partition, offsets in found.items()
+        if max(state.positions.get(partition, 0), offsets.beginning) < offsets.end
+    }
+
+
+def of_these(decided: Mapping[Partition, int], ends: Mapping[Partition, int]) -> dict[Partition, int]:
+    """What was decided of partitions, without those that end before it: they were made anew, and nothing is known."""
+    return {partition: offset for partition, offset in decided.items() if offset <= ends.get(partition, offset)}
+
+
+def find_state(data: DataLog, end: int) -> SequencerState:
+    """What DATA tells below `end`. Raises HistoryUnavailable: waiting does not help who is waited for."""
+    try:
+        return data.state(end)
+    except NoSnapshot as gone:
+        raise HistoryUnavailable(str(gone)) from gone

@@ -1,0 +1,319 @@
+"""Seal, then take over: how every start of a sequencer begins, however the one before ended.
+
+There is one way to start, and it trusts no lock and no checkpoint, only DATA:
+
+1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.log.data_log`), and rebuild
+   the state. What is wrong with the group is found here, before anything is written: a start that can't go on must not
+   fence another sequencer. So one that does not know the group's format (`ordering.base.formats`) stops here;
+2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
+   so no other sequencer has it;
+3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
+4. read DATA on from where 1 ended up to the seal, and with it the state;
+5. append the state as the epoch's opening snapshot, and a note of where the seal stands to EPOCH, and go on.
+
+Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
+of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
+step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
+stands. The next start does the same again.
+
+A sequencer sees a newer one by its claim, and another home by its move, and leaves the group. That is a courtesy, not
+what keeps the order: if it sleeps through the claim, what it writes is stale for every reader. It takes the group back
+only when the newer one gives no sign of life any more, so two that have groups in common do not fight over them. No
+sequencer seals a claim that stands behind a move to another site, so the seal of who has fenced it
+(`connectors.relay.promotion`) is the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kafka.errors import KafkaError
+
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import Record, append
+from connectors.kafka.groups.side_by_side import SideBySide
+from connectors.kafka.groups.unservable_groups import raise_unfit
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.liveness import ALIVE, SILENT, judge, look_again
+from connectors.kafka.log.same_log import Ledger
+from connectors.kafka.log.sign_of_life import Signs, read_signs
+from connectors.kafka.transport import Consumer, Producer
+from connectors.takeover import fencing
+from connectors.takeover.same_forward import changed_inputs, from_the_beginning
+from connectors.takeover.survey import Survey, horizon, of_these, survey
+from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
+from ordering.base.names import Role, Topic
+from ordering.base.reader import Seal, with_seal
+from ordering.base.records import Data
+from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
+
+_logger = logging.getLogger(__name__)
+
+Fitness = Callable[[SequencerState], object]
+"""Raises what keeps a group whose DATA tells this state from being served."""
+
+
+STALL_S = 0.5
+"""When no group has been looked at for so long, the others are claimed."""
+_WRITTEN_S = 10.0
+"""How long a takeover waits until Kafka has a record."""
+_BOTH_S = 0.02
+"""Claims are waited for so long, while groups are still looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimer:
+    """Who takes groups over at a site.
+
+    `claimed` has the epochs that this process has claimed so far, by group, and is kept up to date: it takes no group
+    back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites. `fitness` is
+    asked of every group before it is claimed. `ledger`: what it has is not decided again.
+    """
+
+    connection: Connection
+    site: str
+    claimed: dict[str, int] = field(default_factory=dict)
+    agreement: str = ""
+    fitness: Fitness | None = None
+    ledger: Ledger | None = None
+
+
+def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
+    """`take_over_groups` of one group, which reads the site's own forward topic."""
+    forward = str(Topic(group, "forward", site))
+    by = Claimer(connection, site, {} if claimed is None else claimed)
+    return take_over_groups(by, {group: [forward]})[group]
+
+
+def take_over_groups(by: Claimer, groups: Mapping[str, Iterable[str]]) -> dict[str, SequencerState]:
+    """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
+
+    All groups are looked at before the first is claimed, and none is claimed where one is unfit.
+
+    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
+    UnservableGroups where some are.
+    """
+    states: dict[str, SequencerState] = {}
+    unfit: dict[str, AbcastError] = {}
+    with contextlib.closing(Takeover(by, groups, claims_some=False)) as takeover:
+        while takeover.is_running:
+            for group, found in takeover.results(_WRITTEN_S).items():
+                if isinstance(found, AbcastError):
+                    unfit[group] = found
+                else:
+                    states[group] = found
+    raise_unfit(dict(sorted(unfit.items())), groups)
+    return {group: states[group] for group in groups}
+
+
+class Takeover:
+    """Takes groups over side by side. What is wrong with one, or is not answered of it, holds up no other.
+
+    `groups`: each with the forward topics it reads. `claims_some`: those that are fit are claimed, whatever the others
+    are.
+
+    Claims begin when all groups have been looked at, since what is wrong with the job itself must fence nobody. A group
+    of which nothing is answered for STALL_S is no longer waited for; it is claimed when it has been looked at. One
+    thread at a time; close it.
+    """
+
+    def __init__(self, by: Claimer, groups: Mapping[str, Iterable[str]], *, claims_some: bool = True) -> None:
+        """Raises BrokerUnreachable."""
+        self._by = by
+        self._groups = {group: list(names) for group, names in groups.items()}
+        self._claims_some = claims_some
+        self._may_claim = False
+        self._unfit = 0
+        self._answered_at = time.monotonic()
+        self._surveyed: dict[str, Survey] = {}
+        self._told: dict[str, SequencerState | AbcastError] = {}
+        self._is_closed = threading.Event()
+        self._producer = by.connection.producer()
+        self._signs = self._read_signs()
+        self._surveys = SideBySide[Survey](by.connection)
+        self._claims = SideBySide[SequencerState](by.connection)
+        leaderless = self._leaderless()
+        for group in self._groups:
+            if group in leaderless:
+                self._take_unfit(group, BrokerUnreachable(f"group {group}: {leaderless[group]} has no leader."))
+            else:
+                self._surveys.ask(group, functools.partial(self._look_at, group))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there are groups of which `results` has not told."""
+        return bool(self._told or self._surveys.is_waiting or self._surveyed or self._claims.is_waiting)
+
+    def results(self, timeout_s: float) -> dict[str, SequencerState | AbcastError]:
+        """The next states to go on from, by group, or what is wrong with it; none if none come in time.
+
+        Raises EnvironmentProblem.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._told and self.is_running:
+            left = min(deadline - time.monotonic(), STALL_S)
+            if not self._may_claim:
+                self._take_surveys(max(left, 0.0))
+            elif self._claims.is_waiting:
+                self._take_claims(max(left, 0.0) if not self._surveys.is_waiting else _BOTH_S)
+                self._take_surveys(0.0)
+            else:
+                self._take_surveys(max(left, 0.0))
+            if left <= 0:
+                break
+        told, self._told = self._told, {}
+        return told
+
+    def close(self) -> None:
+        """Claim nothing more. What is being asked is waited for."""
+        self._is_closed.set()
+        self._producer.abandon()
+        self._surveys.close()
+        self._claims.close()
+
+    def _take_surveys(self, timeout_s: float) -> None:
+        answers = self._surveys.answers(timeout_s)
+        for group, answer in answers.items():
+            if isinstance(answer, AbcastError):
+                self._take_unfit(group, answer)
+            else:
+                self._surveyed[group] = answer
+        now = time.monotonic()
+        self._answered_at = now if answers else self._answered_at
+        is_stalled = self._claims_some and bool(self._surveyed) and now - self._answered_at >= STALL_S
+        if not self._may_claim and (is_stalled or not self._surveys.is_waiting):
+            if self._unfit and not self._claims_some:
+                self._surveyed.clear()
+                return
+            self._may_claim = True
+            self._tell_who_serves()
+        if self._may_claim:
+            for group, found in self._surveyed.items():
+                self._claims.ask(group, functools.partial(self._claim, group, found))
+            self._surveyed.clear()
+
+    def _take_claims(self, timeout_s: float) -> None:
+        for group, found in self._claims.answers(timeout_s).items():
+            if isinstance(found, AbcastError):
+                self._take_unfit(group, found)
+            else:
+                self._told[group] = found
+
+    def _take_unfit(self, group: str, error: AbcastError) -> None:
+        self._told[group] = error
+        self._unfit += 1
+
+    def _leaderless(self) -> dict[str, str]:
+        """Groups that have a topic without a leader, each with one. Nothing is asked of these: it would take long."""
+        roles: tuple[Role, ...] = ("data", "epoch")
+        group_of = {
+            name: group
+            for group, forward in self._groups.items()
+            for name in (*forward, *(str(Topic(group, role, self._by.site)) for role in roles))
+        }
+        return {group_of[name]: name for name in sorted(self._by.connection.leaderless(group_of))}
+
+    def _read_signs(self) -> Signs:
+        with contextlib.suppress(AbcastError, KafkaError):
+            return read_signs(self._by.connection, self._groups, self._by.site)
+        return Signs({}, {}, {})
+
+    def _look_at(self, group: str, consumer: Consumer) -> Survey:
+        by, data = self._by, DataLog(self._by.connection, group, self._by.site, consumer)
+        self._inherit(data)
+        signed = self._signs.reached.get(group, 0)
+        found = survey(data, by.claimed, by.agreement, signed, by.ledger)
+        if by.fitness is not None:
+            by.fitness(found.state)
+        ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
+        changed = changed_inputs(data, consumer, self._groups[group], found.end)
+        return found._replace(ends=ends, horizon=ahead, changed=changed, server=self._who_serves(data))
+
+    def _inherit(self, data: DataLog) -> None:
+        """Take the group of which this process was fenced for its own again, if the newer sequencer has fallen silent.
+
+        One that never gave a sign may lack the right to: it is not taken for dead.
+        """
+        group, claim = data.topic.group, data.newest_claim()
+        sign = self._signs.of_groups.get(group)
+        if claim is None or sign is None or not self._by.claimed.get(group, claim.epoch) < claim.epoch == sign.epoch:
+            return
+        again = functools.partial(look_again, self._by.connection, group, self._by.site)
+        if judge(data, sign, again).state == SILENT:
+            self._by.claimed[group] = claim.epoch
+
+    def _who_serves(self, data: DataLog) -> str:
+        """Which other process seems to serve the group now; "" if none does."""
+        group = data.topic.group
+        claim = data.newest_claim()
+        if group in self._by.claimed or claim is None or claim.is_over:
+            return ""
+        return claim.who if judge(data, self._signs.of_groups.get(group)).state == ALIVE else ""
+
+    def _tell_who_serves(self) -> None:
+        """Say which groups another process serves, as its signs of life tell. Nothing rests on it."""
+        served: dict[str, list[str]] = {}
+        for group, found in self._surveyed.items():
+            if found.server:
+                served.setdefault(found.server, []).append(group)
+        for who, groups in served.items():
+            _logger.warning(
+                "%s serves %s, as its signs of life tell. It stops now, as this process takes over.",
+                who,
+                ", ".join(groups),
+            )
+
+    def _claim(self, group: str, found: Survey, consumer: Consumer) -> SequencerState:
+        found.data.read_with(consumer)
+        if self._is_closed.is_set():
+            raise BrokerUnreachable(f"group {group}: the takeover was ended.")
+        state = from_the_beginning(_claim(found, self._producer, self._by), found.changed)
+        decided = of_these(state.decided, found.ends)
+        return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
+
+
+def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
+    """Claim, seal, read the rest, open the epoch."""
+    data, claimed = found.data, by.claimed
+    group = data.topic.group
+    if group in claimed:
+        fencing.check_not_fenced(data, claimed[group])
+    claim = (None, *encode_claim(data.end(), by.agreement, found.format))
+    try:
+        claimed_at = _append(data, producer, data.claims_topic, claim)
+    except AbcastError:
+        claimed.pop(group, None)  # it may get there yet: then a newer claim is our own
+        raise
+    if claimed_at > data.known_below:  # something came in between
+        fencing.check_is_home(data)
+    epoch = data.epoch_of_claim(claimed_at)
+    claimed[group] = epoch
+    sealed_at = _append_data(data, producer, seal(epoch, found.format))
+    before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
+    if before.epoch >= epoch:
+        fencing.check_not_fenced(data, epoch)
+        raise ProtocolViolation(
+            f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
+        )
+    seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
+    state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
+    _append_data(data, producer, snapshot(state))
+    _append(data, producer, data.claims_topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
+    _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
+    return state
+
+
+def _append_data(data: DataLog, producer: Producer, record: Data) -> int:
+    return _append(data, producer, str(data.topic), encode_data(record))
+
+
+def _append(data: DataLog, producer: Producer, topic: str, record: Record) -> int:
+    return append(data.connection, topic, record, producer=producer, timeout_s=_WRITTEN_S)

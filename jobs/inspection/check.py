@@ -1,0 +1,108 @@
+"""`abcast check`: names every broken promise of a group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.terminal.options import (
+    DEFAULT_DATA,
+    EXIT_ANOMALY,
+    AsJson,
+    BootstrapServers,
+    Data,
+    Group,
+    KafkaConfig,
+    connection_to,
+    run_script,
+)
+from jobs.terminal.progress import Progress
+from jobs.terminal.sites_option import SitesFile, optional_sites
+from ordering.base.errors import counted
+
+if TYPE_CHECKING:
+    from connectors.diagnosis.report import Report
+
+
+def check(
+    group: Group,
+    site: Annotated[
+        list[str] | None, typer.Option("--site", help="A site whose DATA to read; repeat for more.")
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    data: Data = DEFAULT_DATA,
+    deliveries: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="What `abcast deliver --json` of a member printed; repeat for more."
+        ),
+    ] = None,
+    sites: SitesFile = None,
+    settled: Annotated[
+        bool, typer.Option("--settled", help="Nothing is under way between sites: what one lacks is lost.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Name every anomaly of the order. Exit code 3 if there is any.
+
+    It reads the DATA topics, the ledger (if --data has one) and delivery logs.
+
+    Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
+
+    With --sites, reads the DATA of all of them (or of those chosen by --site). With a home, all must have the same
+    order, and the ledger and delivery logs may be any site's. In a mesh each site has its own: there, give --data and
+    --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of another, the check
+    waits 15 s: they are lost if it gets no further although the relay is there.
+    """
+    from connectors.diagnosis.report import check_group
+
+    where = optional_sites(sites, kafka_config, "check") or connection_to(bootstrap_servers, kafka_config, "check")
+    with Progress("looking at the sites") as progress:
+        report = check_group(
+            group,
+            where,
+            names=site or (),
+            ledger=data / "ledger",
+            deliveries=deliveries or (),
+            settled=settled,
+            progress=progress,
+        )
+    typer.echo(_as_json(group, report) if as_json else _as_text(report))
+    if report.anomalies:
+        raise typer.Exit(EXIT_ANOMALY)
+
+
+def _as_json(group: str, report: Report) -> str:
+    found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in report.anomalies]
+    behind = [lack._asdict() for lack in report.lacks]
+    strays = {what: found._asdict() for what, found in report.strays.items()}
+    return json.dumps(
+        {
+            "group": group,
+            "ok": not found,
+            "read": report.read,
+            "anomalies": found,
+            "lacking": behind,
+            "strays": strays,
+        }
+    )
+
+
+def _as_text(report: Report) -> str:
+    lines = [f"{what}: {counted(count, 'message')}" for what, count in report.read.items()]
+    lines += [f"{what}: {strays}" for what, strays in report.strays.items()]
+    lines += [f"under way: {lack}" for lack in report.under_way]
+    for anomaly in report.anomalies:
+        seqnos = f" (seqno {', '.join(map(str, anomaly.seqnos))})" if anomaly.seqnos else ""
+        lines.append(f"{anomaly.name}: {anomaly.detail.rstrip('.')}{seqnos}")
+    count = len(report.anomalies)
+    lines.append(f"{count} {'anomaly' if count == 1 else 'anomalies'}" if count else "every promise holds")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_script(check)

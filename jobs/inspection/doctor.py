@@ -1,0 +1,59 @@
+"""`abcast doctor`: what is in order, what is not, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from jobs.acl import Role
+from jobs.terminal.options import (
+    DEFAULT_DATA,
+    EXIT_FAILED,
+    AsJson,
+    BootstrapServers,
+    Data,
+    KafkaConfig,
+    Site,
+    connection_to,
+)
+from jobs.terminal.rows import printable
+from ordering.base.names import DEFAULT_SITE
+
+_MARKS = {True: "✓", False: "✗", None: "-"}
+
+
+def doctor(
+    group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
+    role: Annotated[
+        Role, typer.Option(help="Whose rights to look for: member, observer, sequencer, ledger, maintainer, archivist.")
+    ] = (Role.member),
+    site: Site = DEFAULT_SITE,
+    data: Data = DEFAULT_DATA,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at all that has to be in order, and say what to do.
+
+    Exit code 1 if something is not in order. One after the other: the brokers' names, TCP, TLS, the login; topics,
+    rights and settings of the groups; whether a sequencer is alive; the ledger. A `-` is what is not needed, or
+    can't be known.
+    """
+    from connectors.diagnosis.doctor import examine
+    from ordering.base.errors import UsageError
+
+    if role is Role.relay:
+        raise UsageError("a relay's rights are not looked at: `abcast acl print --role relay` has them.")
+    connection = connection_to(bootstrap_servers, kafka_config, "doctor")
+    is_well = True
+    for check in examine(connection, site, group, role.value, data / "ledger"):
+        is_well = is_well and check.is_ok is not False
+        if as_json:
+            typer.echo(json.dumps({"check": check.name, "ok": check.is_ok, "detail": check.detail}))
+        else:
+            text = f"{check.name}: {check.detail}" if check.detail else check.name
+            typer.echo(f"{_MARKS[check.is_ok]} {printable(text)}")
+    if not is_well:
+        raise typer.Exit(EXIT_FAILED)

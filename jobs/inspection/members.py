@@ -1,0 +1,81 @@
+"""`abcast members`: the senders that a group remembers."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, Why, connection_to
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.names import DEFAULT_SITE, Address
+
+_KEPT = "It has sent meanwhile, has joined, or began less than a day ago"
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and forget the senders of a group.")
+
+
+@app.command("list")
+def list_(
+    group: Group,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all senders that the sequencer remembers, in the view or not."""
+    from connectors.kafka.topics.senders import known_senders
+
+    senders = known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site)
+    if not senders and not as_json:
+        typer.echo(f"nobody is remembered in group {group}")
+    for sender in senders:
+        if as_json:
+            typer.echo(json.dumps(sender._asdict()))
+        else:
+            member = "\tmember" if sender.is_member else ""
+            typer.echo(f"{sender.address}\tincarnation {sender.incarnation}\tlocal seqno {sender.local_seqno}{member}")
+
+
+@app.command()
+def forget(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of the site, or SITE/NAME.")],
+    group: Group,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Forget senders that will not come again. The sequencer's state is one row less for each.
+
+    Refused for members of the view, and for whom has begun less than a day ago. No message is ordered twice by it. A
+    sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
+    letter.
+    """
+    from connectors.kafka.log.acts import act_of_this_user, tell
+    from connectors.kafka.topics.senders import forget_senders, known_senders
+
+    connection = connection_to(bootstrap_servers, kafka_config, "members")
+    wanted = [str(Address.parse(name, site)) for name in names]
+    known = {sender.address: sender for sender in known_senders(connection, group, site)}
+    for address in wanted:
+        if address not in known:
+            raise UsageError(f"{address} is unknown in {group}: `abcast members list --group {group}` has all.")
+        if known[address].is_member:
+            raise UsageError(f"{address} is a member of {group}, or waits for its view: stop it first.")
+    tell(connection, group, site, act_of_this_user("forget", ", ".join(wanted[:10]), why))
+    done = forget_senders(connection, group, site, [known[address].row for address in dict.fromkeys(wanted)])
+    kept = [address for address in dict.fromkeys(wanted) if address not in {*done.forgotten, *done.asked_for}]
+    if as_json:
+        typer.echo(json.dumps({**done._asdict(), "kept": kept}))
+    else:
+        for address in done.forgotten:
+            typer.echo(f"{address}: forgotten")
+        for address in done.asked_for:
+            typer.echo(f"{address}: asked for, and forgotten once a sequencer of the group has read it")
+    if kept:
+        # One request is waited for before the next is made.
+        why = "It was not asked for: ask again then" if done.asked_for else _KEPT
+        raise AbcastError(f"{', '.join(kept)}: not forgotten. {why}.")

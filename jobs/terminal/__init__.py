@@ -1,0 +1,1 @@
+"""How a command is run and shown: options, errors, exit codes, signals, progress, tables."""

@@ -1,0 +1,128 @@
+"""The option `--engine`, and the sequencer in this process: no Spark, no JVM, milliseconds."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.terminal import interruption
+from jobs.terminal.streaming import EVERYTHING, STOPPING, Served, await_end, reachable, working
+from ordering.base.errors import UsageError
+from ordering.base.names import check_site
+
+if TYPE_CHECKING:
+    from connectors.engine.job import EngineJob
+    from connectors.kafka.connection.connection import Connection
+    from connectors.kafka.connection.sites import Sites
+    from connectors.kafka.groups.troubles import Troubles
+    from connectors.storage.location import Location
+    from connectors.takeover.agreement import AgreementSettings
+    from connectors.takeover.takeover import Fitness
+
+
+GARBAGE_AFTER = 50_000
+"""New values, between two looks for garbage among them."""
+
+
+SWITCH_S = 0.0005
+"""How long a thread keeps Python for itself while another one waits: a tenth of the default."""
+
+
+class Engine(str, Enum):
+    """What decides the order. Both have the same core, takeover and DATA: to change it is to start the other."""
+
+    spark = "spark"
+    process = "process"
+
+
+EngineOption = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="What decides the order: Spark (the most records a second, many groups), or a plain Python process "
+        "(milliseconds, no JVM).",
+    ),
+]
+
+
+class HowDecided(str, Enum):
+    """What `--agreement` may be."""
+
+    isis = "isis"
+
+
+AgreementOption = Annotated[
+    HowDecided | None,
+    typer.Option(
+        "--agreement",
+        help="Have the order agreed on, not decided. Without a sites' file, the site agrees with itself alone.",
+    ),
+]
+
+
+def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> AgreementSettings | None:
+    """With whom the site agrees on the order; None if it is decided here. Raises UsageError."""
+    check_site(site)
+    if how is None and (sites is None or sites.mode != "isis"):
+        return None
+    from connectors.kafka.codec.inputs import Neighbours
+    from connectors.takeover.agreement import AgreementSettings, neighbours_of
+
+    if sites is None:
+        return AgreementSettings(Neighbours(site, (site,)))
+    if sites.mode != "isis":
+        raise UsageError(
+            f'the sites\' file has mode "{sites.mode}", not "isis": leave --agreement out, or change the file.'
+        )
+    return AgreementSettings(neighbours_of(sites, site), sites.suspect_after_ms)
+
+
+def engine_job(
+    connection: Connection,
+    site: str,
+    data: Location,
+    agreement: AgreementSettings | None = None,
+    served: Served = EVERYTHING,
+    troubles: Troubles | None = None,
+    fitness: Fitness | None = None,
+) -> EngineJob:
+    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that. `troubles`: of all
+    jobs of this process. `fitness`: asked of each group before it is claimed.
+
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
+    from connectors.engine.job import EngineJob, EngineOptions
+
+    check_site(site)
+    if agreement is not None:
+        from connectors.engine.site_job import SiteJob
+
+        return SiteJob(reachable(connection, served), agreement, *served, troubles)
+    return EngineJob(
+        EngineOptions(
+            *(reachable(connection, served), site, data.absolute() / "ledger", *served),
+            troubles=troubles,
+            fitness=fitness,
+        )
+    )
+
+
+def tune() -> None:
+    """Set this process up for a job that is to take milliseconds."""
+    # The thread that orders must not wait for the others, which have time.
+    sys.setswitchinterval(SWITCH_S)
+    # What is loaded stays, and a batch makes many values that die with it: to look through them all costs milliseconds.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER, 50, 100)
+
+
+def run_engine(job: EngineJob) -> None:
+    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    tune()
+    interruption.stop_when_asked(STOPPING)
+    with working([job]) as jobs:
+        await_end(jobs)

@@ -1,0 +1,344 @@
+"""The options that the commands share, and how a command is run: configuration, errors, exit codes.
+
+Where a value comes from: the command line, else an ABCAST_* variable, else a configuration file, else the default.
+Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
+from jobs.terminal import interruption
+from jobs.terminal.progress import waiting
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.names import check_site
+
+if TYPE_CHECKING:
+    from connectors.kafka.connection.connection import Connection
+
+EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+BootstrapServers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        envvar="ABCAST_BOOTSTRAP_SERVERS",
+        help=f"Kafka brokers, HOST:PORT,… ({DEFAULT_BOOTSTRAP_SERVERS})",
+    ),
+]
+KafkaConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kafka-config",
+        envvar="ABCAST_KAFKA_CONFIG",
+        help="How to log in to Kafka: a properties file, as Kafka's tools take it. See also [kafka] in abcast.toml.",
+    ),
+]
+Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site to work for.")]
+if TYPE_CHECKING:
+    from connectors.storage.location import Location as Location
+else:
+    Location = Path  # typer takes no union; what counts is `location`
+
+
+def location(text: object) -> Location:
+    """A directory or a URL; a configuration file may have anything there. Raises UsageError."""
+    from connectors.storage.location import parse_location
+
+    if not isinstance(text, str | os.PathLike):
+        raise UsageError(f"{text!r} is no directory and no URL: write it in quotes.")
+    return parse_location(text)
+
+
+Data = Annotated[
+    Location,
+    typer.Option(
+        "--data",
+        envvar="ABCAST_DATA",
+        parser=location,
+        metavar="DIR|URL",
+        help="Where the Delta tables are: a directory, or s3a://, abfss://, gs://, hdfs://.",
+    ),
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--work-dir",
+        envvar="ABCAST_WORK_DIR",
+        help="Directory of the jobs' checkpoints (--data, or abcast-work where that is a URL).",
+    ),
+]
+Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help="The group.")]
+Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, which `abcast status` shows later.")]
+MaxBatchRecords = Annotated[
+    int,
+    typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; fewer where they are large."),
+]
+Parallelism = Annotated[
+    int | None,
+    typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job (one a core)."),
+]
+
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--groups", envvar="ABCAST_GROUPS", help="Only groups of these names, which may be patterns: 'orders,pay-*'."
+    ),
+]
+LookEvery = Annotated[
+    float,
+    typer.Option(
+        "--look-every-s", envvar="ABCAST_LOOK_EVERY_S", min=0.1, help="How often new groups are looked for, in seconds."
+    ),
+]
+
+DEFAULT_DATA = Path("abcast-data")
+OF_ALL = ("kafka", "storage")
+"""Tables that are no command's: how to be let in."""
+_OF_KAFKA = ("bootstrap_servers", "kafka_config")
+"""What the file says of these is read where `Member` reads it, too
+(`connectors.kafka.connection.client_configuration`)."""
+_OF_JOBS = {
+    "pyspark": "Spark",
+    "py4j": "Spark",
+    "delta": "Delta",
+    "deltalake": "Delta",
+    "duckdb": "DuckDB",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+}
+"""The modules that the extra `jobs` brings, and what they are called."""
+
+
+Command = TyperCommand | TyperGroup
+
+
+def load_config(command: TyperGroup, path: Path | None = None, *, is_script: bool = False) -> dict[str, Any]:
+    """The configuration file as typer's default map. Raises UsageError for an unreadable file or an unknown key.
+
+    A key at the top (`bootstrap_servers = "…"`) is a default for every command that has the option; one in a table
+    (`[publish]`, `[topics.create]`) for that command only. A script knows its own options only, so it leaves to
+    `abcast` what stands outside its table.
+    """
+    file = ConfigurationFile(path)
+    shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key not in OF_ALL}
+    names = _option_names(command)
+    unknown = [key for key in shared if key not in names]
+    shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}
+    defaults = _defaults(command, shared, tables, "", unknown)
+    if is_script:
+        unknown = [key for key in unknown if key.split(".")[0] in command.commands]
+    if unknown:
+        known = [*names, *_keys(command)]
+        shown = [f"{key}{_meant(key, known)}" for key in sorted(unknown)]
+        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(shown)}.")
+    return defaults
+
+
+def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name: str) -> Connection:
+    """The Kafka that was named, or is configured, for a client `abcast-<name>`. Raises UsageError."""
+    from connectors.kafka.connection.client_configuration import ClientConfiguration
+
+    connection = ClientConfiguration(bootstrap_servers, kafka_config).connection(client_id=f"abcast-{name}")
+    return replace(connection, waiting=waiting)
+
+
+def _option_names(command: Command) -> dict[str, str]:
+    """Return each name that a file may give to an option, with its parameter's; of a group, those of what is below it:
+    what only the group has is no default's.
+    """
+    if isinstance(command, TyperGroup):
+        return {name: value for below in command.commands.values() for name, value in _option_names(below).items()}  # type: ignore[arg-type]
+    spelled = [
+        (max((*option.opts, ""), key=len).lstrip("-").replace("-", "_"), str(option.name)) for option in command.params
+    ]
+    return {name: parameter for longest, parameter in spelled for name in (longest or parameter, parameter)}
+
+
+def _keys(command: TyperGroup, above: str = "") -> list[str]:
+    """All tables and keys of tables that a file may have."""
+    found = []
+    for name, below in command.commands.items():
+        found.append(f"{above}{name}")
+        if isinstance(below, TyperGroup):
+            found += _keys(below, f"{above}{name}.")
+        else:
+            found += [f"{above}{name}.{option}" for option in _option_names(below)]  # type: ignore[arg-type]
+    return found
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    """The key of the same table that looks like it, as a question."""
+    table, dot, name = key.replace("-", "_").rpartition(".")
+    beside = sorted({each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == table})
+    alike = difflib.get_close_matches(name, beside, 1, 0.7)
+    return f" ({table}{dot}{alike[0]}?)" if alike else ""
+
+
+def _defaults(
+    command: Command, shared: Mapping[str, Any], table: Mapping[str, Any], name: str, unknown: list[str]
+) -> dict[str, Any]:
+    """The default map of one command, whose part of the file is `table`; what it has beside goes to `unknown`."""
+    if not isinstance(command, TyperGroup):
+        names = _option_names(command)
+        unknown += [f"{name}{key}" for key in table if key not in names]
+        given = {**{key: value for key, value in shared.items() if key in names}, **table}
+        return {names.get(key, key): value for key, value in given.items()}
+    unknown += [f"{name}{key}" for key in table if key not in command.commands or not isinstance(table[key], dict)]
+    return {
+        key: _defaults(below, shared, table.get(key) or {}, f"{name}{key}.", unknown)  # type: ignore[arg-type]
+        for key, below in command.commands.items()
+        if isinstance(table.get(key, {}), dict)
+    }
+
+
+def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_script: bool = False) -> None:
+    """Run a command line to its end and exit the process with the right code; no stack trace for a user's mistake."""
+    try:
+        interruption.raise_in_order()
+        try:
+            _let_through()
+            _set_up_logging()
+            # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
+            # reader of our output (say, `head`) has gone.
+            config = load_config(command, is_script=is_script)
+            _take_variables(command)
+            command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
+        finally:
+            interruption.end_at_once()
+    except (KeyboardInterrupt, SystemExit, Exception) as error:
+        if interruption.has_come() and getattr(error, "code", EXIT_FAILED) not in (0, None):
+            interruption.tell()
+            from connectors.storage.location import is_asking
+
+            if is_asking():  # Arrow would wait for a silent store at the end of the process
+                interruption.leave()
+            sys.exit(interruption.EXIT_INTERRUPTED)
+        if not isinstance(error, Exception):
+            raise
+        sentence = _in_a_sentence(error)
+        if sentence is None:
+            raise
+        _tell(f"abcast: {sentence}", EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
+
+
+def _take_variables(command: TyperGroup) -> None:
+    """Have an option found by its own name, where its parameter has another one; name variables that mean nothing.
+
+    A variable that begins with no command's name may be the deployment's own.
+    """
+    names = dict(_variables(command, "ABCAST"))
+    for by_option, by_parameter in names.items():
+        if by_option in os.environ:
+            os.environ.setdefault(by_parameter, os.environ[by_option])
+    known = {*names, *names.values()}
+    commands = tuple(f"ABCAST_{name.upper().replace('-', '_')}_" for name in command.commands)
+    for variable in sorted(os.environ):
+        if variable.startswith(commands) and variable not in known:
+            alike = difflib.get_close_matches(variable, names, 1, 0.7)
+            typer.echo(f"abcast: nothing reads {variable}{f' ({alike[0]}?)' if alike else ''}", err=True)
+
+
+def _variables(command: Command, above: str) -> Iterator[tuple[str, str]]:
+    """Yield each variable that an option may have by its name, with the one that its parameter has."""
+    if isinstance(command, TyperGroup):
+        for name, below in command.commands.items():
+            yield from _variables(below, f"{above}_{name.upper().replace('-', '_')}")  # type: ignore[arg-type]
+        return
+    for name, parameter in _option_names(command).items():
+        yield f"{above}_{name.upper()}", f"{above}_{parameter.upper()}"
+
+
+def _tell(sentence: str, code: int) -> NoReturn:
+    typer.echo(sentence, err=True)
+    sys.exit(code)
+
+
+def _in_a_sentence(error: Exception) -> str | None:
+    """What an error says to a user; None if it is a fault of ours, whose stack trace is worth more."""
+    if isinstance(error, AbcastError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_extra(error)
+        return missing and f"this command {missing}"
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}."
+    kafka = sys.modules.get("kafka.errors")
+    if kafka is not None and isinstance(error, kafka.KafkaError):
+        return f"Kafka refuses: {getattr(error, 'description', '') or error} ({type(error).__name__})"
+    return None
+
+
+def _let_through() -> None:
+    """Write what a terminal's encoding lacks as Python writes it, instead of ending with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _ToStandardError(logging.StreamHandler[Any]):
+    """Writes to what standard error is at that moment: while a progress line is shown, above that line."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None: ...
+
+
+def _set_up_logging() -> None:
+    level = os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
+    handler = _ToStandardError()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
+    # What Kafka's clients say of each attempt is for whoever looks closely; errors are told in a sentence.
+    of_kafka = logging.WARNING if level == "DEBUG" else logging.CRITICAL
+    for noisy, least in (("kafka", of_kafka), ("librdkafka", of_kafka), ("py4j", logging.CRITICAL)):
+        logging.getLogger(noisy).setLevel(least)
+    # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+
+
+def require(module: str) -> None:
+    """See that a module of an extra is installed, before anything is started. Raises ModuleNotFoundError."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What is to be installed, if the error is that one of abcast's extras was not."""
+    needed = _OF_JOBS.get((error.name or "").split(".")[0])
+    return f"needs {needed}: pip install 'abcast[jobs]'." if needed else None
+
+
+def run_script(function: Callable[..., Any]) -> None:
+    """Run one command's module as a script of its own (`spark-submit jobs/sequence.py`): the same options."""
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+    )
+    app.command()(function)
+    app.callback()(lambda: None)  # else typer would make the only command the whole of it, with other variables
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    run_command(group, [function.__name__, *sys.argv[1:]], is_script=True)

@@ -1,0 +1,58 @@
+"""The option that names the sites' file, and what commands need of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.terminal.options import connection_to
+from ordering.base.errors import UsageError
+from ordering.base.names import check_site
+
+if TYPE_CHECKING:
+    from connectors.kafka.connection.connection import Connection
+    from connectors.kafka.connection.sites import Sites
+
+SitesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sites",
+        envvar="ABCAST_SITES",
+        help="The file that describes the sites; it then says where each one's Kafka is (conf/sites.example.toml).",
+    ),
+]
+
+
+def optional_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites | None:
+    """The sites of the file, if one is named, for clients `abcast-<name>`. Raises UsageError."""
+    if file is None:
+        return None
+    from connectors.kafka.connection.client_configuration import ClientConfiguration
+    from connectors.kafka.connection.sites import read_sites
+
+    return read_sites(file, ClientConfiguration(kafka_config=kafka_config).security, f"abcast-{name}")
+
+
+def required_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites:
+    """The same. Raises UsageError if none is named."""
+    sites = optional_sites(file, kafka_config, name)
+    if sites is None:
+        raise UsageError("name the file that describes the sites with --sites FILE (or ABCAST_SITES).")
+    return sites
+
+
+def kafka_of_site(
+    sites: Sites | None, site: str, bootstrap_servers: str | None, kafka_config: Path | None, name: str
+) -> Connection:
+    """The Kafka that a job at the site works with: as the sites' file has it, if there is one. Raises UsageError."""
+    if sites is None:
+        return connection_to(bootstrap_servers, kafka_config, name)
+    return sites.connection(check_site(site))
+
+
+def check_sequences(sites: Sites | None, site: str) -> None:
+    """Raise UsageError if the site follows another's order."""
+    if sites is not None and not sites.sequences(site):
+        raise UsageError(f"the order is decided at {sites.home}: run the sequencer there, not at {site}.")

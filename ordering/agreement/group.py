@@ -1,0 +1,343 @@
+"""A group at a site that agrees with others: between what was read and what is written. Both engines drive this.
+
+    what was read ─→ `arrived`, `hear`, `exclude`, `tick` ─→ `end_step` ─→ the entry
+    `due` ─→ the engine puts the run's records through `ordering.sequencer.sequencer` ─→ `decided` ─→ DATA
+
+It is `ordering.agreement.site` and what a job knows besides: how far it has read each partition, and which DATA there
+is. It holds no records. An engine keeps those that `arrived` tells it to, and takes them again for the run that is
+`due`.
+
+An engine keeps this order of writing, which is all that `ordering.agreement.site` asks for:
+
+1. An entry is written when all DATA and dead letters before it stand in Kafka: it says so (`complete`), and may have a
+   snapshot that counts these.
+2. DATA is written, and the next step begun, when the entry stands in Kafka.
+
+One that passes all to one partition in this order, and of whose records there is never one without all before it, keeps
+it without waiting. So whenever a job ends, the site's log has what any other site can know of it. The next job, of
+whichever engine, goes on from the last entry that counts, reads what has come since from the places that it names, and
+makes the same DATA from the same runs. Of these it writes what does not stand there (`DecidedRun.standing`).
+
+Two jobs of different engines are in the same state after the same inputs: neither decides anything by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ordering.agreement.codec import decode, encode
+from ordering.agreement.log import Contents, Entry, OrderedRun, Range, contents_of, judge, ranges_of
+from ordering.agreement.messages import Exclude
+from ordering.agreement.site import OUT_FOR_GOOD, Sequenced, Site
+from ordering.agreement.site_state import (
+    NEW_PACE,
+    NOTHING_UNSAID,
+    Arrived,
+    CopyMark,
+    Dropped,
+    Heard,
+    Pace,
+    SiteState,
+    Unsaid,
+)
+from ordering.agreement.state import Tick
+from ordering.base.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
+from ordering.base.formats import FIRST
+from ordering.base.records import ENTRY, EPOCH, Data, Exclusion
+from ordering.sequencer.sequencer import SequencerState, begin_batch
+
+LONGEST_STEP_MS = 1_000
+"""By so much a step moves the clock at most: what a site could not hear in a stall is no reason to suspect others."""
+
+
+class Reading(NamedTuple):
+    """A partition of FORWARD: all from `begin` to below `end` was read, and is needed from `needed` on.
+
+    `is_cut`: the beginning is gone, and the first record will tell where it begins now. `is_told`: so is what comes
+    next in the order, and the operator knows.
+    """
+
+    name: str
+    begin: int
+    end: int
+    needed: int
+    is_cut: bool = False
+    is_told: bool = False
+
+
+class DecidedRun(NamedTuple):
+    """What follows from a run that is decided; how many of its DATA records stand there already; and whether its dead
+    letters are to be written, which are at the site of their senders.
+    """
+
+    closing: tuple[Data, ...]
+    standing: int
+    has_dead_letters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
+
+    `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
+    one; `excluded` were, in this one. `has_heard` and what follows: as `Site` has them.
+    """
+
+    site: SiteState
+    epoch: int
+    position: int
+    sent: int
+    readings: tuple[Reading, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+    has_heard: bool = False
+    pace: Pace = NEW_PACE
+    unsaid: Unsaid = NOTHING_UNSAID
+    of_format: int = FIRST.number
+
+    def to_bytes(self) -> bytes:
+        """The state as JSON, equal states as equal bytes."""
+        return encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> GroupState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        return decode(cls, raw)
+
+
+def after_takeover(state: SiteState, taken: SequencerState) -> Group:
+    """A group that was taken over: `state` is what the site's log tells, `taken` what the site's DATA tells."""
+    site = Site(state, taken.epoch, now_ms=state.process.now_ms, of_format=taken.format)
+    # Which epoch has decided what is this site's own business, and not agreed on.
+    site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
+    return Group(site, taken.seqno)
+
+
+def going_on(state: GroupState, sequencer: SequencerState) -> Group:
+    """A group as it was at the end of a step. Raises ProtocolViolation."""
+    sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
+    site = Site(
+        state.site,
+        state.epoch,
+        sequenced=sequenced,
+        has_heard=state.has_heard,
+        pace=state.pace,
+        unsaid=state.unsaid,
+        of_format=state.of_format,
+    )
+    return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
+
+
+class Group:
+    """Mutable, as a cursor is; not thread-safe. `sent` and `written`: the last seqnos passed to Kafka, and there."""
+
+    def __init__(
+        self,
+        site: Site,
+        sent: int,
+        readings: Iterable[Reading] = (),
+        exclusions: Iterable[Exclusion] = (),
+        excluded: Iterable[Exclusion] = (),
+    ) -> None:
+        self.site = site
+        self.sent = self.written = sent
+        self._readings = {reading.name: reading for reading in readings}
+        self._exclusions, self._excluded = list(exclusions), list(excluded)
+        self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
+
+    def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
+        """`kept` says at which offsets there are records that `arrived` told to keep, in their order."""
+        self._kept, self.site.contents = kept, self._contents
+
+    def _contents(self, part: Range) -> Contents | None:
+        reading = self._readings.get(part.place)
+        if self._kept is None or reading is None or reading.end < part.end:
+            return None
+        return contents_of(part, self._kept(part))
+
+    def state(self) -> GroupState:
+        """The value of it, at the end of a step; `site.sequenced.state` is the rest."""
+        return GroupState(
+            self.site.state(),
+            self.site.epoch,
+            self.site.sequenced.position,
+            self.sent,
+            tuple(self._readings[name] for name in sorted(self._readings)),
+            tuple(self._exclusions),
+            tuple(self._excluded),
+            self.site.has_heard,
+            self.site.pace,
+            self.site.unsaid(),
+            self.site.format,
+        )
+
+    # What is read
+
+    def start_of_log(self, site: str, beginning: int) -> int:
+        """From where another site's log is to be read here, which has what stands from `beginning` on.
+
+        Raises HistoryUnavailable if there may have been an entry before that.
+        """
+        at = self.site.log_row(site).at
+        if at < beginning:
+            raise HistoryUnavailable(
+                f"site {self.site.me.name} has read the log of {site} up to offset {at} here, and retention has "
+                f"dropped what stood there up to offset {beginning}: what {site} has promised meanwhile is not known. "
+                f"{OUT_FOR_GOOD}"
+            )
+        return at
+
+    def mark(self, name: str) -> CopyMark:
+        """Return the mark from which a partition of FORWARD is read."""
+        return next(iter(self.site.place(name).marks), CopyMark(0, 0))
+
+    def start_of(self, name: str, beginning: int, *, is_copy: bool, is_changed: bool = False) -> int:
+        """The same of a partition of FORWARD, and of the records in it that are to be told of.
+
+        `is_changed`: of a copy, other records stand there now than the mark tells of.
+        """
+        mark = self.mark(name)
+        if is_changed:
+            self._readings.setdefault(name, Reading(name, 0, 0, self._needed(name), is_cut=True))
+            return beginning
+        if name not in self._readings:
+            # What retention has dropped is not there, and must not be taken for offsets without a record.
+            is_cut, needed = mark.at < beginning, self._needed(name)
+            if is_cut and not is_copy:  # offsets are those at home
+                self._readings[name] = Reading(name, beginning, beginning, needed)
+                self.site.take(Arrived(name, beginning, beginning, beginning))
+            else:
+                self._readings[name] = Reading(name, mark.end, mark.end, needed, is_cut)
+        return max(mark.at, beginning)
+
+    def _needed(self, name: str) -> int:
+        """From where its records are still to be sequenced: a mark may be far before that."""
+        runs = (part for ordered in self.site.unsnapped for part in ranges_of(ordered.run))
+        return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
+
+    def arrived(self, name: str, first: int, last: int, at: int, *, is_idle: bool = False) -> int:
+        """Records with these first and last offsets at home were read, up to `at` here. To be kept from which on.
+
+        `is_idle`: they are heartbeats, all of them.
+        """
+        reading = self._readings[name]
+        if reading.is_cut:
+            reading = reading._replace(begin=first, end=first, is_cut=False)
+        kept = max(reading.end, reading.needed)
+        self._readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
+        self.site.take(Arrived(name, reading.end, at, reading.begin, is_idle))
+        return kept
+
+    def lacks(self, name: str) -> bool:
+        """Whether the next run has records of the partition that were not read."""
+        run, reading = self.site.sequenced.next(), self._readings[name]
+        return run is not None and any(part.place == name and part.end > reading.end for part in ranges_of(run.run))
+
+    def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> None:
+        """Take a record of another site's log. One that nobody of the agreement can have written is counted.
+
+        `read_entry`: how the record is read as an entry. Raises Disagreement, LaterVersion.
+        """
+        try:
+            counts = judge(self.site.log_row(site), record)[1]
+            entry = read_entry(record) if record.kind == ENTRY and counts else None
+        except LaterVersion:
+            raise
+        except ProtocolViolation:
+            self.site.rejected += 1
+            return
+        if entry is not None or record.kind == EPOCH:
+            self.site.take(Heard(site, at, record.epoch, entry))
+
+    def tick(self, elapsed_ms: int) -> None:
+        """So much time has passed since the last step that was told, or more."""
+        self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
+
+    def exclude(self, exclusions: Iterable[Exclusion]) -> None:
+        """Operators have decided these: maybe long ago, maybe for a view that this site has not seen yet."""
+        known = {*self._exclusions, *self._excluded}
+        self._exclusions += [each for each in exclusions if each not in known]
+
+    # What comes out
+
+    def end_step(self, *, is_last: bool = False) -> Entry | None:
+        """The entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
+        view = self.site.process.view.id
+        now = [each for each in self._exclusions if each.view == view]
+        for exclusion in now:
+            self.site.take(Exclude(exclusion.sites))
+        self._excluded = [each for each in self._excluded if each.view == view] + now
+        self._exclusions = [each for each in self._exclusions if each.view > view]
+        entry = self.site.end_step(is_last=is_last)
+        self.site.notices += tuple(self._missed())
+        return entry
+
+    def _missed(self) -> Iterator[Dropped]:
+        """Of what waits for records that a relay may bring again, if ever: each partition once."""
+        for name, reading in self._readings.items():
+            if reading.is_cut and not reading.is_told and self.lacks(name):
+                self._readings[name] = reading._replace(is_told=True)
+                yield Dropped(name)
+
+    def due(self) -> OrderedRun | None:
+        """The next run that is ordered and read. To be decided, from `site.sequenced.state`.
+
+        To be asked when the entry is there. Raises HistoryUnavailable if retention has dropped records of it, and
+        Disagreement if those that were read are not those that the site has read which has submitted it.
+        """
+        run = self.site.due()
+        if run is None:
+            return None
+        readings = [(part, self._readings.get(part.place)) for part in ranges_of(run.run)]
+        if any(reading is None or reading.end < part.end for part, reading in readings):
+            return None
+        for part, reading in readings:
+            if reading is not None and part.first < reading.begin and not self._is_whole(part):
+                raise HistoryUnavailable(self._what_is_lost(run, part))
+            self._compare(run, part)
+        return run
+
+    def _is_whole(self, part: Range) -> bool:
+        """Whether all that its site has read of it was read here: where it begins, there may have been no record."""
+        told = self.site.told(part)
+        return told is not None and told == self._contents(part)
+
+    def _compare(self, run: OrderedRun, part: Range) -> None:
+        told, read = self.site.told(part), self._contents(part)
+        if told is not None and read is not None and told != read:
+            raise Disagreement(
+                f"{part.place} from offset {part.first} to {part.end}: site {run.sender.name} has read {told.records} "
+                f"records of it, and {self.site.me.name} {read.records}, or at other offsets. The topic here was made "
+                f"anew, or lacks some. Nothing of it was put into DATA here. {OUT_FOR_GOOD}"
+            )
+
+    def _what_is_lost(self, run: OrderedRun, part: Range) -> str:
+        is_in_data = "and it is not known to be in DATA"
+        if run.last <= self.site.complete:
+            is_in_data = "though it is in DATA: no snapshot has it"
+        return (
+            f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here, "
+            f"{is_in_data}. {OUT_FOR_GOOD}"
+        )
+
+    def open(self) -> tuple[Data, ...]:
+        """A snapshot to be written before the DATA of the run that is due, if it is time, and all before stands."""
+        sequenced = self.site.sequenced
+        if not sequenced.state.seqno == self.written == self.sent:
+            return ()
+        sequenced.state, snapshots = begin_batch(sequenced.state)
+        return snapshots
+
+    def decided(self, state: SequencerState, *, is_refused: bool) -> DecidedRun:
+        """The run that is due was decided, with that state behind it. What is not standing is on its way now.
+
+        `is_refused`: some of its records are.
+        """
+        before = self.site.sequenced.state.seqno
+        closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)
+        after = self.site.sequenced.state.seqno
+        standing = max(0, min(self.sent, after) - before)
+        self.sent = max(self.sent, after)
+        return DecidedRun(closing, standing, has_dead_letters)

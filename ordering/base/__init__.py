@@ -1,0 +1,1 @@
+"""Records, names and errors: the plain values that every protocol shares."""

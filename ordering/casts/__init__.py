@@ -1,0 +1,1 @@
+"""Casts: FIFO and causal order beside the total order, without a seqno."""

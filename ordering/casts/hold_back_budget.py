@@ -1,0 +1,49 @@
+"""How many casts a receiver holds, and how many it may: one bound for `ordering.casts.fifo` and
+`ordering.casts.causal`.
+
+Invariant. `holding` and `held_bytes` are those of the casts that were put in and not taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ordering.casts.casts import Cast, size_of
+
+MAX_HELD = 10_000
+"""Casts in the hold-back queue of one receiver, at most."""
+
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""The same in bytes of payloads and headers; one cast more may be held."""
+
+
+@dataclass(slots=True)
+class HoldBackBudget:
+    """The room of one hold-back queue. Mutable: a part of its receiver."""
+
+    max_held: int = MAX_HELD
+    max_held_bytes: int = MAX_HELD_BYTES
+    holding: int = 0
+    held_bytes: int = 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether one more cast may be held."""
+        return self.holding < self.max_held and self.held_bytes < self.max_held_bytes
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether more than a few may be held."""
+        return 2 * self.holding <= self.max_held and 2 * self.held_bytes <= self.max_held_bytes
+
+    def put(self, cast: Cast) -> None:
+        """It is held."""
+        self.holding += 1
+        self.held_bytes += size_of(cast)
+
+    def take(self, casts: Iterable[Cast]) -> None:
+        """They are not held any more."""
+        for cast in casts:
+            self.holding -= 1
+            self.held_bytes -= size_of(cast)

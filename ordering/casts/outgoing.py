@@ -1,0 +1,263 @@
+"""What one member sends, in all orders: nothing is written before all that it depends on is durable.
+
+Source: Group Communication (docs/sources.md): a sender stamps each message with its vector.
+
+Invariant. A message that is released depends only on what stands in a log already. So every member can deliver it, even
+if the sender dies next:
+
+* what its sender had *delivered* was read from a log;
+* a *total* message depends on its sender's own casts: it waits until Kafka has acknowledged them. (Otherwise the total
+  order, and all members, would wait for a cast that died with its sender.)
+* a *causal* cast depends on its sender's own broadcasts, which have no seqno yet: it waits until its sender has
+  delivered them. No member could deliver it before, so this delays no delivery.
+* a cast depends on its sender's earlier casts. They go to one partition in their order. If one of them never gets
+  there, no member delivers those behind it, and nothing depends on them.
+
+* a cast *in a view* waits until its sender's casts of before the view are written: they have a numbering of their own.
+
+What waits keeps its place: messages leave in the order in which the application gave them, and a message is stamped
+with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of them, so it says what was sent before it,
+and after it nothing leaves until the flush is over. (Other control records of a member leave in their place, also in a
+flush, and carry no clock.) A life that has left the view, or was put out of it, sends no more casts.
+
+* a *causal* cast waits for what an earlier start, or life, has left to this one, too (`inherit`).
+
+A crash loses what was not acknowledged, unless an outbox keeps it (`ordering.casts.left_casts`). A life that goes on in
+another process (an outbox keeps it) does not know how far it had counted: it casts under another life (`in_no_view`),
+and in a view from the next one on, which tells all members its count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ordering.base.errors import UsageError
+from ordering.base.records import FLUSH_OK, MESSAGE, STOP_FLUSH, VIEW, Headers
+from ordering.casts import clocks
+from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, ORDERS, TOTAL, Cast, Depends, OrderedRecord
+from ordering.casts.causal import CausalReceiver
+from ordering.casts.clocks import Clock
+from ordering.membership.membership import MemberIncarnation
+
+MAX_OUTGOING = 10_000
+"""Messages that wait to be sent, at most."""
+
+CAUSAL_NEEDS_A_VIEW = (
+    "causal order needs a view that says whose messages there are to wait for, and a flush that ends it: "
+    "set flush for the group and join it, or send with order fifo."
+)
+
+
+class Broadcast(NamedTuple):
+    """A record for the forward table: a total message, or FLUSH_OK."""
+
+    kind: str
+    payload: bytes
+    depends: Depends | None
+    headers: Headers = ()
+
+
+class Outgoing:
+    """The messages of one life, on their way out. `receiver` is its own: what it has delivered. Not thread-safe."""
+
+    def __init__(
+        self,
+        life: MemberIncarnation,
+        receiver: CausalReceiver,
+        max_records: int = MAX_OUTGOING,
+        in_no_view: MemberIncarnation | None = None,
+    ) -> None:
+        """`in_no_view`: under which life it casts outside of views, if an earlier process has begun `life`."""
+        self.life = life
+        self.in_no_view = in_no_view or life
+        self.max_records = max_records
+        self.sent = self.sent_in_no_view = 0
+        """Casts, in the view's numbering and in that of a life that is in none."""
+        self.waiting_totals = 0
+        """How many of what waits are for the forward table."""
+        self._receiver = receiver
+        self._was_in = receiver.index_of(life) is not None
+        self.is_quiet = self._was_in and receiver.is_blocked
+        """Whether it has said FLUSH_OK, or has joined within a flush."""
+        self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
+        self._written = self._written_in_no_view = 0
+        self._in_flight = 0
+        self._inherited = self._ordered = 0
+        self._uncounted_in = receiver.view if in_no_view is not None and self._was_in else None
+        self._view = NO_VIEW
+        self._last_clock: Clock | None = None
+        self._last_broadcast_clock: Clock | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message may wait."""
+        return len(self._queue) < self.max_records
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it was given is sent, and its casts are written: it may say FLUSH_OK."""
+        return not self._queue and self._all_written
+
+    @property
+    def knows_its_count(self) -> bool:
+        """Whether it may cast: not in a view in which an earlier process has cast under its life."""
+        self._look_who_is_in()
+        return self._uncounted_in is None
+
+    def inherit(self, local_seqno: int) -> None:
+        """Up to that local seqno, the forward table's messages are not given to `send`."""
+        self._inherited = local_seqno
+
+    @property
+    def was_put_out(self) -> bool:
+        """Whether a view has come without it. Its casts are dropped here, and are the next life's."""
+        return self._was_in and bool(self._receiver.lives) and self._receiver.index_of(self.life) is None
+
+    @property
+    def _all_written(self) -> bool:
+        return self._written == self.sent and self._written_in_no_view == self.sent_in_no_view
+
+    def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
+        """Give it a message, if it `has_room`. Raises UsageError for an order that can't be kept.
+
+        A control record (`kind`) is total, and finds room.
+        """
+        self.check(order)
+        assert self.has_room or kind != MESSAGE
+        self._queue.append((order, kind, payload, headers))
+        self.waiting_totals += order == TOTAL
+
+    def check(self, order: str) -> None:
+        """Raises UsageError for an order that can't be kept."""
+        if order not in ORDERS:
+            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
+        if order == CAUSAL and not self.was_put_out and self._receiver.index_of(self.life) is None:
+            raise UsageError(CAUSAL_NEEDS_A_VIEW)
+
+    def flush_ok(self, flush_id: int) -> None:
+        """Say FLUSH_OK when all that waits is sent; at once, if it was said in this flush before (it began anew)."""
+        self._forget_flush_ok()
+        entry = (TOTAL, FLUSH_OK, b"%d" % flush_id, ())
+        if self.is_quiet:
+            self._queue.appendleft(entry)
+        else:
+            self._queue.append(entry)
+        self.waiting_totals += 1
+
+    def _forget_flush_ok(self) -> None:
+        self._keep(lambda _, kind: kind != FLUSH_OK)
+
+    def _keep(self, wanted: Callable[[str, str], bool]) -> None:
+        self._queue = deque(entry for entry in self._queue if wanted(*entry[:2]))
+        self.waiting_totals = sum(entry[0] == TOTAL for entry in self._queue)
+
+    def written(self, local_seqno: int) -> None:
+        """Kafka has acknowledged the casts up to `local_seqno` of the view's numbering."""
+        self._written = max(self._written, min(local_seqno, self.sent))  # an earlier process may have cast more
+
+    def written_in_no_view(self, local_seqno: int) -> None:
+        """The same in the other numbering."""
+        self._written_in_no_view = max(self._written_in_no_view, min(local_seqno, self.sent_in_no_view))
+
+    def delivered(self, record: Cast | OrderedRecord) -> None:
+        """Take notice of what the receiver has delivered, in order."""
+        if isinstance(record, Cast):
+            if record.life == (self.in_no_view if record.view == NO_VIEW else self.life):
+                (self.written_in_no_view if record.view == NO_VIEW else self.written)(record.local_seqno)
+            return
+        if record.life == self.life:
+            self._ordered = max(self._ordered, record.local_seqno)
+            self._in_flight -= record.kind == MESSAGE and not 0 < record.local_seqno <= self._inherited
+        if record.kind == VIEW:
+            self._look_who_is_in()
+        if record.kind == STOP_FLUSH:
+            self.is_quiet = False
+            self._forget_flush_ok()
+
+    def _look_who_is_in(self) -> bool:
+        """Whether it may send casts: not any more, once it was put out of the view.
+
+        A view without lives is one of a group that has given up flush: then it is in none, and was not put out.
+        """
+        index = self._receiver.index_of(self.life)
+        is_in = index is not None
+        if self._uncounted_in not in (None, self._receiver.view):
+            self._uncounted_in = None
+            if index is not None:
+                self.sent = self._written = self._receiver.vector[index]
+        if is_in and not self._was_in:
+            self.is_quiet = self._receiver.is_blocked
+            self.sent = self._written = 0
+        if self.was_put_out:
+            self._keep(lambda order, _: order == TOTAL)
+            self.sent, self.sent_in_no_view = self._written, self._written_in_no_view
+            return False
+        self._was_in = is_in
+        return True
+
+    def release(self) -> Iterator[Cast | Broadcast]:
+        """What may be written now, in order."""
+        self._look_who_is_in()
+        while self._queue and self._may_go(*self._queue[0][:2]):
+            order, kind, payload, headers = self._queue.popleft()
+            if order == TOTAL:
+                self.waiting_totals -= 1
+                yield self._broadcast(kind, payload, headers)
+            else:
+                yield self._cast(order, payload, headers)
+
+    def _may_go(self, order: str, kind: str) -> bool:
+        if kind not in (MESSAGE, FLUSH_OK):
+            return True
+        if self.is_quiet and kind != FLUSH_OK:
+            return False
+        if order == TOTAL:
+            return self._all_written
+        if self._was_in and self._written_in_no_view < self.sent_in_no_view:
+            return False
+        return order == FIFO or (self._in_flight == 0 and self._ordered >= self._inherited)
+
+    def _look_at_the_view(self) -> int | None:
+        """The sender's place in the view; in a new one its first clocks are written as they are."""
+        index = self._receiver.index_of(self.life)
+        if self._view != self._receiver.view:
+            self._view = self._receiver.view
+            self._last_clock = self._last_broadcast_clock = None
+        return index
+
+    def _cast(self, order: str, payload: bytes, headers: Headers) -> Cast:
+        index = self._look_at_the_view()
+        if index is None:
+            self.sent_in_no_view += 1
+            return Cast(*self.in_no_view, self.sent_in_no_view, payload, headers=headers)
+        self.sent += 1
+        if order == FIFO:
+            return Cast(*self.life, self.sent, payload, FIFO, self._view, headers=headers)
+        clock = _with(self._receiver.vector, index, 0)
+        text = clocks.write(clock, self._last_clock)
+        self._last_clock = clock
+        return Cast(*self.life, self.sent, payload, CAUSAL, self._view, self._receiver.seqno, text, headers)
+
+    def _broadcast(self, kind: str, payload: bytes, headers: Headers) -> Broadcast:
+        index = self._look_at_the_view()
+        if kind == MESSAGE:
+            self._in_flight += 1
+        elif kind == FLUSH_OK:
+            self.is_quiet = True
+        if index is None or kind not in (MESSAGE, FLUSH_OK):
+            return Broadcast(kind, payload, None, headers)
+        clock = _with(self._receiver.vector, index, self.sent)
+        if kind == MESSAGE:  # FLUSH_OK may be refused, and be another's last one: it always says all
+            if clock == self._last_broadcast_clock or not any(clock):
+                return Broadcast(kind, payload, None, headers)
+            self._last_broadcast_clock = clock
+        return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
+
+
+def _with(clock: Clock, index: int, number: int) -> Clock:
+    return (*clock[:index], number, *clock[index + 1 :])

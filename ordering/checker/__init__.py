@@ -1,0 +1,1 @@
+"""The checker: names every broken promise in what processes have written."""

@@ -1,0 +1,277 @@
+"""Casts in delivery logs: whether each member had them in their senders' order, and behind all that they depend on.
+
+Source: Group Communication (docs/sources.md): FIFO and causal order.
+
+It knows the casts of the log with their clocks, the views, and what total messages depend on; and then what each member
+has delivered, in its order. Going through that once, it notes how far everything delivered so far reaches back: of each
+life, up to which cast, and up to which seqno. What comes later and lies within that has come too late.
+
+Invariant. A pair of deliveries in the wrong order is found if the log has both. What a log does not have is no anomaly
+(who joins late begins late), unless it has casts of the same sender and view on both sides. A cast that no topic has
+any more has no clock, and only its sender's order is checked.
+
+A log that says where each run of its reader begins (`begins`) promises more, since a run goes on without a hole:
+
+* the numbers of a life go on from view to view, so a cast that is missing before another is a gap;
+* what a cast depends on stands before it, or was taken with a state: a life whose casts the run knows must have come
+  that far;
+* all members that go on from a view to the next have the same casts of it. Who is not in the next one (an observer, a
+  member that was put out) may have more of a life that the next view lost, but never less (`ordering.casts.causal`).
+
+A run knows how far a life has come once it has delivered a cast of it, or if that life came into the views after the
+run's first cast, or in or after the first view that has its reader: a state, or the view in which a newcomer begins,
+may hide what was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ordering.casts import clocks
+from ordering.casts.casts import CAUSAL, NO_VIEW, Cast, Depends
+from ordering.casts.clocks import Clock, ClockMalformed
+from ordering.checker.checker import (
+    ANOMALIES,
+    CAUSAL_VIOLATION,
+    DIVERGENT,
+    DUPLICATE,
+    FIFO_VIOLATION,
+    GAP,
+    LISTED_SEQNOS,
+    VIEW_VIOLATION,
+    Anomaly,
+)
+from ordering.membership.membership import MemberIncarnation
+
+
+class CastNumbering(NamedTuple):
+    """One count of casts: those of a life in views, or in none."""
+
+    life: MemberIncarnation
+    in_view: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of a reader: the view that it is in, and how far each life has come."""
+
+    reader: MemberIncarnation | None
+    """Of an observer: None."""
+    knows: bool = False
+    """Whether it is behind what a state, or the view in which a newcomer begins, may hide."""
+    now: int = NO_VIEW
+    reached: dict[MemberIncarnation, int] = field(default_factory=dict)
+
+
+class _End(NamedTuple):
+    """What a run had at the end of a view: how many casts of a life."""
+
+    member: str
+    goes_on: bool
+    reached: int
+
+
+@dataclass(slots=True)
+class _Log:
+    """What a member has delivered: the last cast of each numbering, and how far it all reaches back."""
+
+    last: dict[CastNumbering, int] = field(default_factory=dict)
+    view: dict[MemberIncarnation, int] = field(default_factory=dict)
+    counted_in: dict[MemberIncarnation, int] = field(default_factory=dict)
+    """Of each life, the view of the last one that it cast in a view."""
+    needed: dict[MemberIncarnation, int] = field(default_factory=dict)
+    needed_seqno: int = 0
+    run: _Run | None = None
+    """None: the log does not say where runs begin."""
+
+
+class CastChecker:
+    """Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, tuple[MemberIncarnation, ...]] = {}
+        self._casts: dict[tuple[MemberIncarnation, int, int], Cast] = {}
+        self._totals: dict[int, Depends] = {}
+        self._clocks: dict[tuple[MemberIncarnation, int, int], Clock | None] | None = None
+        self._logs: dict[str, _Log] = {}
+        self._ends: dict[tuple[int, MemberIncarnation], list[_End]] = {}
+        self._found: dict[tuple[str, str], list[str]] = {}
+
+    def view(self, view_id: int, lives: tuple[MemberIncarnation, ...]) -> None:
+        """A view of DATA, in its order; `lives`: none if it has no vector (`ordering.casts.merging`)."""
+        self._lives[view_id] = lives
+
+    def total(self, seqno: int, depends: Depends | None) -> None:
+        """What an effective message of DATA depends on."""
+        if depends is not None:
+            self._totals[seqno] = depends
+
+    def cast(self, cast: Cast) -> None:
+        """A cast of the log, in the order of its partition; again, if it stands there again."""
+        self._casts.setdefault((cast.life, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
+
+    def begins(self, member: str, reader: MemberIncarnation | None = None) -> None:
+        """A run of the member's reader begins here. `reader`: its life in the views, if it takes part in them."""
+        log = self._logs.setdefault(member, _Log())
+        log.run = _Run(reader)
+        log.view.clear()  # a hole before it is none
+
+    def delivered_view(self, member: str, view: int) -> None:
+        """The member's next delivery is a view."""
+        run = self._logs.setdefault(member, _Log()).run
+        self._enter(member, run, view)
+        if run is not None and not run.knows and run.reader in self._lives.get(view, ()):
+            run.knows = True
+            self._begin_lives(run, view)
+
+    def delivered_total(self, member: str, seqno: int, view: int = NO_VIEW) -> None:
+        """The member's next delivery is a total message."""
+        log = self._logs.setdefault(member, _Log())
+        self._enter(member, log.run, view)
+        if seqno <= log.needed_seqno:
+            self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind a cast that depends on it", str(seqno))
+        depends = self._totals.get(seqno)
+        if depends is not None:
+            clock = self._read(depends.clock, None, depends.view)
+            self._miss(member, log.run, depends.view, clock, str(seqno))
+            self._need(log, depends.view, clock)
+
+    def delivered_cast(self, member: str, life: MemberIncarnation, local_seqno: int, view: int) -> None:
+        """The member's next delivery is a cast."""
+        log = self._logs.setdefault(member, _Log())
+        name = f"{life.address}#{life.incarnation}.{local_seqno}"
+        self._arrive(member, log.run, view, name)
+        numbering = CastNumbering(life, view != NO_VIEW)
+        if view != NO_VIEW and self._counts_anew(life, log.counted_in.get(life, view), view):
+            log.last.pop(numbering, None)
+            log.needed.pop(life, None)
+        last = log.last.get(numbering, local_seqno - 1)
+        if local_seqno <= last:
+            if local_seqno == last:
+                self._find(DUPLICATE, f"deliveries of {member} have a cast twice", name)
+            else:
+                self._find(FIFO_VIOLATION, f"deliveries of {member} break the order of a sender's casts", name)
+        elif local_seqno > last + 1 and view != NO_VIEW and log.view.get(life) == view:
+            self._find(GAP, f"deliveries of {member} lack casts of the same view before it", name)
+        elif view != NO_VIEW and log.run is not None and local_seqno > log.run.reached.get(life, local_seqno) + 1:
+            self._find(GAP, f"deliveries of {member} lack casts before it, of a sender that was there", name)
+        log.last[numbering], log.view[life] = max(last, local_seqno), view
+        if view == NO_VIEW:
+            return
+        log.counted_in[life] = view
+        if last < local_seqno <= log.needed.get(life, 0):
+            self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind what depends on it", name)
+        cast = self._casts.get((life, view, local_seqno))
+        if cast is not None and cast.order == CAUSAL:
+            log.needed_seqno = max(log.needed_seqno, cast.after)
+            clock = self._clock_of(cast)
+            self._miss(member, log.run, view, clock, name, but=life)
+            self._need(log, view, clock)
+        if log.run is not None:
+            log.run.reached[life] = max(log.run.reached.get(life, 0), local_seqno)
+
+    def finish(self) -> list[Anomaly]:
+        """What was found, in the order of `ANOMALIES`."""
+        self._compare_ends()
+        found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
+        return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
+
+    def _counts_anew(self, life: MemberIncarnation, before: int, view: int) -> bool:
+        """Whether a life that had cast in the view `before` has been in none since then: the group gave up flush."""
+        return view > before + 1 and any(
+            life not in lives for between, lives in self._lives.items() if before < between < view
+        )
+
+    def _arrive(self, member: str, run: _Run | None, view: int, name: str) -> None:
+        """A cast of a view comes to the run."""
+        if run is None or view == NO_VIEW:
+            return
+        if view < run.now:
+            self._find(VIEW_VIOLATION, f"deliveries of {member} have it behind the view that ended its own", name)
+        self._enter(member, run, view)
+        run.knows = True
+
+    def _enter(self, member: str, run: _Run | None, view: int) -> None:
+        """The run is in this view from here on: it keeps how far it was at the end of those before."""
+        if run is None or view <= run.now:
+            return
+        ended = range(run.now, min(view, max(self._lives, default=0) + 1)) if run.knows else ()
+        run.now = view
+        for number in ended:
+            goes_on = run.reader in self._lives.get(number + 1, ())
+            for life in self._lives.get(number, ()):
+                if life in run.reached:
+                    self._ends.setdefault((number, life), []).append(_End(member, goes_on, run.reached[life]))
+            self._begin_lives(run, number + 1)
+
+    def _begin_lives(self, run: _Run, view: int) -> None:
+        """No life that is new in this view has cast before it."""
+        before = self._lives.get(view - 1, () if view == 1 else None)
+        if before is not None:
+            run.reached |= dict.fromkeys(set(self._lives.get(view, ())) - set(before), 0)
+
+    def _miss(
+        self,
+        member: str,
+        run: _Run | None,
+        view: int,
+        clock: Clock | None,
+        name: str,
+        but: MemberIncarnation | None = None,
+    ) -> None:
+        """Whether all has come that a delivery depends on. `but`: whose cast it is, which waits for those before it."""
+        if run is None or run.now != view:
+            return
+        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
+            if life != but and run.reached.get(life, number) < number:
+                self._find(CAUSAL_VIOLATION, f"deliveries of {member} lack what it depends on", name)
+                return
+
+    def _compare_ends(self) -> None:
+        for (view, life), ends in sorted(self._ends.items()):
+            stays = life in self._lives.get(view + 1, ())
+            most = max((end.reached for end in ends if stays or end.goes_on), default=0)
+            for end in ends:
+                if end.reached < most:
+                    detail = f"deliveries of {end.member} lack casts that others had before the next view"
+                    self._find(DIVERGENT, detail, f"{life.address}#{life.incarnation} in view {view}")
+
+    def _need(self, log: _Log, view: int, clock: Clock | None) -> None:
+        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
+            if number > log.needed.get(life, 0):
+                log.needed[life] = number
+
+    def _clock_of(self, cast: Cast) -> Clock | None:
+        """Its clock, by those of its sender's causal casts before it in the view: all are read in their order, once."""
+        if self._clocks is None:
+            self._clocks = self._all_clocks(self._casts)
+        return self._clocks.get((cast.life, cast.view, cast.local_seqno))
+
+    def _all_clocks(
+        self, casts: Mapping[tuple[MemberIncarnation, int, int], Cast]
+    ) -> dict[tuple[MemberIncarnation, int, int], Clock | None]:
+        found: dict[tuple[MemberIncarnation, int, int], Clock | None] = {}
+        last: dict[tuple[MemberIncarnation, int], Clock] = {}
+        for key in sorted(casts):
+            cast = casts[key]
+            if cast.order == CAUSAL:
+                clock = found[key] = self._read(cast.clock, last.get(key[:2]), cast.view)
+                if clock is not None:
+                    last[key[:2]] = clock
+        return found
+
+    def _read(self, text: str, base: Clock | None, view: int) -> Clock | None:
+        try:
+            return clocks.read(text, base, len(self._lives.get(view, ())))
+        except ClockMalformed:
+            return None
+
+    def _find(self, name: str, detail: str, what: str) -> None:
+        self._found.setdefault((name, detail), []).append(what)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED_SEQNOS} more" if len(names) > LISTED_SEQNOS else ""
+    return ", ".join(names[:LISTED_SEQNOS]) + more

@@ -1,0 +1,480 @@
+"""The checker: reads what all processes have written about one group, and names every broken promise.
+
+Source: docs/limits.md and the README, "What is promised".
+
+Pure and streaming. It is fed from several named sources, in any interleaving:
+
+* DATA logs, one a site: every record in offset order, as it stands there. Repeats and what a fenced sequencer left
+  behind are normal; `ordering.base.reader.Reader` judges them, the same rule by which members read.
+* ledger rows, in any order.
+* delivery logs, one a member, in the order of delivery; they may start anywhere.
+* what members sent: message ids with a receipt, and optionally how far the sender had delivered before.
+
+It does not decide which source is right: the first that names a seqno is the reference for the others.
+
+Memory. Per seqno 8 bytes of digest, shared by all sources, and one bit for each ledger and delivery log. So a million
+messages cost 8 MB and 0.14 MB a source, whatever their size; the rest is O(senders × incarnations + control records).
+With `causal=True` 8 bytes more for each message and source, and 8 for every send. Two messages are taken for the same
+if 64 bits of their digest agree (32 where one source tells the id only).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from ordering.base.names import is_relay
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import MESSAGE, WITHOUT_SEQNO, Data, MessageId
+from ordering.checker.view_checker import ViewChecker, ViewRuns
+
+LOST = "lost"
+DUPLICATE = "duplicate"
+GAP = "gap"
+DIVERGENT = "divergent"
+NONMONOTONIC_DELIVER = "nonmonotonic-deliver"
+FIFO_VIOLATION = "fifo-violation"
+CAUSAL_VIOLATION = "causal-violation"
+VIEW_VIOLATION = "view-violation"
+"""The names of the broken promises."""
+
+ANOMALIES = (
+    LOST,
+    DUPLICATE,
+    GAP,
+    DIVERGENT,
+    NONMONOTONIC_DELIVER,
+    FIFO_VIOLATION,
+    CAUSAL_VIOLATION,
+    VIEW_VIOLATION,
+)
+
+LISTED_SEQNOS = 20
+"""How many seqnos (or messages) an anomaly lists; the rest is counted."""
+
+_PAGE = 1 << 16
+_BIT_PAGE = 1 << 13
+_ID_BITS = 0xFFFF_FFFF << 32
+
+
+class Anomaly(NamedTuple):
+    """One broken promise at one source: its name, one sentence, and the first seqnos concerned.
+
+    `seqnos` has at most `LISTED_SEQNOS` of them, and is empty for `lost` (a lost message has none).
+    """
+
+    name: str
+    detail: str
+    seqnos: tuple[int, ...]
+
+
+class Checker:
+    """Feed it with `data`, `ledger`, `delivery` and `sent`, then ask `finish`. Not thread-safe.
+
+    With `causal`, it also checks the sends whose context (`after_seqno`) is known.
+    """
+
+    def __init__(self, *, causal: bool = False) -> None:
+        self._causal = causal
+        self._digests = _Digests()
+        self._logs: dict[str, _Log] = {}
+        self._controls: set[int] = set()  # seqnos of what applications do not see
+        self._ledgers: dict[str, _Seqnos] = {}
+        self._deliveries: dict[str, _Deliveries] = {}
+        self._sent: dict[tuple[str, int], _Sent] = {}
+        self._findings: dict[tuple[str, str], _Finding] = {}
+        self._linked: set[str] = set()  # senders at other sites of a mesh
+
+    def start(self, site: str, reader: Reader) -> None:
+        """Say that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
+        complete = reader.last_seqno == 0
+        self._logs[site] = _Log(
+            reader, _Senders(complete=complete, causal=self._causal), ViewChecker(complete=complete)
+        )
+
+    def data(self, site: str, record: Data) -> None:
+        """The next record of a site's DATA topic, in offset order, effective or not."""
+        if site not in self._logs:
+            self.start(site, Reader())
+        log = self._logs[site]
+        epoch_before = log.reader.epoch
+        verdict = log.reader.judge(record)
+        if log.reader.epoch > epoch_before:
+            log.furthest = 0  # what stood ahead was never decided: the new epoch numbers from the gap on
+        if verdict is Verdict.TAKE:
+            self._compare(f"DATA of {site}", record.seqno, record.id, record.payload)
+            if broken := log.views.next(record):
+                self._find(VIEW_VIOLATION, f"DATA of {site} {broken}", record.seqno)
+            if record.kind != MESSAGE:
+                self._controls.update(range(record.seqno, record.seqno + record.count))
+            if record.link is not None:
+                self._linked.add(record.sender)
+            # A control record takes a local seqno as a message does; a relay's are the ids of another site's views.
+            if record.sender and not is_relay(record.sender):
+                self._order(f"DATA of {site}", log.senders, record.seqno, record.id)
+        elif verdict is Verdict.DUPLICATE and self._digests.differs(record.seqno, record.id, record.payload):
+            self._find(
+                DIVERGENT, f"DATA of {site} repeats a number of the same epoch with another message", record.seqno
+            )
+        elif verdict is Verdict.AHEAD:
+            log.furthest = max(log.furthest, record.seqno)
+
+    def ledger(
+        self,
+        seqno: int,
+        message: MessageId,
+        payload: bytes | None = None,
+        *,
+        kind: str = MESSAGE,
+        source: str = "ledger",
+    ) -> None:
+        """A row of the ledger, in any order."""
+        if kind in WITHOUT_SEQNO:
+            return
+        if kind != MESSAGE:
+            self._controls.add(seqno)
+        if self._ledgers.setdefault(source, _Seqnos()).add(seqno):
+            self._find(DUPLICATE, f"{source} has the row more than once", seqno)
+        self._compare(source, seqno, message, payload)
+
+    def delivery(
+        self, member: str, seqno: int, message: MessageId, payload: bytes | None = None, view_id: int | None = None
+    ) -> None:
+        """The next delivery of `member`. Restarts of one member may follow each other in one log."""
+        log = self._deliveries.get(member)
+        if log is None:
+            log = self._deliveries[member] = _Deliveries(seqno - 1, _Senders(complete=seqno == 1, causal=self._causal))
+        where = f"deliveries of {member}"
+        self._compare(where, seqno, message, payload)
+        if log.seqnos.add(seqno):
+            self._find(DUPLICATE, f"{where} have the seqno more than once", seqno)
+        elif seqno <= log.last:
+            self._find(NONMONOTONIC_DELIVER, f"{where} have the seqno after a higher one", seqno)
+        else:
+            if seqno != log.last + 1:
+                log.senders.skip()
+            log.last = seqno
+            if view_id is not None:
+                log.views.add(seqno, view_id)
+            self._order(where, log.senders, seqno, message)
+
+    def sent(self, message: MessageId, after_seqno: int | None = None, payload: bytes | None = None) -> None:
+        """A message that a live member has a receipt for; it had delivered everything up to `after_seqno` before.
+
+        With `payload` (and `causal`), the message that was ordered under this id must have it.
+        """
+        sent = self._sent.setdefault((message.sender, message.incarnation), _Sent())
+        if payload is not None:
+            sent.digests[message.local_seqno] = _payload_digest(payload)
+        if message.local_seqno == sent.upto + 1:
+            sent.upto += 1
+            if self._causal:
+                sent.after.append(after_seqno or 0)
+        else:
+            sent.others[message.local_seqno] = after_seqno or 0
+
+    def last_seqno(self, site: str) -> int:
+        """How far the DATA log of `site` goes."""
+        return self._logs[site].reader.last_seqno if site in self._logs else 0
+
+    def finish(self) -> list[Anomaly]:
+        """Everything that was found, in the order of `ANOMALIES`, then of the sources."""
+        for site, log in self._logs.items():
+            self._find(
+                GAP, f"DATA of {site} goes on after a missing seqno", log.reader.last_seqno + 1, log.furthest - 1
+            )
+        for source, rows in self._ledgers.items():
+            for first, last in rows.missing(1):
+                self._find(GAP, f"{source} lacks the row", first, last)
+        controls = sorted(self._controls)
+        for member, deliveries in self._deliveries.items():
+            for first, last in without(controls, deliveries.seqnos.missing(deliveries.seqnos.lowest)):
+                self._find(GAP, f"deliveries of {member} lack the seqno", first, last)
+        self._find_lost()
+        self._find_views()
+        if self._causal:
+            self._find_causal()
+            self._find_exchanged()
+        found = sorted(self._findings.values(), key=lambda finding: ANOMALIES.index(finding.name))
+        return [finding.anomaly() for finding in found]
+
+    def _compare(self, source: str, seqno: int, message: MessageId, payload: bytes | None) -> None:
+        if self._digests.differs(seqno, message, payload):
+            self._find(DIVERGENT, f"{source} has another message than an earlier source", seqno)
+
+    def _order(self, source: str, senders: _Senders, seqno: int, message: MessageId) -> None:
+        # Of a sender at another site of a mesh no control records come here; `ordering.checker.mesh_checker` misses
+        # messages.
+        broken = senders.next(seqno, message, has_gaps=message.sender in self._linked)
+        if broken == DUPLICATE:
+            self._find(DUPLICATE, f"{source} has a message id twice", seqno)
+        elif broken:
+            self._find(FIFO_VIOLATION, f"{source} breaks the sender's order", seqno)
+
+    def _all_senders(self) -> list[_Senders]:
+        return [log.senders for log in self._logs.values()] + [log.senders for log in self._deliveries.values()]
+
+    def _find_lost(self) -> None:
+        everywhere = self._all_senders()
+        for (sender, incarnation), sent in self._sent.items():
+            lives = [life for senders in everywhere if (life := senders.lives.get((sender, incarnation)))]
+            highest = max((life.highest for life in lives), default=0)
+            # A hole in one source is filled by another that has the message; without any source all are missing.
+            holes = set.intersection(*(life.missing(highest) for life in lives)) if lives else set()
+            unordered = {local for local in sent.others if local > highest or local in holes}
+            unordered.update(local for local in holes if local <= sent.upto)
+            what = f"{sender}, incarnation {incarnation}, has receipts for messages that were never ordered"
+            for local in sorted(unordered):
+                self._find(LOST, what, local, local)
+            self._find(LOST, what, highest + 1, sent.upto)
+
+    def _find_views(self) -> None:
+        """The first source is the reference for the others."""
+        views = {f"DATA of {site}": log.views.runs for site, log in self._logs.items()}
+        views |= {f"deliveries of {member}": log.views for member, log in self._deliveries.items()}
+        (reference, runs), *others = [*views.items()] or [("", ViewRuns())]
+        for source, other in others:
+            for seqno in runs.differences(other):
+                self._find(VIEW_VIOLATION, f"{source} and {reference} have it in different views", seqno)
+
+    def _find_causal(self) -> None:
+        for senders in self._all_senders():
+            for life_id, life in senders.lives.items():
+                sent = self._sent.get(life_id)
+                if sent is None:
+                    continue
+                length = min(len(life.seqnos), len(sent.after))
+                seqnos = np.array(life.seqnos[:length], dtype=np.int64)
+                early = np.flatnonzero((seqnos > 0) & (seqnos <= np.array(sent.after[:length], dtype=np.int64)))
+                for row in early.tolist():
+                    self._find(
+                        CAUSAL_VIOLATION, f"{life_id[0]} had delivered a higher seqno before it sent", int(seqnos[row])
+                    )
+
+    def _find_exchanged(self) -> None:
+        """A receipt is for a message, not for its id."""
+        for senders in self._all_senders():
+            for life_id, life in senders.lives.items():
+                sent = self._sent.get(life_id)
+                for local, digest in sent.digests.items() if sent is not None else ():
+                    seqno = life.seqnos[local - 1] if local <= len(life.seqnos) else 0
+                    if seqno and self._digests.payload(seqno) not in (0, digest):
+                        sender, incarnation = life_id
+                        what = (
+                            f"{sender}, incarnation {incarnation}, has receipts for ids that others were ordered under"
+                        )
+                        self._find(LOST, what, local)
+
+    def _find(self, name: str, detail: str, first: int, last: int | None = None) -> None:
+        """Note the seqnos `first` … `last` (default: `first` alone; none if `last` is lower)."""
+        last = first if last is None else last
+        if first <= last:
+            self._findings.setdefault((name, detail), _Finding(name, detail)).add(first, last)
+
+
+def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The runs (first, last) without the sorted `numbers`."""
+    for first, last in runs:
+        for number in numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]:
+            if first < number:
+                yield first, number - 1
+            first = number + 1
+        if first <= last:
+            yield first, last
+
+
+@dataclass(slots=True)
+class _Finding:
+    """An anomaly in the making. `listed` are the first numbers: local seqnos for `lost`, else seqnos."""
+
+    name: str
+    detail: str
+    count: int = 0
+    listed: list[int] = field(default_factory=list)
+
+    def add(self, first: int, last: int) -> None:
+        if first in self.listed:
+            return
+        self.count += last - first + 1
+        room = LISTED_SEQNOS - len(self.listed)
+        self.listed.extend(range(first, min(last, first + room - 1) + 1))
+
+    def anomaly(self) -> Anomaly:
+        more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
+        unit = "local seqno" if self.name == LOST else "seqno"
+        detail = f"{self.detail}: {unit} {', '.join(map(str, self.listed))}{more}."
+        return Anomaly(self.name, detail, () if self.name == LOST else tuple(self.listed))
+
+
+@dataclass(slots=True)
+class _Log:
+    """A DATA log: the reading state, its senders, and the highest seqno that stands ahead in the epoch in force."""
+
+    reader: Reader
+    senders: _Senders
+    views: ViewChecker
+    furthest: int = 0
+
+
+@dataclass(slots=True)
+class _Deliveries:
+    last: int
+    senders: _Senders
+    seqnos: _Seqnos = field(default_factory=lambda: _Seqnos())
+    views: ViewRuns = field(default_factory=ViewRuns)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What one incarnation sent: 1 … `upto` with their contexts in `after`, what came out of turn, and digests."""
+
+    upto: int = 0
+    after: array[int] = field(default_factory=lambda: array("q"))
+    others: dict[int, int] = field(default_factory=dict)
+    digests: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One incarnation of a sender in one source: ordered up to `highest`, apart from `holes`.
+
+    `first` is where a source that begins in the middle met it, `skips` how often the source had skipped something
+    when it was last met. `seqnos` (if asked for) has the seqno of each local seqno from 1 on, 0 where unknown.
+    """
+
+    first: int
+    highest: int
+    skips: int
+    holes: set[int] = field(default_factory=set)
+    seqnos: array[int] = field(default_factory=lambda: array("q"))
+
+    def missing(self, upto: int) -> set[int]:
+        """The local seqnos of this source's own range that it lacks. Bounded like `holes`."""
+        return self.holes | set(range(self.highest + 1, min(upto, self.highest + LISTED_SEQNOS) + 1))
+
+
+class _Senders:
+    """FIFO per (sender, incarnation), as one source shows it. `complete`: the source begins at seqno 1."""
+
+    def __init__(self, *, complete: bool, causal: bool) -> None:
+        self.complete = complete
+        self.causal = causal
+        self.lives: dict[tuple[str, int], _Life] = {}
+        self.newest: dict[str, int] = {}
+        self.skips = 0
+
+    def skip(self) -> None:
+        """The source left something out (a gap has its own name): each sender's next message may have any number."""
+        self.skips += 1
+
+    def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:
+        """Take the next message in the order of seqnos; return the name of what it breaks, or ''.
+
+        `has_gaps`: it may have any higher number.
+        """
+        key = (message.sender, message.incarnation)
+        life = self.lives.get(key)
+        local = message.local_seqno
+        if life is None:
+            before = 0 if self.complete and not self.skips and not has_gaps else local - 1
+            life = self.lives[key] = _Life(before + 1, before, self.skips)
+        elif (has_gaps or life.skips < self.skips) and local > life.highest:
+            life.highest, life.skips = local - 1, self.skips
+        if local <= life.highest and local not in life.holes:
+            return DUPLICATE if local >= life.first else FIFO_VIOLATION
+        in_turn = local == life.highest + 1 and message.incarnation >= self.newest.get(message.sender, 0)
+        self.newest[message.sender] = max(self.newest.get(message.sender, 0), message.incarnation)
+        if life.holes:
+            life.holes.discard(local)
+        if local > life.highest:
+            if local > life.highest + 1:
+                life.holes.update(range(life.highest + 1, min(local, life.highest + 1 + LISTED_SEQNOS)))
+            life.highest = local
+        if self.causal:
+            self._note(life, local, seqno)
+        return "" if in_turn else FIFO_VIOLATION
+
+    @staticmethod
+    def _note(life: _Life, local: int, seqno: int) -> None:
+        """Remember the seqno. A wild local seqno (a violation anyway) must not make us fill the memory with zeros."""
+        missing = local - 1 - len(life.seqnos)
+        if 0 <= missing <= _PAGE:
+            life.seqnos.extend([0] * missing)
+            life.seqnos.append(seqno)
+
+
+class _Digests:
+    """seqno → 64 bits of what it carries: 32 of the message id, 32 of the payload (0: not known yet)."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, array[int]] = {}
+
+    def differs(self, seqno: int, message: MessageId, payload: bytes | None) -> bool:
+        """Whether the seqno is known to carry something else. Remembers what was not known."""
+        digest = int.from_bytes(blake2b(str(message).encode("utf-8"), digest_size=4).digest(), "big") << 32 or 1 << 32
+        if payload is not None:
+            digest |= _payload_digest(payload)
+        number, index = divmod(seqno, _PAGE)
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = array("Q", bytes(8 * _PAGE))
+        known = page[index]
+        comparable = _ID_BITS if payload is None or not known & ~_ID_BITS else _ID_BITS | 0xFFFF_FFFF
+        if known and (known ^ digest) & comparable:
+            return True
+        page[index] = known | digest
+        return False
+
+    def payload(self, seqno: int) -> int:
+        """The digest of the payload of a seqno, 0 if it is not known."""
+        number, index = divmod(seqno, _PAGE)
+        page = self._pages.get(number)
+        return page[index] & ~_ID_BITS if page is not None else 0
+
+
+def _payload_digest(payload: bytes) -> int:
+    return int.from_bytes(blake2b(payload, digest_size=4).digest(), "big") or 1
+
+
+class _Seqnos:
+    """A set of seqnos, one bit each."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+        self.lowest = 0
+
+    def add(self, seqno: int) -> bool:
+        """Add it; return whether it was there before."""
+        number, index = divmod(seqno, _BIT_PAGE)
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = bytearray(_BIT_PAGE // 8)
+            if len(self._pages) == 1:
+                self.lowest = seqno
+        self.lowest = min(self.lowest, seqno)
+        bit = 1 << (index & 7)
+        if page[index >> 3] & bit:
+            return True
+        page[index >> 3] |= bit
+        return False
+
+    def missing(self, first: int) -> Iterator[tuple[int, int]]:
+        """The runs (first, last) of what is not there, from `first` to the highest."""
+        expected = first
+        for number in sorted(self._pages):
+            page = np.frombuffer(self._pages[number], dtype=np.uint8)
+            there = np.flatnonzero(np.unpackbits(page, bitorder="little")) + number * _BIT_PAGE
+            ends = np.flatnonzero(np.diff(there) > 1)  # rows of `there` after which a run of missing ones begins
+            if len(there) and int(there[0]) > expected:
+                yield expected, int(there[0]) - 1
+            for row in ends.tolist():
+                if int(there[row + 1]) > expected:
+                    yield max(expected, int(there[row]) + 1), int(there[row + 1]) - 1
+            if len(there):
+                expected = max(expected, int(there[-1]) + 1)

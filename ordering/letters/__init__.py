@@ -1,0 +1,1 @@
+"""Letters: unicast between members, go-back-N per sender."""

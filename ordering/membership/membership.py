@@ -1,0 +1,527 @@
+"""Membership: who is in the group, as a function of the log. Views, and what leads from one to the next.
+
+Source: FLUSH (docs/sources.md), "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
+
+A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted by its local seqno, as a message is, and
+becomes DATA. It keeps its kind if it changes something; else it becomes `refused`, with the reason. At the end of a
+batch `ordering.membership.view_change` decides what follows from all that: a view, a step of a flush. These are DATA,
+too.
+
+Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
+the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
+takes over folds the same records. So it knows the members that wait to join and those that have answered, and decides
+at the end of its next batch what its predecessor did not.
+
+*Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the steps of the
+broker's timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
+(`ordering.membership.log_time`) is not part of DATA. After a takeover every member has a whole grace period, which
+begins when everything is considered that stood in FORWARD then (the horizon). Any record advances the clock of its
+partition; the job writes a tick, a heartbeat of its own, into each.
+
+*Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
+suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
+drops their records as duplicates. If the member is alive, it starts a new life, and sends there what was not ordered
+before that view. So each message comes, and comes once.
+
+*Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
+The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.
+Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
+come back. A member that starts again takes the time as its incarnation, which is above the floor. Other rows are
+dropped if somebody asks for it (`ordering.membership.forgetting`).
+
+*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own. Their
+incarnation is the epoch of the view, and their local seqno is its id. A record that is higher than the relay's received
+row is accepted, and need not be the next one, as retention may have dropped some. All others are repeats, or come from
+a sequencer that was fenced there. `remote` changes by `fold` alone, as `members` does. Remote members take no part in
+flushes. `closed` does not concern them: who may send is decided where a message is first ordered.
+
+A relay is heard as members are, by the clock of its partition. When it falls silent, or leaves, the sequencer decides
+an empty remote view for its site. When it is heard after that, the sequencer decides one with the last known members. A
+`leave` only makes the relay count as not heard for long. If a crash loses that, the clock finds the silence. A relay's
+incarnations have no floor, and its row is never dropped: there are as many relays as neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ordering.base.canonical import canonical_json
+from ordering.base.capacity import NO_ROOM_FOR_MEMBERS, has_room_for_member
+from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.names import is_address, is_relay, relay_of
+from ordering.base.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    FORGET,
+    JOIN,
+    LEAVE,
+    MAX_NUMBER,
+    MESSAGE,
+    REMOTE_VIEW,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
+    Data,
+    Forward,
+    Partition,
+    named_partitions,
+    parsed_partitions,
+)
+from ordering.membership.flush import NO_FLUSH, Flush, FlushPhase
+from ordering.membership.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
+
+MAX_LEFT = 1_000
+"""Received rows that are kept of members that left, at most."""
+
+LONG_AGO_MS = -MAX_NUMBER
+"""When a relay that has taken its leave was heard: before any `suspect_after_ms`."""
+
+NOT_A_MEMBER = "the group is closed and the sender is not a member"
+
+
+class ReceivedRow(NamedTuple):
+    """A row of the received table: the newest incarnation of a sender and its highest accepted local seqno."""
+
+    incarnation: int
+    local_seqno: int
+
+
+NOTHING_ACCEPTED = ReceivedRow(0, 0)
+
+
+class MemberIncarnation(NamedTuple):
+    """A member in one of its incarnations."""
+
+    address: str
+    incarnation: int
+
+
+class FormerMember(NamedTuple):
+    """A member that left, and its received row as it was then."""
+
+    address: str
+    incarnation: int
+    local_seqno: int
+
+
+class RemoteSite(NamedTuple):
+    """A neighbouring site: the members of its newest view, and whether its relay is silent."""
+
+    members: tuple[MemberIncarnation, ...] = ()
+    is_silent: bool = False
+
+
+class LastHeard(NamedTuple):
+    """A member's newest record: in which partition (None: nowhere yet), and when (ms)."""
+
+    partition: Partition | None
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a group's operator decides.
+
+    closed: only members may send; what others send is a dead letter.
+    flush: every view is installed inside a flush, so that a message is delivered in the view in which it was sent.
+    suspect_after_ms: how long a member may be silent, by the log's clock. Its client sends a heartbeat each second.
+    flush_timeout_ms: how long a flush may take, by the log's clock, from when START_FLUSH is known to be written.
+
+    `unknown` are those that a later version has decided, with their JSON values. They are kept, and change nothing.
+    """
+
+    closed: bool = False
+    flush: bool = False
+    suspect_after_ms: int = 10_000
+    flush_timeout_ms: int = 30_000
+    unknown: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def known(self) -> dict[str, Any]:
+        """Return those that this version knows, as JSON values."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    def to_json(self) -> bytes:
+        """As the payload of a `settings` record."""
+        return canonical_json(self.known())
+
+    def decided(self, raw: bytes) -> Settings:
+        """Return them `updated` by a record of DATA: what a later version has decided is kept. Raises UsageError."""
+        changes = _changes(raw)
+        unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
+        mine = {name: value for name, value in changes.items() if name not in unknown}
+        after = self.updated(canonical_json(mine)) if mine else self
+        return replace(after, unknown={**self.unknown, **unknown}) if unknown else after
+
+    def updated(self, raw: bytes) -> Settings:
+        """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
+        changes = _changes(raw)
+        if not set(_SETTINGS).issuperset(changes):
+            raise UsageError(_NOT_SETTINGS)
+        for name, value in changes.items():
+            if name in ("closed", "flush"):
+                if not isinstance(value, bool):
+                    raise UsageError(f"{name} is true or false.")
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
+                raise UsageError(f"{name} is a whole number of milliseconds, from 1.")
+        return replace(self, **changes)
+
+
+_SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "unknown")
+_NOT_SETTINGS = f"settings are a JSON object with some of {', '.join(sorted(_SETTINGS))}."
+
+
+def _changes(raw: bytes) -> dict[str, Any]:
+    """Return what a `settings` record says. Raises UsageError."""
+    try:
+        changes = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("settings are not JSON.") from error
+    if not isinstance(changes, dict) or not changes:
+        raise UsageError(_NOT_SETTINGS)
+    return changes
+
+
+@dataclass(frozen=True)
+class Membership:
+    """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
+
+    `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
+    in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
+    all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
+    `heard`, `clock` and `stamped` are explained in `ordering.membership.log_time`. `unknown` is what a snapshot of a
+    later version says besides, as JSON values.
+    """
+
+    settings: Settings = Settings()
+    members: tuple[MemberIncarnation, ...] = ()
+    joining: tuple[MemberIncarnation, ...] = ()
+    leaving: tuple[str, ...] = ()
+    flush: Flush = NO_FLUSH
+    left: tuple[FormerMember, ...] = ()
+    lives_over: Mapping[str, int] = field(default_factory=dict)
+    incarnation_floor: int = 0
+    remote: Mapping[str, RemoteSite] = field(default_factory=dict)
+    heard: Mapping[str, LastHeard] = field(default_factory=dict)
+    clock: Mapping[Partition, int] = field(default_factory=dict)
+    announced_flush: int = 0
+    announced_ms: Mapping[Partition, int] = field(default_factory=dict)
+    horizon: Mapping[Partition, int] = field(default_factory=dict)
+    stamped: Mapping[Partition, int] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there are members here or at a neighbouring site, or a flush is in hand, so that the time matters."""
+        return bool(self.members or self.joining or self.flush.id or any(site.members for site in self.remote.values()))
+
+    @property
+    def relays(self) -> list[str]:
+        """The addresses of the relays that have told a view of their site."""
+        return [relay_of(site) for site in self.remote]
+
+    @property
+    def now_ms(self) -> int | None:
+        """The log's clock for the whole group: that of the partition that is furthest behind."""
+        return min(self.clock.values(), default=None)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the flush in hand has taken longer than it may.
+
+        A partition that has not gone on so far may be read late, with an answer in it; or no process can write there.
+        So it is waited for until another one has gone on for twice as long.
+        """
+        if self.announced_flush != self.flush.id:
+            return False
+        limit = self.settings.flush_timeout_ms
+        taken = [now_ms - self.announced_ms.get(partition, now_ms) for partition, now_ms in self.clock.items()]
+        return min(taken, default=0) > limit or max(taken, default=0) > 2 * limit
+
+    @cached_property
+    def _addresses(self) -> frozenset[str]:
+        return frozenset(life.address for life in self.members)
+
+    @cached_property
+    def _silenced(self) -> frozenset[str]:
+        """The members that have said FLUSH_OK, or need not any more."""
+        answered = frozenset(self.flush.answered)
+        return answered | self._addresses if self.flush.phase is FlushPhase.BLOCKED else answered
+
+    def is_member(self, address: str) -> bool:
+        """Whether some incarnation of it is in the view."""
+        return address in self._addresses
+
+    def keeps_row(self, address: str) -> bool:
+        """Whether its received row is not to be forgotten: a member's, one's that waits to join, a relay's."""
+        return self.is_member(address) or is_relay(address) or any(life.address == address for life in self.joining)
+
+    def may_send(self, address: str, kind: str) -> bool:
+        """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
+        if not self.settings.closed or kind in (JOIN, SETTINGS, FORGET, REMOTE_VIEW) or self.is_member(address):
+            return True
+        return kind == LEAVE and any(life.address == address for life in self.joining)
+
+    def is_silenced(self, address: str, kind: str) -> bool:
+        """Whether the sender has said FLUSH_OK. What it sends after that is dropped; it must come again later."""
+        return kind == MESSAGE and address in self._silenced
+
+    def last_life_over(self, address: str, *, has_row: bool) -> int:
+        """The highest incarnation of a sender of which nothing more is ordered; 0 if there is none.
+
+        `has_row`: whether the sender stands in the received table.
+        """
+        return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
+
+    def without_time(self) -> Membership:
+        """What DATA tells: no member was heard yet, so each has a whole grace period."""
+        if not (self.heard or self.clock or self.announced_flush):
+            return self
+        return replace(self, heard={}, clock={}, stamped={}, announced_flush=0, announced_ms={})
+
+    def to_json(self, *, later: bool = True) -> dict[str, Any]:
+        """As JSON values. `later`: with what is not known, of a later version."""
+        body: dict[str, Any] = {
+            **(self.unknown if later else {}),
+            "settings": {**(self.settings.unknown if later else {}), **self.settings.known()},
+            "members": self.members,
+            "joining": self.joining,
+            "leaving": self.leaving,
+            "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
+            "left": self.left,
+            "lives_over": self.lives_over,
+            "incarnation_floor": self.incarnation_floor,
+            "remote": self.remote,
+            "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
+            "clock": named_partitions(self.clock),
+            "announced_flush": self.announced_flush,
+            "announced_ms": named_partitions(self.announced_ms),
+            "horizon": named_partitions(self.horizon),
+        }
+        return body | {"stamped": named_partitions(self.stamped)} if self.stamped else body
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Membership:
+        """Inverse of `to_json`."""
+        flush = {item.name: body["flush"][item.name] for item in fields(Flush)}
+        flush["phase"], flush["answered"] = FlushPhase(flush["phase"]), tuple(flush["answered"])
+        parsed = {
+            "settings": Settings(**with_unknown(Settings, body["settings"])),
+            "members": tuple(MemberIncarnation(*row[:2]) for row in body["members"]),
+            "joining": tuple(MemberIncarnation(*row[:2]) for row in body["joining"]),
+            "leaving": tuple(body["leaving"]),
+            "flush": Flush(**flush),
+            "left": tuple(FormerMember(*row[:3]) for row in body["left"]),
+            "remote": {
+                name: RemoteSite(tuple(MemberIncarnation(*row[:2]) for row in members), is_silent)
+                for name, (members, is_silent, *_) in body["remote"].items()
+            },
+            "heard": {
+                address: LastHeard(Partition.parse(where) if where else None, at_ms)
+                for address, (where, at_ms, *_) in body["heard"].items()
+            },
+            "clock": parsed_partitions(body["clock"]),
+            "announced_ms": parsed_partitions(body["announced_ms"]),
+            "horizon": parsed_partitions(body["horizon"]),
+            "stamped": parsed_partitions(body.get("stamped", {})),
+        }
+        return cls(**with_unknown(cls, {**body, **parsed}))
+
+
+NO_MEMBERS = Membership()
+
+
+def with_unknown(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of that dataclass, and under `unknown` all else of the object."""
+    names = {item.name for item in fields(kind)} - {"unknown"}
+    known = {name: value for name, value in body.items() if name in names}
+    unknown = {name: value for name, value in body.items() if name not in names}
+    return {**known, "unknown": unknown}
+
+
+def forgotten_by(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> tuple[SenderRow, ...]:
+    """The rows that a `forget` record drops."""
+    return forgettable(from_payload(record.payload) or (), received, membership.keeps_row, record.timestamp_ms)
+
+
+def _room_to_join(membership: Membership, address: str) -> str:
+    names = (each.address for each in (*membership.members, *membership.joining))
+    return "" if has_room_for_member(names, address) else NO_ROOM_FOR_MEMBERS
+
+
+def refusal(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> str:
+    """Why an accepted control record changes nothing; "" if it does."""
+    life, flush = MemberIncarnation(record.sender, record.incarnation), membership.flush
+    is_member = life in membership.members and record.sender not in membership.leaving
+    if record.kind == JOIN:
+        is_known = is_member or life in membership.joining
+        return "the sender is a member already" if is_known else _room_to_join(membership, record.sender)
+    if record.kind == SETTINGS:
+        try:
+            membership.settings.updated(record.payload)
+        except UsageError as error:
+            return str(error)
+        return ""
+    if record.kind == FORGET:
+        if from_payload(record.payload) is None:
+            return NO_ROWS
+        return "" if forgotten_by(membership, record, received) else NOTHING_FORGOTTEN
+    if record.kind == REMOTE_VIEW:
+        return (
+            ""
+            if remote_members(record.sender, record.payload) is not None
+            else "the payload is not a view of the sender's site"
+        )
+    if not is_member and not (record.kind == LEAVE and life in membership.joining):
+        return "the sender is not a member"
+    if record.kind == START_FLUSH and flush.phase is not FlushPhase.RUNNING:
+        return f"a flush runs already, for {flush.requester}"
+    if record.kind in (FLUSH_OK, STOP_FLUSH) and (record.payload != b"%d" % flush.id or not flush.allows(record.kind)):
+        return "this flush is not in hand"
+    if record.kind == FLUSH_OK and record.sender in flush.answered:
+        return "the sender has answered already"
+    if record.kind == STOP_FLUSH and (not flush.requested or flush.requester != record.sender):
+        return "another member asked for this flush"
+    return ""
+
+
+class Fold(NamedTuple):
+    """What `fold` returns: the membership, and the senders whose received rows are dropped (see the module)."""
+
+    membership: Membership
+    dropped_rows: tuple[str, ...] = ()
+
+
+def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
+    """The membership after an effective DATA record. Raises ProtocolViolation for what no sequencer writes."""
+    if record.kind == VIEW:
+        return _install(membership, payload_of(record), received)
+    if record.kind == FORGET:
+        return _forget(membership, record, received)
+    return Fold(_changed(membership, record))
+
+
+def _changed(membership: Membership, record: Data) -> Membership:
+    """The membership after a record that is no view."""
+    life = MemberIncarnation(record.sender, record.incarnation)
+    kind, flush = record.kind, membership.flush
+    if kind == JOIN:
+        others = tuple(other for other in membership.joining if other.address != life.address)
+        leaving = tuple(address for address in membership.leaving if address != life.address)
+        return replace(membership, joining=(*others, life), leaving=leaving)
+    if kind == LEAVE:
+        joining = tuple(other for other in membership.joining if other.address != life.address)
+        leaves = membership.is_member(life.address)
+        return replace(
+            membership, joining=joining, leaving=(*membership.leaving, life.address) if leaves else membership.leaving
+        )
+    if kind == SETTINGS:
+        return replace(membership, settings=membership.settings.decided(record.payload))
+    if kind == REMOTE_VIEW:
+        return _apply_remote_view(membership, record)
+    if kind == START_FLUSH:
+        requester = record.sender or payload_of(record)["requester"]
+        flush = flush.start(record.seqno, requester, requested=bool(record.sender))
+    elif kind == FLUSH_OK:
+        flush = flush.answer(record.sender)
+    elif kind == FLUSH_COMPLETED:
+        flush = flush.complete()
+    elif kind == STOP_FLUSH:
+        flush = flush.stop()
+    return membership if flush is membership.flush else replace(membership, flush=flush)
+
+
+def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, ReceivedRow]) -> Fold:
+    members = tuple(MemberIncarnation(*row[:2]) for row in view["members"])
+    present = {life.address for life in members}
+    gone = [life.address for life in membership.members if life.address not in present]
+    former = [row for row in membership.left if row.address not in present and row.address not in gone]
+    former += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
+    if membership.settings.flush or membership.settings.closed:
+        for address, incarnation in membership.members:
+            if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
+                lives_over[address] = incarnation
+    # A former member that has sent since then is a stranger: its row stays.
+    dropped = [row for row in former[: max(0, len(former) - MAX_LEFT)] if received.get(row.address) == row[1:]]
+    for row in dropped:
+        lives_over.pop(row.address, None)
+    flush = membership.flush
+    if flush.phase is not FlushPhase.RUNNING:  # a member that joins within a flush has sent nothing yet, and is blocked
+        answered = [*flush.answered, *(life.address for life in membership.joining)]
+        flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
+    # A new life starts with a whole grace period.
+    stay = {life.address for life in set(members).intersection(membership.members)}
+    heard = membership.heard.items()
+    after = replace(
+        membership,
+        members=members,
+        joining=(),
+        leaving=(),
+        flush=flush,
+        left=tuple(former[-MAX_LEFT:]),
+        lives_over=lives_over,
+        incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
+        heard={address: when for address, when in heard if address in stay or is_relay(address)},
+    )
+    return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
+
+
+def _forget(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
+    rows = from_payload(record.payload)
+    if rows is None:
+        raise ProtocolViolation(f"the {FORGET} of seqno {record.seqno} names no rows.")
+    dropped = {row.sender for row in rows if received.get(row.sender) == row[1:]}
+    after = replace(
+        membership,
+        left=tuple(row for row in membership.left if row.address not in dropped),
+        lives_over={address: number for address, number in membership.lives_over.items() if address not in dropped},
+        incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in rows), 0),
+    )
+    return Fold(after, tuple(row.sender for row in rows if row.sender in dropped))
+
+
+def _apply_remote_view(membership: Membership, record: Data) -> Membership:
+    """Take a `remote-view`: a relay's, or the sequencer's word on a relay's silence."""
+    if record.sender:
+        members = remote_members(record.sender, record.payload)
+        if members is None:
+            raise ProtocolViolation(f"the remote-view of seqno {record.seqno} is not a view of its site.")
+        return replace(membership, remote={**membership.remote, record.sender.partition("/")[0]: RemoteSite(members)})
+    body = payload_of(record)
+    name, is_silent = body["site"], body["silent"]
+    site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
+    heard = dict(membership.heard)
+    if is_silent:  # it is back as soon as it is heard, even if `suspect_after_ms` changes
+        heard.pop(relay_of(name), None)
+    return replace(membership, remote={**membership.remote, name: site}, heard=heard)
+
+
+def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | None:
+    """The members in the payload of a view of the site that `relay` comes from; None if it is not one."""
+    site = relay.partition("/")[0]
+    try:
+        rows: list[tuple[Any, Any]] = [(address, incarnation) for address, incarnation in json.loads(view)["members"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    for address, incarnation in rows:
+        if not isinstance(address, str) or not is_address(address) or not address.startswith(f"{site}/"):
+            return None
+        if type(incarnation) is not int or not 1 <= incarnation <= MAX_NUMBER:
+            return None
+    return tuple(MemberIncarnation(*row) for row in rows) if len(dict(rows)) == len(rows) else None
+
+
+def payload_of(record: Data) -> dict[str, Any]:
+    """The payload of a record that the sequencer decided by itself. Raises ProtocolViolation."""
+    try:
+        body = json.loads(record.payload)
+    except ValueError as error:
+        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not JSON.") from error
+    if not isinstance(body, dict):
+        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not a JSON object.")
+    return body

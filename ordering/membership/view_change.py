@@ -1,0 +1,140 @@
+"""What the sequencer decides by itself at the end of a batch: views, and those steps of a flush that no member makes.
+
+Source: FLUSH (docs/sources.md), "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
+V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
+is run from scratch in the name of the next member.
+
+`next_decision` looks at the membership alone and names one record. `ordering.sequencer.sequencer.end_batch` folds it
+and asks again until there is nothing to do. So a crash between two records loses nothing: the next one is still to be
+decided.
+
+The same holds for what a relay's silence means for the remote view of its site (`ordering.membership.membership`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ordering.base.names import relay_of
+from ordering.base.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.membership.flush import FlushPhase
+from ordering.membership.log_time import even
+from ordering.membership.membership import NOTHING_ACCEPTED, LastHeard, Membership, ReceivedRow
+
+TIMED_OUT = "the flush took longer than flush_timeout_ms"
+VIEW_INSTALLED = "the view is installed"
+
+
+class Decision(NamedTuple):
+    """A DATA record to be written: its kind, and its payload as JSON values."""
+
+    kind: str
+    payload: dict[str, Any]
+
+
+def start_grace_periods(membership: Membership) -> Membership:
+    """Members and relays that were not heard since they joined, or since the takeover, count as heard now.
+
+    The relay of a site that is silent does not: it is heard when it sends something.
+    """
+    remote = membership.remote.items()
+    watched = [life.address for life in membership.members]
+    watched += [relay_of(name) for name, site in remote if site.members and not site.is_silent]
+    missing = [address for address in watched if address not in membership.heard]
+    if not membership.clock or not missing:
+        return membership
+    membership = even(membership)
+    now = LastHeard(None, membership.now_ms or 0)
+    return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
+
+
+def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
+    """The next record, or None."""
+    flush = membership.flush
+    if not membership.clock and membership.members and not membership.horizon:
+        return None  # since the horizon, or the takeover, no record with a time was read
+    changed = _remote_view(membership)
+    if changed is not None:
+        return changed
+    suspects = _suspects(membership, received)
+    # A LEAVE is the last message of its sender, and the old incarnation of a joiner sends no more.
+    gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
+    waiting = [
+        life.address for life in membership.members if life.address not in flush.answered and life.address not in gone
+    ]
+    changes = bool(membership.joining or membership.leaving or suspects)
+    if flush.phase is FlushPhase.RUNNING:
+        if not changes:
+            return None
+        return _start(membership, gone) if membership.settings.flush and waiting else _view(membership, suspects)
+    if flush.requested:
+        if flush.requester in gone:
+            return _start(membership, gone)
+        if flush.phase is FlushPhase.BLOCKING and not waiting:
+            return Decision(FLUSH_COMPLETED, {"flush": flush.id})
+        if flush.phase is FlushPhase.BLOCKED and (changes or waiting):  # waiting: heard again since the takeover
+            return _view(membership, {*suspects, *waiting})
+        return _stop(membership, TIMED_OUT) if membership.is_late else None
+    if waiting and not membership.is_late:
+        return None
+    if changes or waiting:  # a member that has not answered in time may still send in the old view: it has to leave
+        return _view(membership, {*suspects, *waiting})
+    return _stop(membership, VIEW_INSTALLED)
+
+
+def _suspects(membership: Membership, received: Mapping[str, ReceivedRow]) -> set[str]:
+    """The members that were silent for too long, and those whose name goes on in another incarnation."""
+    return {
+        address
+        for address, incarnation in membership.members
+        if _is_overdue(membership, address) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation
+    }
+
+
+def _is_overdue(membership: Membership, address: str) -> bool:
+    """Whether it was heard, and then not for too long, by the clock of the partition where it was."""
+    heard = membership.heard.get(address)
+    if heard is None:
+        return False
+    now = membership.clock.get(heard.partition, 0) if heard.partition else membership.now_ms or 0
+    return now - heard.at_ms > membership.settings.suspect_after_ms
+
+
+def _remote_view(membership: Membership) -> Decision | None:
+    """The first site, in the order of names, whose relay has fallen silent, or is heard again."""
+    for name, site in sorted(membership.remote.items()):
+        relay = relay_of(name)
+        is_silent = _is_overdue(membership, relay) or (site.is_silent and relay not in membership.heard)
+        if site.members and is_silent != site.is_silent:
+            members = [] if is_silent else [list(life) for life in site.members]
+            return Decision(REMOTE_VIEW, {"site": name, "members": members, "silent": is_silent})
+    return None
+
+
+def _view(membership: Membership, suspects: Collection[str]) -> Decision:
+    joined = [list(life) for life in membership.joining]
+    replaced = {life.address for life in membership.joining}
+    out = {*suspects, *membership.leaving, *replaced}
+    stay = [list(life) for life in membership.members if life.address not in out]
+    lost = [life.address for life in membership.members if life.address in suspects]
+    return Decision(
+        VIEW,
+        {
+            "members": [*stay, *joined],
+            "joined": [life.address for life in membership.joining],
+            "left": list(membership.leaving),
+            "suspected": [address for address in lost if address not in replaced and address not in membership.leaving],
+            "flush": membership.flush.id,
+        },
+    )
+
+
+def _start(membership: Membership, gone: Collection[str]) -> Decision:
+    requester = next((life.address for life in membership.members if life.address not in gone), "")
+    return Decision(START_FLUSH, {"requester": requester})
+
+
+def _stop(membership: Membership, reason: str) -> Decision:
+    return Decision(STOP_FLUSH, {"flush": membership.flush.id, "reason": reason})

@@ -1,0 +1,175 @@
+"""What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
+
+Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
+
+A reader of a group's DATA sees `(block view* unblock)+`, from whatever view it begins with. A flush that is run from
+scratch is no second block. A member that joins within a flush is blocked from its first view on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.membership.membership import MemberIncarnation, Membership
+from ordering.sequencer.sequencer import SequencerState
+
+BEGIN = "begin"
+"""The `event` of the line with which each run of a reader begins in a delivery log that has casts."""
+
+
+class ViewChange(NamedTuple):
+    """A new view, in force from `seqno` on. `members` stand oldest first, `lives` has their incarnations, too."""
+
+    seqno: int
+    view_id: int
+    lives: tuple[MemberIncarnation, ...]
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    suspected: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members' addresses, oldest first."""
+        return tuple(life.address for life in self.lives)
+
+    def at(self, site: str) -> tuple[str, ...]:
+        """The members at a site, oldest first: one's own site's are its local view, another's its remote view."""
+        return tuple(address for address in self.members if address.startswith(f"{site}/"))
+
+
+class Block(NamedTuple):
+    """A flush begins: finish what you have to say."""
+
+    seqno: int
+    requester: str
+
+
+class Unblock(NamedTuple):
+    """The flush is over."""
+
+    seqno: int
+
+
+class RemoteView(NamedTuple):
+    """A neighbouring site of a mesh has these members, oldest first, as far as its relay tells.
+
+    With `reachable` False, the site is unreachable: its relay was stopped, or is silent. What is sent there waits.
+    """
+
+    seqno: int
+    site: str
+    members: tuple[str, ...]
+    reachable: bool = True
+
+
+Event = ViewChange | Block | Unblock | RemoteView
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGroup:
+    """What the log has told of a group so far: its newest view, its neighbours' views, the flush in hand.
+
+    `flush_id` is the seqno of the START_FLUSH of the flush in hand, 0 if there is none.
+    """
+
+    view: ViewChange | None = None
+    remote: Mapping[str, RemoteView] = field(default_factory=dict)
+    flush_id: int = 0
+
+    @classmethod
+    def of_state(cls, state: SequencerState) -> KnownGroup:
+        """What a state tells, in the place of the records that led to it."""
+        membership = state.membership
+        view = ViewChange(0, state.view, membership.members) if membership.members else None
+        return cls(view, remote_views(membership), membership.flush.id)
+
+    def after(
+        self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes
+    ) -> tuple[KnownGroup, Event | None]:
+        """What is known after a record, and the event that it is. Raises ProtocolViolation if it can't be read."""
+        try:
+            if kind == VIEW:
+                return self._after_view(seqno, view_id, payload)
+            if kind == REMOTE_VIEW:
+                return self._after_remote_view(seqno, sender, payload)
+            if kind == START_FLUSH:
+                requester = sender or str(json.loads(payload)["requester"])
+                event = None if self.flush_id else Block(seqno, requester)
+                return replace(self, flush_id=seqno), event
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolViolation(f"the {kind} of seqno {seqno} can't be read: {error!r}") from error
+        if kind == STOP_FLUSH and self.flush_id:
+            return replace(self, flush_id=0), Unblock(seqno)
+        return self, None
+
+    def _after_remote_view(self, seqno: int, sender: str, payload: bytes) -> tuple[KnownGroup, RemoteView | None]:
+        """No event if it says again what is known: after a takeover at the other site, or by a second relay."""
+        body = json.loads(payload)
+        site = sender.partition("/")[0] or str(body["site"])
+        members = tuple(MemberIncarnation(*row[:2]).address for row in body["members"])
+        event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
+        before = self.remote.get(site)
+        is_new = before is None or before[1:] != event[1:]
+        return replace(self, remote={**self.remote, site: event}), event if is_new else None
+
+    def _after_view(self, seqno: int, view_id: int, payload: bytes) -> tuple[KnownGroup, ViewChange]:
+        body = json.loads(payload)
+        view = ViewChange(
+            seqno,
+            view_id,
+            tuple(MemberIncarnation(*row[:2]) for row in body["members"]),
+            tuple(body["joined"]),
+            tuple(body["left"]),
+            tuple(body["suspected"]),
+        )
+        return replace(self, view=view, flush_id=body["flush"]), view
+
+
+def remote_views(membership: Membership) -> dict[str, RemoteView]:
+    """The remote views that a state tells."""
+    views = {}
+    for site, known in membership.remote.items():
+        members = () if known.is_silent else tuple(life.address for life in known.members)
+        views[site] = RemoteView(0, site, members, not known.is_silent)
+    return views
+
+
+class EventReader:
+    """Turns effective DATA records, in order, into events. Start it anywhere."""
+
+    def __init__(self) -> None:
+        self.known = KnownGroup()
+
+    @property
+    def view(self) -> ViewChange | None:
+        """The newest view."""
+        return self.known.view
+
+    @property
+    def remote(self) -> Mapping[str, RemoteView]:
+        """The newest remote view of each neighbouring site."""
+        return self.known.remote
+
+    @property
+    def flush_id(self) -> int:
+        """The flush in hand, 0 if there is none."""
+        return self.known.flush_id
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a flush is in hand."""
+        return bool(self.known.flush_id)
+
+    def know_remote(self, membership: Membership) -> None:
+        """Take the remote views from a state, instead of the records that led to it."""
+        self.known = replace(self.known, remote={**self.known.remote, **remote_views(membership)})
+
+    def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
+        """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
+        self.known, event = self.known.after(kind, seqno, view_id, sender, payload)
+        return event

@@ -1,0 +1,508 @@
+"""A sender's part in its group, through all its lives: joins, flushes, leaves, exclusions. A state machine as a table.
+
+Source: FLUSH (docs/sources.md), "FLUSH on view change", "Design change: flushing and block() / unblock() callbacks"
+and "Crash handling during FLUSH", as the members' side of it; SEQUENCER, "Reliability on failover", for what is sent
+again.
+
+`step(participant, event)` gives the next participant and the actions that follow, by the table in
+`ordering.participant.participant_table`. Events are the control records of DATA, in their order, and what the
+application asks for (`ordering.participant.participant_events`). The driver keeps the forward table. It performs the
+actions in their order, and sends a message only while the participant `sends_messages`. It takes one from the
+application only while the participant `takes_messages`. An event that the phase does not allow raises
+ProtocolViolation; the participant is a value, so nothing has changed then.
+
+Invariants:
+
+* *FLUSH_OK is the last message before a view.* The step that sends it is the step after which the participant takes no
+  message, so no thread of the application can put one in between. It takes them again at the STOP_FLUSH only.
+* *Nothing is sent while quiet.* A life that is admitted within a flush is quiet from its first view on; what it has to
+  say waits for the end of the flush, or for the START_FLUSH that begins it again.
+* *In a closed group only JOIN is sent until a view has this life.* What else a non-member sends is a dead letter, and
+  the sequencer drops all that follows the gap.
+* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is
+  not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
+  *stranded*: it is over, and its messages are carried over.
+* *What is carried over is not sent before the JOIN of its new life is ordered.* Until then the operator may open the
+  group, and what is on its way of the old life is ordered after all. Once DATA has the JOIN, nothing of the old life is
+  ordered behind it: its incarnation is lower. What was ordered of it stands before the JOIN. So the new life sees that
+  first, and takes it out of its table (`ForwardTable.take_out`): nothing comes twice, whatever the operator does.
+* *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier
+  start has answered is dropped until that flush is over.
+* *A flush that is not wanted is stopped:* at once, or as soon as it has its number. The same holds for one that a
+  killed process had asked for under this incarnation.
+* *Each block() is followed by one unblock()*, however its flush ends: with STOP_FLUSH, an exclusion, or the close.
+* *LEAVE is the last record of a life.* A member that has left does not come back by itself.
+* *Each message of the application is ordered once, or its receipt fails with a named outcome.* Within a life,
+  go-back-N sees to it: the forward table keeps a message until its own DATA comes. A life that is put out of the view
+  is over, or it is not (`ordering.membership.membership`, "Lives that are over"). If it is over, nothing more of it is
+  ordered, and the log has been read up to that decision: so what is still in the table was not ordered, and is carried
+  over to the next life (a stranded one is over as long as the group is closed; see above). If it is not, what was sent
+  may be ordered as a stranger's: the driver waits for that, and what is left then is lost (`Excluded`), and not sent
+  under a second id.
+* *Who is forgotten is over, too.* A stranger whose row a `forget` record drops (`ordering.membership.forgetting`) has
+  acknowledged all that was ordered of it, and nothing more will be. The same holds for one that has no row yet, if a
+  record has named somebody of a later incarnation. So a participant knows whether its name has a row: by the state with
+  which it began, and by what of its name was ordered since; and the highest incarnation that a record has named, from
+  the beginning on (`incarnation_floor`). What is left goes on in a new life, which does not join if this one has not
+  asked to.
+* *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
+  id; an id under which something else was ordered is no answer (`connectors.client.incarnation.incarnations`).
+
+A crash loses the participant, and nothing else: all of it is a function of DATA and of the forward table. Without an
+outbox the next start is a new life without messages, whose receipts went with the process. With one, it begins with the
+same life at the end of DATA (`Began`). A member in the view goes on as one: quiet if its FLUSH_OK was ordered or stands
+in its table, asked for it if not. A life that has asked to join goes on waiting. A life that is over meanwhile, or that
+begins stranded, leaves its messages to a new one, as it does here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    FORGET,
+    JOIN,
+    REFUSED,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    Data,
+    Headers,
+)
+from ordering.membership.flush import FlushPhase as FlushPhase
+from ordering.membership.forgetting import from_payload
+from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.participant.events import KnownGroup, Unblock, ViewChange
+from ordering.participant.forward_table import Pending, carried_from, control_headers, is_control, kind_of
+from ordering.participant.participant_events import (
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    Event,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+    Renewed,
+    RowKnown,
+)
+from ordering.participant.participant_table import (
+    ADMISSIONS,
+    BLOCK,
+    DEAD,
+    ENDING,
+    FORGETTABLE,
+    INSIDE,
+    KEEPING_BACK,
+    KEPT_FROM_OUTSIDE,
+    OF_A_FLUSH,
+    OUTSIDE,
+    SENDING_FROM_OUTSIDE,
+    SILENT,
+    TRANSITIONS,
+    UNBLOCK,
+    Action,
+    Cause,
+    Do,
+    ParticipantPhase,
+)
+from ordering.sequencer.sequencer import SequencerState
+
+STOPPED = "it was stopped"
+NOTHING_KNOWN, DEFAULT_SETTINGS = KnownGroup(), Settings()
+RUN_AGAIN = "its members ran it again without this one"
+DROPPED_BY_RETENTION = "Kafka's retention has dropped what became of it"
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """A quiet point that the application has asked for. `id` is the flush's number once it has one.
+
+    `is_ended`: its STOP_FLUSH was sent. `outcome` says why it is over. One that is not wanted any more, and has no
+    number yet, is kept until it has one, to be stopped.
+    """
+
+    local_seqno: int
+    id: int = 0
+    is_wanted: bool = True
+    is_quiet: bool = False
+    is_ended: bool = False
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """See the module. `life` is the one in hand, `joined_at` the first view with it.
+
+    `owes_unblock`: block() was called, and unblock() was not. `is_returning`: it has messages of its last life, and its
+    JOIN is not ordered yet. `has_row`: its name stands in the received table. `incarnation_floor`: a name that does not
+    must have a higher one, as far as states and `forget` records have told.
+    """
+
+    life: MemberIncarnation
+    phase: ParticipantPhase = ParticipantPhase.BETWEEN
+    known: KnownGroup = NOTHING_KNOWN
+    settings: Settings = DEFAULT_SETTINGS
+    joined_at: ViewChange | None = None
+    request: FlushRequest | None = None
+    owes_unblock: bool = False
+    is_returning: bool = False
+    has_row: bool = False
+    incarnation_floor: int = 0
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the application may broadcast now. Later, if it `is_silent`; never more in this life otherwise."""
+        return self.phase in OUTSIDE or self.phase in (ParticipantPhase.MEMBER, ParticipantPhase.BLOCKING)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it says nothing until the flush is over."""
+        return self.phase in SILENT
+
+    @property
+    def sends_messages(self) -> bool:
+        """Whether messages of the forward table may be sent (again)."""
+        return self.phase not in KEEPING_BACK and not self.is_returning
+
+    def may_send(self, pending: Pending) -> bool:
+        """Whether that entry of the forward table may be sent (again)."""
+        if self.is_returning:
+            return kind_of(pending) == JOIN
+        return self.sends_messages or is_control(pending)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the group has taken it for dead, and the next life has not begun."""
+        return self.phase in DEAD
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it leaves, or is gone."""
+        return self.phase in ENDING
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the group waits for its heartbeats."""
+        return self.phase in INSIDE or self.phase in (
+            ParticipantPhase.JOINING,
+            ParticipantPhase.AWAITING,
+            ParticipantPhase.LEAVING,
+        )
+
+    @property
+    def name_is_in(self) -> bool:
+        """Whether the newest view has its name: this life, or an earlier start."""
+        return self.known.view is not None and self.life.address in self.known.view.members
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether its messages may be dropped, as an earlier start of its name may have answered the flush in hand."""
+        return self.phase in SENDING_FROM_OUTSIDE and bool(self.known.flush_id) and self.name_is_in
+
+    def is_stranded(self, pending: Iterable[Pending]) -> bool:
+        """Whether its JOIN stands in the table behind what a closed group does not take before it."""
+        if self.phase is not ParticipantPhase.AWAITING or self.name_is_in:
+            return False
+        kinds = [kind_of(entry) for entry in pending]
+        return JOIN in kinds and kinds[0] != JOIN
+
+
+class ParticipantStep(NamedTuple):
+    """What `step` gives: the next participant, and what is to be done, in this order."""
+
+    participant: Participant
+    actions: tuple[Action, ...] = ()
+
+    def turn(self, cause: Cause) -> ParticipantStep:
+        """And then a row of the table. Raises ProtocolViolation."""
+        now = self.participant
+        row = TRANSITIONS.get((now.phase, cause))
+        if row is None:
+            raise ProtocolViolation(f"{cause.value}: {now.life} can't, {now.phase.value}.")
+        actions = tuple(
+            action._replace(flush_id=now.known.flush_id) if action in OF_A_FLUSH else action
+            for action in row.actions
+            if action is not UNBLOCK or now.owes_unblock
+        )
+        owes = (now.owes_unblock or BLOCK in actions) and UNBLOCK not in actions
+        joined_at = now.known.view if cause in ADMISSIONS else now.joined_at
+        after = replace(now, phase=row.phase, joined_at=joined_at, owes_unblock=owes)
+        return ParticipantStep(after, self.actions + actions)
+
+    def and_send(self, kind: str, flush_id: int = 0) -> ParticipantStep:
+        """And then a control record."""
+        return self._replace(actions=(*self.actions, Action(Do.SEND, kind, flush_id)))
+
+    def but(self, **changes: Any) -> ParticipantStep:
+        """With other facts, in the same phase."""
+        return self._replace(participant=replace(self.participant, **changes))
+
+
+def step(now: Participant, event: Event) -> ParticipantStep:
+    """The participant after an event, and what follows. Raises ProtocolViolation, and nothing has changed."""
+    if isinstance(event, Data):
+        return _say_again(now, _take(now, event))
+    if isinstance(event, CaughtUp):
+        return _say_again(now, _catch_up(ParticipantStep(now), event.state, joins=event.joins))
+    if isinstance(event, Began):
+        has_asked = event.joins or event.life in event.state.membership.joining
+        born = ParticipantStep(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
+        born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None, is_returning=event.returns)
+        return _catch_up(born, event.state, event.answered)
+    if isinstance(event, Renewed):
+        return ParticipantStep(now).turn(Cause.RENEW).but(life=now.life._replace(incarnation=event.incarnation))
+    if isinstance(event, Asked):
+        return ParticipantStep(now).turn(event.cause)
+    if isinstance(event, RowKnown):
+        return ParticipantStep(replace(now, has_row=True))
+    if isinstance(event, Answered):
+        # An answer to a flush that is over, or runs from scratch, comes too late.
+        is_due = (
+            now.phase in (ParticipantPhase.BLOCKING, ParticipantPhase.ASKED_AGAIN)
+            and now.known.flush_id == event.flush_id
+        )
+        return ParticipantStep(now).turn(Cause.ANSWER) if is_due else ParticipantStep(now)
+    return _request(now, event)
+
+
+# --- the control records of DATA ---
+
+
+def _take(now: Participant, record: Data) -> ParticipantStep:
+    known, event = now.known.after(record.kind, record.seqno, record.view, record.sender, record.payload)
+    here = ParticipantStep(replace(now, known=known))
+    if now.is_returning and _is_own(now, record):  # nothing but its JOIN was sent
+        return here.but(is_returning=False).turn(Cause.RETURNED)
+    if record.kind == SETTINGS:
+        return _take_settings(here, record.payload)
+    if record.kind == FORGET:
+        return _take_forgotten(here, record.payload)
+    if isinstance(event, ViewChange):
+        return _take_view(here, event)
+    if record.kind == START_FLUSH:
+        return _take_start(here, record)
+    if isinstance(event, Unblock):
+        reason = STOPPED if record.sender else str(json.loads(record.payload).get("reason", ""))
+        return _end_flush(here, reason)
+    request = now.request
+    if request is None:
+        return here
+    if record.kind == FLUSH_COMPLETED and request.id and request.id == json.loads(record.payload)["flush"]:
+        return here.but(request=replace(request, is_quiet=True))
+    if record.kind == REFUSED and _is_own(now, record) and record.local_seqno == request.local_seqno:
+        refused = replace(request, outcome=json.loads(record.payload)["reason"])
+        return here.but(request=refused if request.is_wanted else None)
+    return here
+
+
+def _is_own(now: Participant, record: Data) -> bool:
+    return MemberIncarnation(record.sender, record.incarnation) == now.life
+
+
+def _take_settings(here: ParticipantStep, payload: bytes) -> ParticipantStep:
+    here = here.but(settings=here.participant.settings.decided(payload))
+    return _see_whether_closed(here, here.participant.settings.closed)
+
+
+def _take_forgotten(here: ParticipantStep, payload: bytes) -> ParticipantStep:
+    """Rows are dropped, and a sender without one must have a higher incarnation than theirs. Members keep theirs."""
+    rows, now = from_payload(payload) or (), here.participant
+    has_row = now.has_row and now.life.address not in {row.sender for row in rows}
+    floor = max(now.incarnation_floor, *(row.incarnation for row in rows), 0)
+    is_below = not has_row and now.life.incarnation <= floor
+    here = here.but(has_row=has_row, incarnation_floor=floor)
+    return here.turn(Cause.FORGOTTEN) if is_below and now.phase in FORGETTABLE else here
+
+
+def _see_whether_closed(here: ParticipantStep, is_closed: bool) -> ParticipantStep:
+    """What has come of a stranger's messages is known when the group closes: the others are not ordered any more."""
+    phase = here.participant.phase
+    if is_closed and (phase in SENDING_FROM_OUTSIDE or phase is ParticipantPhase.EXCLUDED):
+        return here.turn(Cause.CLOSED)
+    if not is_closed and phase in KEPT_FROM_OUTSIDE:
+        return here.turn(Cause.OPENED)
+    return here
+
+
+def _say_again(before: Participant, here: ParticipantStep) -> ParticipantStep:
+    """Send what was dropped, as soon as it may be heard: the flush is over, or runs again, or the name is out."""
+    now = here.participant
+    is_heard = not now.is_unheard or now.known.flush_id != before.known.flush_id
+    is_due = before.is_unheard and is_heard and (now.phase, Cause.HEARD) in TRANSITIONS
+    return here.turn(Cause.HEARD) if is_due else here
+
+
+def _take_view(here: ParticipantStep, view: ViewChange) -> ParticipantStep:
+    now = here.participant
+    if now.life in view.lives:
+        if not _may_be_admitted(now):
+            return here
+        return here.turn(Cause.ADMITTED_IN_FLUSH if now.known.flush_id else Cause.ADMITTED)
+    if not _is_in(now) or now.life.address in view.members:
+        return here
+    # The settings at the view count, whatever they become. If it is not suspected, an earlier start has left.
+    was_suspected = now.life.address in view.suspected
+    is_over = now.settings.closed or (now.settings.flush and was_suspected)
+    return here.turn(Cause.OVER if is_over else Cause.EXCLUDED)
+
+
+def _may_be_admitted(now: Participant) -> bool:
+    """Whether no view with it has come yet."""
+    return now.phase in OUTSIDE or (now.phase is ParticipantPhase.LEAVING and now.joined_at is None)
+
+
+def _is_in(now: Participant) -> bool:
+    """Whether it was in the view before, as far as it knows."""
+    return now.phase in INSIDE or (now.phase is ParticipantPhase.LEAVING and now.joined_at is not None)
+
+
+def _take_start(here: ParticipantStep, record: Data) -> ParticipantStep:
+    now, request = here.participant, here.participant.request
+    if not _is_in(now):
+        return here
+    here = here.turn(Cause.FLUSH)
+    if not _is_own(now, record):
+        if request is not None and request.id:
+            here = here.but(request=replace(request, outcome=request.outcome or RUN_AGAIN))
+        return here
+    if request is not None and request.local_seqno == record.local_seqno:
+        if request.is_wanted:
+            return here.but(request=replace(request, id=record.seqno))
+        here = here.but(request=None)
+    return _stop(here, record.seqno)
+
+
+def _end_flush(here: ParticipantStep, outcome: str) -> ParticipantStep:
+    request = here.participant.request
+    if request is not None and request.id:
+        here = here.but(request=replace(request, outcome=request.outcome or outcome))
+    return here.turn(Cause.STOP) if _is_in(here.participant) else here
+
+
+def _stop(here: ParticipantStep, flush_id: int) -> ParticipantStep:
+    """End a flush that is not wanted. If it leaves, its LEAVE does that."""
+    return here.and_send(STOP_FLUSH, flush_id) if flush_id and here.participant.phase in INSIDE else here
+
+
+# --- a state, in the place of records ---
+
+
+def _catch_up(
+    here: ParticipantStep, state: SequencerState, answered: int = 0, *, joins: bool = True
+) -> ParticipantStep:
+    before, flush = here.participant, state.membership.flush
+    was_in, knew_flush = _is_in(before), before.known.flush_id
+    here = _catch_up_request(here, state)
+    if before.is_returning and state.ordered(before.life.address).incarnation == before.life.incarnation:
+        here = here.but(is_returning=False).turn(Cause.RETURNED)
+    if was_in and knew_flush and knew_flush != flush.id:
+        here = here.turn(Cause.STOP)
+    membership, has_row = state.membership, before.life.address in state.received
+    here = here.but(known=KnownGroup.of_state(state), settings=membership.settings, has_row=has_row)
+    here = here.but(incarnation_floor=membership.incarnation_floor)
+    here = _catch_up_view(here, state, answered, joins=joins)
+    now = here.participant
+    if not _is_in(now) or not flush.id or (was_in and knew_flush == flush.id):
+        return here
+    if not now.is_silent:
+        here = here.turn(Cause.FLUSH)
+    is_wanted = now.request is not None and now.request.id == flush.id
+    if flush.requested and flush.requester == now.life.address and not is_wanted:
+        here = _stop(here, flush.id)
+    return here
+
+
+def _catch_up_view(here: ParticipantStep, state: SequencerState, answered: int, *, joins: bool) -> ParticipantStep:
+    now, membership = here.participant, state.membership
+    is_closed = membership.settings.closed
+    if now.life in membership.members:
+        if not _may_be_admitted(now):
+            return here
+        if 0 < answered == membership.flush.id:
+            return here.turn(Cause.ADMITTED_QUIET)  # what stands before its answer is still to be sent
+        has_answered = now.life.address in membership.flush.answered  # as one has that is admitted within it
+        return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
+    was_admitted = (
+        now.phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING)
+        and not joins
+        and now.life not in membership.joining
+    )
+    if _is_in(now) or was_admitted:  # its JOIN is ordered, and no view is to come: one has come, and one without it
+        return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
+    if now.phase in FORGETTABLE and state.is_over(*now.life):
+        return here.turn(
+            Cause.OVER if now.phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING) else Cause.FORGOTTEN
+        )
+    return _see_whether_closed(here, is_closed)
+
+
+def _catch_up_request(here: ParticipantStep, state: SequencerState) -> ParticipantStep:
+    request, flush, life = here.participant.request, state.membership.flush, here.participant.life
+    if request is None:
+        return here
+    if request.id and request.id == flush.id:
+        return here.but(request=replace(request, is_quiet=flush.phase is FlushPhase.BLOCKED))
+    ordered = state.ordered(life.address)
+    if request.id or (ordered.incarnation == life.incarnation and ordered.local_seqno >= request.local_seqno):
+        over = replace(request, outcome=request.outcome or DROPPED_BY_RETENTION)
+        return here.but(request=over if request.is_wanted else None)
+    return here
+
+
+# --- quiet points ---
+
+
+def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -> ParticipantStep:
+    request = now.request
+    if isinstance(event, FlushWanted):
+        if request is not None or now.is_dead or now.is_ending or now.is_returning:
+            raise ProtocolViolation(f"{now.life} can't ask for a flush, {now.phase.value}, with {request}.")
+        return ParticipantStep(replace(now, request=FlushRequest(event.local_seqno))).and_send(START_FLUSH)
+    if request is None:
+        raise ProtocolViolation(f"{now.life} has asked for no flush.")
+    goes_on = bool(request.id) and not request.outcome and not request.is_ended
+    if isinstance(event, FlushUnwanted) and not request.id and not request.outcome:
+        return ParticipantStep(replace(now, request=replace(request, is_wanted=False)))
+    after = replace(request, is_ended=True) if isinstance(event, FlushDone) else None
+    here = ParticipantStep(replace(now, request=after))
+    return _stop(here, request.id) if goes_on else here
+
+
+# --- the forward table from life to life ---
+
+
+def begins_stranded(life: MemberIncarnation, pending: Sequence[Pending], state: SequencerState) -> bool:
+    """Whether a life that goes on where the log stands at `state` could have nothing ordered any more.
+
+    The group is closed, the life is not in it and has not asked, and its table does not begin with the JOIN.
+    """
+    membership = state.membership
+    is_outside = not membership.is_member(life.address) and life not in membership.joining
+    return membership.settings.closed and is_outside and bool(pending) and kind_of(pending[0]) != JOIN
+
+
+def begins_returning(pending: Sequence[Pending]) -> bool:
+    """Whether a life with that table has messages of its last life, and its JOIN is not ordered yet."""
+    is_joining = bool(pending) and kind_of(pending[0]) == JOIN
+    return is_joining and any(carried_from(entry) is not None for entry in pending)
+
+
+def newest_answer(pending: Iterable[Pending]) -> int:
+    """The flush that the last FLUSH_OK in the table answers; 0 if there is none."""
+    return max((int(entry.payload) for entry in pending if kind_of(entry) == FLUSH_OK), default=0)
+
+
+def next_entries(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
+    """What the next life's table begins with: its JOIN, then the messages of the last one's, in their order."""
+    if joins:
+        yield b"", control_headers(JOIN)
+    for entry in pending:
+        if not is_control(entry):
+            yield entry.payload, entry.headers

@@ -1,0 +1,339 @@
+"""The sequencer's `step` on columns: one batch as numpy arrays, no Python per row where the rows are regular.
+
+Equal to `ordering.sequencer.sequencer.step` (property-tested). Payloads and headers never enter. Plain duplicates are
+dropped first. A row is then *regular* if it is the next one of its sender. Array arithmetic decides the senders whose
+rows are all regular. Only the rows of the other senders are walked one by one.
+
+Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records are rare, and so is a flush: a
+piece of a batch with such a record in it, or inside a flush, is left to `step` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ordering.base.capacity import NO_ROOM, has_room_for_all
+from ordering.base.errors import ProtocolViolation
+from ordering.base.names import is_address
+from ordering.base.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.membership.flush import FlushPhase
+from ordering.membership.log_time import LONGEST_PAUSE_MS, LONGEST_STEP_MS, Age, time_in
+from ordering.membership.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, LastHeard, Membership, ReceivedRow
+from ordering.sequencer.links import LinkColumns, LinkTable, neighbour_of, origin_of
+from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardColumns:
+    """A batch of FORWARD records of one group, one array element a record, in log order.
+
+    `partitions` are the distinct ones in sorted order and `partition` indexes it; `senders` are the distinct
+    sender addresses and `sender` indexes it; `well_formed` is False where the codec found a reason for a dead
+    letter (the other columns are then meaningless). `timestamp_ms` is the broker's. `controls` has the kind and the
+    payload of the rows that are neither messages nor heartbeats, by row.
+    """
+
+    partitions: Sequence[Partition]
+    partition: Ints
+    offset: Ints
+    senders: Sequence[str]
+    sender: Ints
+    incarnation: Ints
+    local_seqno: Ints
+    well_formed: Mask
+    timestamp_ms: Ints
+    is_message: Mask
+    controls: Mapping[int, tuple[str, bytes]]
+    link: LinkColumns | None = None
+
+    @property
+    def linked(self) -> Mask:
+        """Which rows a link has brought."""
+        return np.zeros(len(self.offset), np.bool_) if self.link is None else self.link.session >= 0
+
+
+class Decisions(NamedTuple):
+    """What became of each row.
+
+    `seqno` is the number given, 0 where the row was dropped. `dead` marks the rows that are dead letters for each of
+    the reasons that `step` finds. `controls` are the rows of the input's that have a seqno, with the kind and the
+    payload that were decided.
+    """
+
+    state: SequencerState
+    seqno: Ints
+    dead: Mapping[str, Mask]
+    controls: Mapping[int, tuple[str, bytes]]
+
+
+def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
+    """Decide a batch, or a part of one. Raises ProtocolViolation if the rows are not in log order."""
+    _assert_log_order(rows)
+    membership = state.membership
+    if rows.controls or membership.flush.phase is not FlushPhase.RUNNING:
+        return _by_rows(state, rows)
+    valid_sender = np.fromiter((is_address(sender) for sender in rows.senders), np.bool_, len(rows.senders))
+    addressed = valid_sender[rows.sender] if len(rows.senders) else np.zeros(len(rows.sender), np.bool_)
+    heard = rows.well_formed & addressed
+    linked = rows.linked
+    table = _SenderTable(state, rows.senders)
+    local = heard & rows.is_message & ~linked
+    if bool(np.any(local & table.forgotten(state, rows))):
+        return _by_rows(state, rows)
+    not_member = local & table.not_member(state, rows)
+    is_repeat = _is_repeat(state, rows)
+    candidates = np.flatnonzero(local & ~not_member & ~is_repeat)
+    accepted, received = _go_back_n(rows, table, candidates)
+    if not has_room_for_all(state.received, received):
+        return _by_rows(state, rows)
+    mask = np.zeros(len(rows.offset), dtype=np.bool_)
+    mask[candidates[accepted]] = True
+    links = LinkTable(state.links, state.origins)
+    messages = heard & rows.is_message & linked
+    mask |= _take_linked(links, state.positions, rows, heard & linked)
+    seqno = np.where(mask, state.seqno + np.cumsum(mask), 0)
+    count = int(mask.sum())
+    own_messages = seqno[mask & ~linked]
+    dropped = (messages & ~mask) | (_at(candidates, len(mask)) & ~mask)
+    after = replace(
+        state,
+        seqno=state.seqno + count,
+        received={**state.received, **received},
+        positions={**state.positions, **_positions(state, rows)},
+        duplicates=state.duplicates + int((dropped & ~is_repeat).sum()),
+        unsnapped=state.unsnapped + len(rows.offset),
+        latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
+        aged=_aged(state.aged, rows) if state.keeps_ages else state.aged,
+        membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
+        own_seqno=int(own_messages[-1]) if len(own_messages) else state.own_seqno,
+        links=links.rows,
+        origins=links.origins,
+    )
+    return Decisions(after, seqno, {BAD_ADDRESS: rows.well_formed & ~addressed, NOT_A_MEMBER: not_member}, {})
+
+
+def _at(indices: NDArray[np.intp], length: int) -> Mask:
+    mask = np.zeros(length, np.bool_)
+    mask[indices] = True
+    return mask
+
+
+def _take_linked(links: LinkTable, positions: Mapping[Partition, int], rows: ForwardColumns, linked: Mask) -> Mask:
+    """The messages that links have brought and that are new here: link by link, as the rows are sorted."""
+    taken = np.zeros(len(linked), np.bool_)
+    origins: list[str] = []
+    for code, partition in enumerate(rows.partitions):
+        topic = partition.topic
+        if not neighbour_of(topic):
+            continue
+        in_partition = np.flatnonzero(rows.partition == code)
+        offset = rows.offset[in_partition]
+        holes = np.flatnonzero(offset > np.append(positions.get(partition, 0), offset[:-1] + 1))
+        whole = in_partition[: holes[0]] if len(holes) else in_partition
+        at = whole[linked[whole]]
+        if rows.link is not None and len(at):
+            if not origins:
+                names = [origin_of(sender) for sender in rows.senders]
+                found, origin_of_sender = np.unique(names, return_inverse=True)
+                origins = found.tolist()
+            origin = origin_of_sender[rows.sender[at]]
+            taken[at] = links.take_columns(
+                neighbour_of(topic), rows.link.rows(at), origins, origin, rows.is_message[at]
+            )
+        if len(holes):
+            links.lose(topic)
+    return taken
+
+
+def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
+    """Which rows stand before what DATA came from, so that a predecessor has considered them, too."""
+    decided = np.array([state.decided.get(partition, 0) for partition in rows.partitions], dtype=np.int64)
+    return rows.offset < decided[rows.partition] if len(rows.partitions) else np.zeros(len(rows.offset), np.bool_)
+
+
+class _SenderTable:
+    """The received table of the senders in a batch: `known` by sender, and the same as arrays.
+
+    `last_life_over`: the highest incarnation of each sender of which nothing more is ordered.
+    """
+
+    def __init__(self, state: SequencerState, senders: Sequence[str]) -> None:
+        self.senders = senders
+        self.known = [state.received.get(address, NOTHING_ACCEPTED) for address in senders]
+        self.base = np.array(self.known, dtype=np.int64).reshape(len(senders), 2)
+        self.has_row = np.fromiter((sender in state.received for sender in senders), np.bool_, len(senders))
+        last_over = state.membership.last_life_over
+        over = [last_over(sender, has_row=has_row) for sender, has_row in zip(senders, self.has_row, strict=True)]
+        self.last_life_over = np.array(over, dtype=np.int64)
+
+    def is_new(self, rows: ForwardColumns, index: NDArray[np.intp]) -> Mask:
+        """Whether rows are above their senders' in the table, and of a life that is not over.
+
+        Those that are not are duplicates whatever else the batch brings: a sender's row only grows.
+        """
+        sender, incarnation = rows.sender[index], rows.incarnation[index]
+        known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
+        new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
+        new |= incarnation > known_incarnation
+        return new & (incarnation > self.last_life_over[sender])
+
+    def not_member(self, state: SequencerState, rows: ForwardColumns) -> Mask:
+        """Which rows a closed group does not take, if they are messages that no link has brought."""
+        if not state.membership.settings.closed or not len(self.senders):
+            return np.zeros(len(rows.offset), np.bool_)
+        members = {life.address for life in state.membership.members}
+        outside = np.fromiter((sender not in members for sender in self.senders), np.bool_, len(self.senders))
+        is_repeated = self.has_row[rows.sender] & ~self.is_new(rows, np.arange(len(rows.offset)))
+        return outside[rows.sender] & ~is_repeated
+
+    def forgotten(self, state: SequencerState, rows: ForwardColumns) -> Mask:
+        """Which rows may be `FORGOTTEN`, if they are messages that no link has brought."""
+        floor = state.membership.incarnation_floor
+        if not floor or not len(self.senders):
+            return np.zeros(len(rows.offset), np.bool_)
+        return ~self.has_row[rows.sender] & (rows.incarnation <= floor)
+
+
+def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
+    """By `step` itself: what every row means may depend on the one before."""
+    records: list[Forward | Malformed] = []
+    columns = (rows.partition, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
+    linked = rows.linked
+    for row, (partition, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        topic, number = rows.partitions[partition]
+        source = Source(topic, number, offset)
+        if not rows.well_formed[row]:
+            records.append(Malformed(source, ""))
+            continue
+        link = Link(*(int(column[row]) for column in rows.link)) if rows.link is not None and linked[row] else None
+        quiet = HEARTBEAT if link is None else SKIP
+        kind, payload = rows.controls.get(row, (MESSAGE if rows.is_message[row] else quiet, b""))
+        address = rows.senders[sender]
+        records.append(Forward(address, incarnation, local_seqno, payload, source, (), kind, at_ms, link))
+    after, outputs = step(state, records)
+    row_of = {record.source: row for row, record in enumerate(records)}
+    seqno = np.zeros(len(records), np.int64)
+    dead = {reason: np.zeros(len(records), np.bool_) for reason in (BAD_ADDRESS, NOT_A_MEMBER, FORGOTTEN, NO_ROOM)}
+    controls: dict[int, tuple[str, bytes]] = {}
+    for output in outputs:
+        assert output.source is not None
+        row = row_of[output.source]
+        if isinstance(output, DeadLetter):
+            if output.reason in dead:
+                dead[output.reason][row] = True
+            continue
+        seqno[row] = output.seqno
+        if row in rows.controls:
+            controls[row] = output.kind, output.payload
+    return Decisions(after, seqno, dead, controls)
+
+
+def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
+    """The clock of each partition, and where and when each member and each relay was last heard."""
+    timed = np.flatnonzero(heard)
+    partition, at_ms = rows.partition[timed], rows.timestamp_ms[timed]
+    clock, stamped, latest = dict(membership.clock), dict(membership.stamped), dict(membership.heard)
+    for code in np.unique(partition).tolist():
+        name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
+        steps = np.diff(at_ms[span], prepend=stamped.get(name, at_ms[span][0]))
+        stamped[name] = int(at_ms[span][-1])
+        at_ms[span] = time_in(clock, name) + np.cumsum(np.clip(steps, 0, LONGEST_STEP_MS))
+        clock[name] = int(at_ms[span][-1])
+    lives = dict(membership.members)
+    life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
+    sender = rows.sender[timed]
+    relays = set(membership.relays)
+    is_relay = np.array([address in relays for address in rows.senders], dtype=np.bool_)
+    of_member = np.flatnonzero((rows.incarnation[timed] == life[sender]) | is_relay[sender]) if len(life) else timed[:0]
+    last = np.full(len(life), -1)
+    last[sender[of_member]] = of_member  # the last one wins
+    for code in np.flatnonzero(last >= 0).tolist():
+        row = int(last[code])
+        latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row]))
+    return replace(membership, heard=latest, clock=clock, stamped=stamped, announced_flush=0, announced_ms={})
+
+
+def _aged(aged: Mapping[Partition, Age], rows: ForwardColumns) -> dict[Partition, Age]:
+    """The age of the last snapshot in each partition."""
+    timed = np.flatnonzero(rows.well_formed)
+    partition, at_ms, after = rows.partition[timed], rows.timestamp_ms[timed], dict(aged)
+    for code in np.unique(partition).tolist():
+        name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
+        known = after.get(name, Age(int(at_ms[span][0])))
+        steps = np.clip(np.diff(at_ms[span], prepend=known.at_ms), 0, LONGEST_PAUSE_MS)
+        after[name] = Age(int(at_ms[span][-1]), known.since_ms + int(steps.sum()))
+    return after
+
+
+def _assert_log_order(rows: ForwardColumns) -> None:
+    step_partition, step_offset = np.diff(rows.partition), np.diff(rows.offset)
+    if not bool(np.all((step_partition > 0) | ((step_partition == 0) & (step_offset > 0)))):
+        raise ProtocolViolation("rows are not in log order (topic, partition, offset).")
+
+
+def _positions(state: SequencerState, rows: ForwardColumns) -> dict[Partition, int]:
+    """The first offset not yet considered, of each partition in the batch (rows are sorted: its last row tells)."""
+    if not len(rows.partition):
+        return {}
+    last_rows = np.flatnonzero(np.append(np.diff(rows.partition) > 0, True))
+    ends = ((rows.partitions[int(rows.partition[row])], int(rows.offset[row]) + 1) for row in last_rows)
+    return {partition: max(state.positions.get(partition, 0), end) for partition, end in ends}
+
+
+def _go_back_n(
+    rows: ForwardColumns, table: _SenderTable, candidates: NDArray[np.intp]
+) -> tuple[Mask, dict[str, ReceivedRow]]:
+    """Which of the candidate rows are accepted, and the rows of the received table that change."""
+    accepted = np.zeros(len(candidates), dtype=np.bool_)
+    sender = rows.sender[candidates]
+    incarnation, local_seqno = rows.incarnation[candidates], rows.local_seqno[candidates]
+    known, base = table.known, table.base
+    fresh = np.flatnonzero(table.is_new(rows, candidates))
+    if not len(fresh):
+        return accepted, {}
+    by_sender = fresh[np.argsort(sender[fresh], kind="stable")]
+    code, number, life = sender[by_sender], local_seqno[by_sender], incarnation[by_sender]
+
+    starts = np.flatnonzero(np.append(True, np.diff(code) > 0))
+    lengths = np.diff(np.append(starts, len(code)))
+    owner = code[starts]
+    first_life = life[starts]
+    from_local = np.where(first_life > base[owner, 0], 0, base[owner, 1])
+    rank = np.arange(len(code)) - np.repeat(starts, lengths)
+    regular = (life == np.repeat(first_life, lengths)) & (number == np.repeat(from_local, lengths) + 1 + rank)
+    all_regular = np.logical_and.reduceat(regular, starts)
+
+    accepted[by_sender] = np.repeat(all_regular, lengths)
+    changes = {
+        rows.senders[who]: ReceivedRow(in_life, upto)
+        for who, in_life, upto in zip(
+            owner[all_regular].tolist(),
+            first_life[all_regular].tolist(),
+            (from_local + lengths)[all_regular].tolist(),
+            strict=True,
+        )
+    }
+    for index in np.flatnonzero(~all_regular).tolist():
+        span = slice(starts[index], starts[index] + lengths[index])
+        row_of = known[owner[index]]
+        changed = False
+        for row, in_life, local in zip(
+            by_sender[span].tolist(), life[span].tolist(), number[span].tolist(), strict=True
+        ):
+            taken = next_accepted(row_of, in_life, local)
+            if taken is not None:
+                row_of, changed = taken, True
+                accepted[row] = True
+        if changed:
+            changes[rows.senders[owner[index]]] = row_of
+    return accepted, changes

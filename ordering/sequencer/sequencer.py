@@ -1,0 +1,543 @@
+"""The sequencer: `step(state, records) -> Step(state', outputs)`. Pure: no clock, no randomness, no I/O.
+
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover", with go-back-N in the place of its
+"discard if not higher" (which loses message 1 if 2 overtakes it, JGRP-1461), and a durable log in the place of
+the coordinator's multicast.
+
+Invariants, for every group:
+
+1. *Total order.* DATA carries the seqnos 1, 2, 3 … in the order in which they were decided.
+2. *FIFO, no duplicate, no gap per sender.* Local seqno n of an incarnation gets a number only directly after
+   n − 1 did. Lower: a duplicate, dropped. Higher: dropped too, and sent again by its sender, who still has it in
+   the forward table. So the state needs no payloads: one (incarnation, highest accepted local seqno) per sender.
+3. *Order is a function of the log.* Records of a batch are taken in the order of their `Source` (topic,
+   partition, offset). `step` asserts it; the adapter sorts.
+4. *DATA is the event log.* `absorb(state, data)` makes the same state from an output that `step` made when it
+   decided it. So a crash at any point costs nothing: what stands in DATA before the seal is decided, what does
+   not was never decided, and reading a FORWARD record again finds its id in the received table and drops it.
+
+A crash between any two outputs leaves a prefix of them in DATA, and (4) holds for every prefix: the successor
+continues with the next number and reads FORWARD again from the `positions` of the last snapshot. All before them was
+decided in batches that were written as a whole, dead letters included.
+
+5. *A snapshot in force is the state where it stands.* It is written first in a batch, and a batch begins only when
+   all the batches before it are written, by one producer that keeps its order (a single task, idempotent). So
+   everything that it counts stands before it, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ordering.base.canonical import canonical_json, inflated
+from ordering.base.capacity import NO_ROOM, SenderCapacity
+from ordering.base.errors import LaterVersion, ProtocolViolation
+from ordering.base.formats import ADDITIONS, FIRST, follow, known, later
+from ordering.base.names import is_address, is_relay
+from ordering.base.reader import Reader, Seal, Verdict, with_seal
+from ordering.base.records import (
+    ENTRY,
+    EPOCH,
+    FORGET,
+    HEARTBEAT,
+    LEAVE,
+    LINK_START,
+    MAX_RECORD_BYTES,
+    MESSAGE,
+    REFUSED,
+    REMOTE_VIEW,
+    VIEW,
+    Data,
+    DeadLetter,
+    Forward,
+    Malformed,
+    Partition,
+    Source,
+    named_partitions,
+    parsed_partitions,
+)
+from ordering.membership.forgetting import to_payload
+from ordering.membership.log_time import Age, Watch, before_horizon
+from ordering.membership.membership import (
+    NO_MEMBERS,
+    NOT_A_MEMBER,
+    NOTHING_ACCEPTED,
+    Membership,
+    ReceivedRow,
+    fold,
+    forgotten_by,
+    refusal,
+    with_unknown,
+)
+from ordering.membership.view_change import next_decision, start_grace_periods
+from ordering.sequencer.links import LinkRow, LinkTable
+
+SNAPSHOT_EVERY_RECORDS = 16_384
+"""FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
+
+SNAPSHOT_EVERY_MS = 3_600_000
+"""Time of the log between two snapshots, at most, so that what is deleted below one is about as old as it should be. It
+takes a record in FORWARD for time to pass."""
+
+SNAPSHOT_RECORDS_PER_SENDER = 8
+"""With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
+
+BAD_ADDRESS = "sender is not SITE/NAME"
+FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of senders that were forgotten"
+
+SNAPSHOTS = {4: "0.1.0", 5: "0.2.0"}
+"""The formats of snapshots that are read, each with the first version of abcast that does. A snapshot says as which one
+it was `written`, and from which one on readers can read it. They keep fields that they do not know, and write them back
+with their own snapshots. So a later version adds a field if it stays true while nobody keeps it up to date, and
+else raises the number from which on its snapshots are readable. Rows (of senders, seals, links …) do not grow.
+
+In a group of format 1 snapshots are those of 4: its readers stop at any field more."""
+READABLE_FROM = 5
+"""The format from which on readers can read what is written now."""
+
+MAX_INFLATED_BYTES = 32 * MAX_RECORD_BYTES
+"""Most that a snapshot may inflate to, in bytes. JSON with a row a sender shrinks to a third or a tenth; what inflates
+to more was made to fill the memory of everybody who starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencerState:
+    """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
+
+    `positions` has the first offset of each partition that is not yet considered; as DATA tells it, the one from which
+    a successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
+    before it is read a second time. `seals` is (epoch, first seqno) of every takeover that has decided something, and
+    of the last one; `unsnapped` counts the FORWARD records considered since the last snapshot. In a mesh, `links` has
+    the link rows by neighbour, `origins` the origin rows by site, and `own_seqno` is that of the last message of the
+    site's own (`ordering.sequencer.links`).
+    `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
+    snapshot (0: unknown); both are for groups of format 1. In others `aged` has the age of the last snapshot, by each
+    partition's clock. `format` is the group's (`ordering.base.formats`), `counted` whether a record ever took several
+    numbers, and `unknown` has what a snapshot of a later version says besides, as JSON values.
+    """
+
+    group: str
+    epoch: int = 0
+    seqno: int = 0
+    view: int = 0
+    received: Mapping[str, ReceivedRow] = field(default_factory=dict)
+    positions: Mapping[Partition, int] = field(default_factory=dict)
+    seals: tuple[Seal, ...] = ()
+    duplicates: int = 0
+    unsnapped: int = 0
+    membership: Membership = NO_MEMBERS
+    decided: Mapping[Partition, int] = field(default_factory=dict)
+    own_seqno: int = 0
+    links: Mapping[str, LinkRow] = field(default_factory=dict)
+    origins: Mapping[str, int] = field(default_factory=dict)
+    latest_ms: int = 0
+    snapshot_ms: int = 0
+    format: int = FIRST.number
+    counted: bool = False
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    aged: Mapping[Partition, Age] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
+        body: dict[str, Any] = {
+            "format": min(SNAPSHOTS),
+            "group": self.group,
+            "epoch": self.epoch,
+            "seqno": self.seqno,
+            "view": self.view,
+            "received": self.received,
+            "positions": named_partitions(self.positions),
+            "seals": self.seals,
+            "duplicates": self.duplicates,
+            "unsnapped": self.unsnapped,
+            "decided": named_partitions(self.decided),
+            "own_seqno": self.own_seqno,
+            "links": self.links,
+            "origins": self.origins,
+        }
+        if self.latest_ms:
+            body |= {"latest_ms": self.latest_ms, "snapshot_ms": self.snapshot_ms}
+        if self.membership != NO_MEMBERS:
+            body["membership"] = self.membership.to_json(later=self.format >= ADDITIONS.number)
+        if self.format >= ADDITIONS.number:
+            written = max(SNAPSHOTS)
+            says = {"format": written, "readable_from": READABLE_FROM, "version": SNAPSHOTS[READABLE_FROM]}
+            body = {**self.unknown, **body, **says, "group_format": self.format}
+            body |= {"counted": True} if self.counted else {}
+            body |= {"aged": {str(partition): age for partition, age in self.aged.items()}} if self.aged else {}
+        return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> SequencerState:
+        """Inverse of `to_bytes`. Raises LaterVersion for what can't be read, ProtocolViolation for anything else."""
+        try:
+            body: dict[str, Any] = json.loads(inflated(raw, MAX_INFLATED_BYTES))
+            _check_readable(body.pop("format"), body.pop("readable_from", None), body.pop("version", ""))
+            if "membership" in body:
+                body["membership"] = Membership.from_json(body["membership"])
+            body["positions"] = parsed_partitions(body["positions"])
+            body["decided"] = parsed_partitions(body["decided"])
+            body["received"] = {sender: ReceivedRow(row[0], row[1]) for sender, row in body["received"].items()}
+            body["seals"] = tuple(Seal(*row[:2]) for row in body["seals"])
+            body["links"] = {neighbour: LinkRow(*row[:3]) for neighbour, row in body["links"].items()}
+            body["format"] = body.pop("group_format", FIRST.number)
+            if "aged" in body:
+                body["aged"] = {Partition.parse(name): Age(*age[:2]) for name, age in body["aged"].items()}
+            return cls(**with_unknown(cls, body))
+        except LaterVersion:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
+
+    def ordered(self, sender: str) -> ReceivedRow:
+        """A sender's newest incarnation and its highest local seqno that was ordered."""
+        return self.received.get(sender, NOTHING_ACCEPTED)
+
+    def is_over(self, sender: str, incarnation: int) -> bool:
+        """Whether nothing more of that life will be ordered, although no later one has begun."""
+        row = self.received.get(sender)
+        if row is None:
+            return incarnation <= self.membership.incarnation_floor
+        return row.incarnation == incarnation and self.membership.lives_over.get(sender) == incarnation
+
+    @property
+    def keeps_ages(self) -> bool:
+        """Whether snapshots have them: in a group of format 1 its readers would stop there."""
+        return self.format >= ADDITIONS.number
+
+    def due_for_snapshot(self) -> bool:
+        """Whether a successor would have to read back more than it should."""
+        since_ms = max((age.since_ms for age in self.aged.values()), default=0)
+        if not self.keeps_ages:
+            since_ms = self.latest_ms - self.snapshot_ms
+        if since_ms >= SNAPSHOT_EVERY_MS:
+            return True
+        return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
+
+
+def _check_readable(written: int, readable_from: int | None, version: str) -> None:
+    """Raise LaterVersion, or ValueError, unless a snapshot that says so can be read."""
+    needed = written if readable_from is None else readable_from
+    if needed > max(SNAPSHOTS):
+        raise later(
+            f"a snapshot is readable from format {needed} on, and this version of abcast reads up to {max(SNAPSHOTS)}",
+            str(version),
+        )
+    if written < min(SNAPSHOTS):
+        raise ValueError(f"it is of format {written}, and those before {min(SNAPSHOTS)} were never released")
+
+
+class Step(NamedTuple):
+    """What `step` returns: the next state and the records to write, in this order."""
+
+    state: SequencerState
+    outputs: tuple[Data | DeadLetter, ...]
+
+
+def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
+    """Decide FORWARD records, sorted by source: a batch, or a part of one. Raises ProtocolViolation if unsorted."""
+    received = dict(state.received)
+    positions = dict(state.positions)
+    outputs: list[Data | DeadLetter] = []
+    seqno, duplicates, latest_ms = state.seqno, state.duplicates, state.latest_ms
+    membership, own_seqno = state.membership, state.own_seqno
+    links = LinkTable(state.links, state.origins)
+    watch, room = Watch(membership), SenderCapacity(received)
+    previous: Source | None = None
+    for record in records:
+        if previous is not None and record.source <= previous:
+            raise ProtocolViolation(f"rows are not in log order: {record.source} after {previous}.")
+        previous = record.source
+        partition = record.source.topic_partition
+        links.follow(record.source, positions.get(partition, 0))
+        advance(positions, record.source)
+        if isinstance(record, Malformed):
+            outputs.append(DeadLetter(record.source, record.reason))
+            continue
+        latest_ms = max(latest_ms, record.timestamp_ms)
+        if not is_address(record.sender):
+            outputs.append(DeadLetter(record.source, BAD_ADDRESS))
+            continue
+        watch.hear(record)
+        if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
+            continue
+        is_linked = record.link is not None or record.kind == LINK_START
+        is_repeat = record.source.offset < state.decided.get(partition, 0)
+        if is_linked and not links.take(record):
+            duplicates += record.kind == MESSAGE and not is_repeat
+            continue
+        if not (is_linked and record.kind == MESSAGE):  # that is not judged by what its sender has sent here
+            judged = _judged(membership, received.get(record.sender), room, record, is_repeat=is_repeat)
+            if isinstance(judged, str):
+                outputs.append(DeadLetter(record.source, judged))
+                continue
+            if judged is None:
+                duplicates += not is_repeat
+                continue
+            received[record.sender] = judged
+        seqno += 1
+        data = _decided(state, seqno, record, membership, received)
+        outputs.append(data)
+        if data.kind != MESSAGE:
+            membership = _fold(membership, data, received)
+            watch.follow(membership)
+        elif not is_linked:
+            own_seqno = seqno
+    after = replace(
+        state,
+        seqno=seqno,
+        received=received,
+        positions=positions,
+        duplicates=duplicates,
+        unsnapped=state.unsnapped + len(records),
+        membership=watch.applied(membership),
+        own_seqno=own_seqno,
+        links=links.rows,
+        origins=links.origins,
+        latest_ms=latest_ms,
+        aged=_aged(state.aged, records) if state.keeps_ages else state.aged,
+    )
+    return Step(after, tuple(outputs))
+
+
+def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed]) -> dict[Partition, Age]:
+    """Return the age of the last snapshot in each partition."""
+    after = dict(aged)
+    for record in records:
+        if isinstance(record, Forward):
+            partition, at_ms = record.source.topic_partition, record.timestamp_ms
+            after[partition] = after.get(partition, Age(at_ms)).at(at_ms)
+    return after
+
+
+def _judged(
+    membership: Membership, row: ReceivedRow | None, room: SenderCapacity, record: Forward, *, is_repeat: bool
+) -> ReceivedRow | str | None:
+    """The sender's new row; why the record is a dead letter; None if it is to be dropped. `row`: the sender's."""
+    if reason := _never(membership, row, record, is_repeat=is_repeat):
+        return reason
+    # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
+    accepted = None if is_repeat else _accepted(membership, row, record)
+    if accepted is None or membership.is_silenced(record.sender, record.kind):
+        return None
+    return accepted if row is not None or room.take(record.sender) else NO_ROOM
+
+
+def _never(membership: Membership, row: ReceivedRow | None, record: Forward, *, is_repeat: bool) -> str:
+    """Why a record will never be ordered; "" if it may be, or has been."""
+    if row is not None:
+        is_over = record.incarnation <= membership.last_life_over(record.sender, has_row=True)
+        if is_over or (record.incarnation, record.local_seqno) <= row:
+            return ""
+    if not membership.may_send(record.sender, record.kind):
+        return NOT_A_MEMBER
+    is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
+    # What is read again may be of a member that had a row when it was ordered.
+    return FORGOTTEN if is_forgotten and not is_repeat else ""
+
+
+def _accepted(membership: Membership, row: ReceivedRow | None, record: Forward) -> ReceivedRow | None:
+    """The sender's new row, or None if the record is to be dropped."""
+    if record.kind == REMOTE_VIEW:
+        told = ReceivedRow(record.incarnation, record.local_seqno)
+        return told if told > (row or NOTHING_ACCEPTED) else None
+    if record.incarnation <= membership.last_life_over(record.sender, has_row=row is not None):
+        return None
+    return next_accepted(row or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+
+
+def _fold(membership: Membership, record: Data, received: dict[str, ReceivedRow]) -> Membership:
+    """The membership after a record; takes the dropped rows out of `received`."""
+    membership, dropped_rows = fold(membership, record, received)
+    for sender in dropped_rows:
+        del received[sender]
+    return membership
+
+
+def _decided(
+    state: SequencerState, seqno: int, record: Forward, membership: Membership, received: Mapping[str, ReceivedRow]
+) -> Data:
+    """The DATA of a record that is accepted."""
+    if record.kind == MESSAGE:
+        return data_of(state, seqno, record, MESSAGE, record.payload)
+    refused = refusal(membership, record, received)
+    if refused:
+        return data_of(state, seqno, record, REFUSED, canonical_json({"kind": record.kind, "reason": refused}))
+    payload = record.payload if record.kind != FORGET else to_payload(forgotten_by(membership, record, received))
+    return data_of(state, seqno, record, record.kind, payload)
+
+
+def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, payload: bytes) -> Data:
+    """The DATA of a record that was given a seqno, with the kind and the payload that were decided."""
+    return Data(
+        kind=kind,
+        epoch=state.epoch,
+        seqno=seqno,
+        view=state.view,
+        sender=record.sender,
+        incarnation=record.incarnation,
+        local_seqno=record.local_seqno,
+        payload=payload,
+        source=record.source,
+        headers=record.headers,
+        forwarded_at_ms=record.timestamp_ms,
+        link=record.link,
+    )
+
+
+def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
+    """Go-back-N: the sender's new row if the record is the very next one, or None if it is to be dropped.
+
+    A higher incarnation starts at local seqno 1; a record of a lower one is late.
+    """
+    if incarnation > accepted.incarnation:
+        accepted = ReceivedRow(incarnation, 0)
+    if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
+        return ReceivedRow(incarnation, local_seqno)
+    return None
+
+
+def missing_before(state: SequencerState, record: Forward) -> int | None:
+    """The local seqno that is missing, if go-back-N drops this record for what should have come before it."""
+    if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
+        return None
+    row = state.received.get(record.sender)
+    if _never(state.membership, row, record, is_repeat=False):
+        return None
+    if record.incarnation <= state.membership.last_life_over(record.sender, has_row=row is not None):
+        return None
+    row = row or NOTHING_ACCEPTED
+    missing = row.local_seqno + 1 if record.incarnation == row.incarnation else 1
+    return missing if record.incarnation >= row.incarnation and record.local_seqno > missing else None
+
+
+def advance(positions: dict[Partition, int], source: Source) -> None:
+    """Note that everything of the source's partition up to and including it has been considered."""
+    partition = source.topic_partition
+    if source.offset >= positions.get(partition, 0):
+        positions[partition] = source.offset + 1
+
+
+def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
+    """What comes before the first `step` of a batch: a snapshot, if one is due."""
+    if not state.snapshot_ms:  # its time counts from here
+        state = replace(state, snapshot_ms=state.latest_ms)
+    if not state.due_for_snapshot():
+        return state, ()
+    aged = {partition: Age(age.at_ms) for partition, age in state.aged.items()}
+    state = replace(state, unsnapped=0, snapshot_ms=state.latest_ms, aged=aged)
+    return state, (snapshot(state),)
+
+
+def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
+    """What follows from a batch after the last `step`: a view, a step of a flush; nothing in a group without members.
+
+    If a batch is cut off before this runs, nothing repeats it. The records that the batch has accepted are in DATA, so
+    the end of the next batch, or of a successor's first one, decides the same from them.
+    """
+    if state.membership.horizon:
+        state = replace(state, membership=before_horizon(state.membership, state.positions))
+    if not state.membership.is_watched:
+        return state, ()
+    received = dict(state.received)
+    seqno, view, membership = state.seqno, state.view, start_grace_periods(state.membership)
+    outputs: list[Data] = []
+    while (decision := next_decision(membership, received)) is not None:
+        seqno += 1
+        view += decision.kind == VIEW
+        data = Data(decision.kind, state.epoch, seqno, view, payload=canonical_json(decision.payload))
+        membership = _fold(membership, data, received)
+        outputs.append(data)
+    return replace(state, seqno=seqno, view=view, received=received, membership=membership), tuple(outputs)
+
+
+def snapshot(state: SequencerState) -> Data:
+    """The state as an epoch record: what a successor starts from instead of the whole history.
+
+    In a group of format 1 without the time, of which its readers don't know all, and which no successor takes.
+    """
+    if state.format < ADDITIONS.number:
+        state = replace(state, membership=state.membership.without_time())
+    return Data(kind=EPOCH, epoch=state.epoch, payload=state.to_bytes())
+
+
+def seal(epoch: int, of_format: int = FIRST.number) -> Data:
+    """The record that ends all lower epochs for every reader of the log, and says the group's format to them."""
+    return Data(kind=EPOCH, epoch=epoch, format=known(of_format))
+
+
+def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
+    """The state after DATA `records`, in log order: how a successor learns what its predecessors decided.
+
+    Only effective records count (`ordering.base.reader`). Raises LaterVersion behind a seal of a format that is not
+    known. An empty state takes the snapshot that the records begin with,
+    which must be in force where it stands. Any later one counts only at its own seqno: what a failed attempt of the
+    same epoch left behind may repeat an old snapshot, or bring one whose DATA were lost in the middle.
+    """
+    base_expected = state.epoch == 0 and state.seqno == 0
+    reader = Reader(state.epoch, state.seqno)
+    received, seals, decided, links, membership = _opened(state)
+    view, unsnapped, own_seqno, of_format = state.view, state.unsnapped, state.own_seqno, state.format
+    counted = state.counted
+    for record in records:
+        epoch_before = reader.epoch
+        verdict = reader.accept(record.kind, record.epoch, record.seqno, record.count)
+        if record.kind == ENTRY:
+            continue
+        if verdict is Verdict.CONTROL and record.payload:
+            snapshot_state = SequencerState.from_bytes(record.payload)
+            if snapshot_state.seqno != reader.last_seqno and not base_expected:
+                continue
+            state, reader = snapshot_state, Reader(record.epoch, snapshot_state.seqno)
+            counted = state.counted
+            received, seals, decided, links, membership = _opened(state)
+            view, unsnapped, own_seqno, of_format = state.view, 0, state.own_seqno, max(of_format, state.format)
+        elif verdict is Verdict.CONTROL:
+            follow(f"group {state.group}", record.format)
+            of_format = max(of_format, record.format.number)
+            seals = (
+                with_seal(seals, Seal(record.epoch, reader.last_seqno + 1)) if record.epoch > epoch_before else seals
+            )
+        elif verdict is Verdict.TAKE:
+            view = record.view
+            unsnapped += 1
+            counted = counted or record.count > 1
+            if record.link is not None:
+                links.note(record)
+            elif record.kind == MESSAGE:
+                own_seqno = record.seqno
+            if record.sender and (record.link is None or record.kind != MESSAGE):
+                received[record.sender] = ReceivedRow(record.incarnation, record.local_seqno)
+            if record.source is not None:
+                advance(decided, record.source)
+            if record.kind != MESSAGE:
+                membership = _fold(membership, record, received)
+        base_expected = False
+    return replace(
+        state,
+        epoch=reader.epoch,
+        seqno=reader.last_seqno,
+        view=view,
+        received=received,
+        seals=seals,
+        unsnapped=unsnapped,
+        membership=membership,
+        decided=decided,
+        own_seqno=own_seqno,
+        links=links.rows,
+        origins=links.origins,
+        format=of_format,
+        counted=counted,
+    )
+
+
+def _opened(
+    state: SequencerState,
+) -> tuple[dict[str, ReceivedRow], tuple[Seal, ...], dict[Partition, int], LinkTable, Membership]:
+    """Return what of a state changes with many records, as DATA tells it, to be changed."""
+    links = LinkTable(state.links, state.origins)
+    return dict(state.received), state.seals, dict(state.decided), links, state.membership.without_time()
