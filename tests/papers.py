@@ -13,6 +13,7 @@ PAGES = {
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
         *DOCS,
         *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+        *sorted((ROOT / "docs" / "protocols").glob("*.md")),
     )
 }
 README = PAGES["README.md"]

@@ -68,6 +68,13 @@ def test_the_list_of_decisions_has_each() -> None:
     assert linked == [path.name for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))]
 
 
+def test_the_list_of_protocols_has_each() -> None:
+    linked = re.findall(r"\]\(([\w-]+\.md)", PAGES["docs/protocols/README.md"])
+    there = {path.name for path in (ROOT / "docs" / "protocols").glob("*.md")} - {"README.md"}
+    assert len(linked) == len(set(linked))
+    assert set(linked) == there
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named(page: str) -> None:
     """A path of the repository in backticks is there."""
@@ -109,7 +116,7 @@ def test_docstrings_cite_what_is_here() -> None:
             continue
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"DESIGN\.md|HOUSE\.md|\b[A-Z]{4,}\.txt|seeds/\d", text), path
-        for page in re.findall(r"docs/\w+\.md", text):
+        for page in re.findall(r"docs/(?:\w+/)?[\w-]+\.md", text):
             assert page in PAGES, path
         for source in re.findall(r"^Source: (.+)", text, re.MULTILINE):
             known = [heading for heading in headings if source.startswith(f"{heading} (docs/sources.md)")]

@@ -1,13 +1,13 @@
-"""How many senders and members a group has room for: a snapshot, and a view, must fit into a record of DATA.
+"""Limits on the senders and members of a group: a snapshot, and a view, must fit into one record of DATA.
 
-Invariant. The received table grows by a row only while it has room, and so do the members with those that are joining.
-Both are functions of the state and of the records that came before in the same step. So all sequencers that decide the
-same records from the same state refuse the same ones, whenever one takes over. What a relay, an operator and a tick
-write always has room: their names are few, and to forget senders takes one.
+Invariant. The received table gets a new row only while it has room. The same holds for members and joiners together.
+Both checks depend only on the state and on the records before in the same step. So all sequencers that decide the same
+records from the same state refuse the same ones, whenever one takes over. Rows of relays, operators and ticks always
+fit: their names are few, and forgetting senders needs one of them.
 
-A row of JSON is as long as its name and some bytes. Names are ASCII and numbers are digits, of which gzip needs three
-quarters at most: a full table takes 5.5 MiB of a snapshot, and full members with what is heard of them 2 MiB. A view is
-not compressed: it has each member once, and those that join once more.
+A row of JSON is as long as its name and some bytes. Names are ASCII and numbers are digits, which gzip packs into three
+quarters at most: a full table takes 5.5 MiB of a snapshot, and full members with their times 2 MiB. A view is not
+compressed: it names each member once, and each joiner twice.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ NO_ROOM_FOR_MEMBERS = "the group has no room for another member"
 
 
 class SenderCapacity:
-    """What is left of a received table, to which the rows taken are added. It is counted when it may be full."""
+    """The free bytes of a received table. They are counted only once the table may be full."""
 
     def __init__(self, received: Mapping[str, object]) -> None:
         self._received = received
-        self._left, self._counted = 0, -1  # the number of rows of which that is left
+        self._free_bytes, self._counted_rows = 0, -1  # the free bytes hold for a table of that many rows
 
     def take(self, sender: str) -> bool:
-        """Whether there is room for the row of a sender that the table does not have; it is to be added then."""
+        """Whether a row for this new sender fits. If so, the caller adds it to the table."""
         rows = len(self._received)
         if rows < _SURELY_SENDERS:
             return True
-        if rows != self._counted:  # rows were dropped, or it is the first time
-            self._left, self._counted = MAX_SENDERS_BYTES - _size(self._received, _ROW_BYTES), rows
+        if rows != self._counted_rows:  # the first count, or rows were dropped since the last
+            self._free_bytes, self._counted_rows = MAX_SENDERS_BYTES - _size(self._received, _ROW_BYTES), rows
         size = _ROW_BYTES + len(sender)
-        if self._left < size and not is_reserved(sender):
+        if self._free_bytes < size and not is_reserved(sender):
             return False
-        self._left, self._counted = self._left - size, rows + 1
+        self._free_bytes, self._counted_rows = self._free_bytes - size, rows + 1
         return True
 
 
 def has_room_for_all(received: Mapping[str, object], senders: Iterable[str]) -> bool:
-    """Whether rows of all those fit that the table does not have."""
+    """Whether the table has room for a row of each sender that it lacks."""
     new = [sender for sender in senders if sender not in received]
     if len(received) + len(new) <= _SURELY_SENDERS or not new:
         return True
@@ -56,7 +56,7 @@ def has_room_for_all(received: Mapping[str, object], senders: Iterable[str]) -> 
 
 
 def has_room_for_member(members: Iterable[str], address: str) -> bool:
-    """Whether a view can name all of these, and what is heard of them fits into a snapshot."""
+    """Whether a view can name the members and `address`, and a snapshot can hold their times."""
     there = {*members, address}
     if len(there) <= _SURELY_MEMBERS:
         return True

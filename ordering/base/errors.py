@@ -1,19 +1,19 @@
 """Every error abcast raises on purpose, in one tree.
 
-Two questions matter to the code that catches one: was it the caller's mistake, and does trying again help?
-`retriable` answers the second; the class answers the first. The message always says what to do next.
+The code that catches one asks two questions. Was it the caller's mistake? The class answers. Does trying again help?
+`retriable` answers. The message always says what to do next.
 """
 
 from __future__ import annotations
 
 
 def in_short(error: BaseException) -> str:
-    """What the system says of a file or a name, without the number and the path that it puts around it."""
+    """Return the operating system's message, without the error number and the path around it."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """So many of them, in words: `1 message`, `2 messages`. `plural`: unless it is the noun with an s."""
+    """Return a count with its noun: `1 message`, `2 messages`. `plural`: given where the noun takes no plain s."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -22,17 +22,17 @@ class AbcastError(Exception):
 
     retriable = False
     is_failure = True
-    """Whether something went wrong; else a job just begins anew."""
+    """Whether something went wrong. If not, the job that raised it starts over without a complaint."""
     was_told = False
-    """Whether the application has heard of it: one error may end many receipts, and is news once."""
+    """Whether the application was told of this error. One error may end many receipts, and is reported once."""
 
 
 class UsageError(AbcastError):
-    """The caller asked for something that can't be: a bad name, a bad option, a call in the wrong state."""
+    """A mistake of the caller: a bad name, a bad option, a call in the wrong state."""
 
 
 class EnvironmentProblem(AbcastError):
-    """The machine lacks something: Java, disk space, a free port, the network."""
+    """A lack of the machine: Java, disk space, a free port, the network."""
 
 
 class BrokerUnreachable(AbcastError):
@@ -48,7 +48,7 @@ class StoreUnreachable(AbcastError):
 
 
 class KafkaRefused(AbcastError):
-    """Kafka is there, and says no: the login is wrong, its certificate is not trusted, or the user lacks a right."""
+    """Kafka answered with a refusal: a wrong login, an untrusted certificate, or a right that the user lacks."""
 
 
 class TopicMissing(AbcastError):
@@ -82,7 +82,7 @@ class NotWrittenInTime(AbcastError):
 
 
 class Blocked(AbcastError):
-    """A flush is in hand, and did not end within the timeout: no member may send."""
+    """A flush, during which no member may send, did not end within the timeout."""
 
     retriable = True
 
@@ -94,20 +94,21 @@ class FlushFailed(AbcastError):
 
 
 class Excluded(AbcastError):
-    """The group has taken this member for dead. It joins again by itself, as a new member.
+    """The group has taken this member for dead. The member joins again by itself, in a new incarnation.
 
-    `broadcast` raises it meanwhile, and has not taken the message. A receipt raises it if the message may be lost.
+    Until then `broadcast` raises this error and does not take the message. A receipt raises it if its message may be
+    lost.
     """
 
     retriable = True
 
 
 class Superseded(AbcastError):
-    """Another process sends under this member's name: with a higher incarnation, or with the same."""
+    """Another process sends under this member's name, with a higher incarnation or with the same."""
 
 
 class Fenced(AbcastError):
-    """A sequencer with a newer epoch has taken over the group; this one must leave it, and stop if it has no other."""
+    """A sequencer with a newer epoch has taken over the group. This one must leave it, and stop if it has no other."""
 
 
 class HistoryUnavailable(AbcastError):
@@ -115,39 +116,40 @@ class HistoryUnavailable(AbcastError):
 
 
 class PositionLost(AbcastError):
-    """Kafka has forgotten how far a member's name had delivered. It does not begin at the first message unless told to.
+    """Kafka no longer has the position up to which a member had delivered. Only the application can choose a new one.
 
-    `deliveries(from_seqno=n, remember=True)` says where to go on; for letters, `inbox(from_beginning=True)`.
+    `deliveries(from_seqno=n, remember=True)` goes on at `n`; for letters, `inbox(from_beginning=True)` starts over.
     """
 
 
 class StateUnavailable(AbcastError):
-    """No member has the application's state, although the group has a history: a state made of nothing would be wrong.
+    """No member has the application's state, although the group has a history: an empty state would be wrong.
 
-    `connect(state=True, or_history=True)` makes it from the history, `connect(from_seqno=n)` goes on from one's own.
+    `connect(state=True, or_history=True)` builds it from the history; `connect(from_seqno=n)` goes on from the caller's
+    own state.
     """
 
 
 class NoSnapshot(HistoryUnavailable):
-    """What retention has left of DATA does not tell its state; it will when a sequencer has started."""
+    """Retention has dropped the part of DATA that its state depends on. The next start of a sequencer mends that."""
 
     retriable = True
 
 
 class ProtocolViolation(AbcastError):
-    """What was read from the log breaks a rule that no correct writer breaks (a bug, or a foreign writer)."""
+    """The log breaks a rule that every correct writer keeps: a bug, or a foreign writer."""
 
 
 class LaterVersion(ProtocolViolation):
-    """What was read is of a later version of abcast, and can't be passed over. It says which version to install."""
+    """A record of a later version that this one must not pass over. The message names the version to install."""
 
 
 class HistoryChanged(ProtocolViolation):
-    """A log is not the one that it was: it was made anew, or has lost its end. What was read stands there no more.
+    """A log was replaced, or has lost its end: it no longer has the records that were read from it.
 
-    Nobody goes on by itself: what comes may be other messages under numbers that were given before.
+    No reader goes on by itself: the next records may be other messages under seqnos that were used before.
     """
 
 
 class Disagreement(ProtocolViolation):
-    """Of sites that agree: what one has promised or ordered is not what another one knows of it. It must not go on."""
+    """Sites that agree contradict each other: one's promise or order differs from another's record of it. Both stop."""

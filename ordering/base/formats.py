@@ -1,17 +1,17 @@
-"""The formats that a group can have: what is written in it, and so which versions of abcast can follow it.
+"""Formats of a group: each fixes what may be written in it, and so which versions of abcast can read it.
 
-Two rules let versions be together in a group:
+Two rules let several versions work in one group:
 
-* What a reader may pass over is added without a word to it: a field, a kind, a setting (docs/upgrades.md says where).
-  The readers of format 1 stop at some of that, so it begins with format 2.
-* What a reader has to know is switched on for a group: by one record in its EPOCH, which each claim repeats, and each
-  seal in DATA. Whoever reads there of a format that it does not know stops, and says which version knows it.
+* An addition that readers may pass over needs no switch: a field, a kind, a setting (docs/upgrades.md says where).
+  Readers of format 1 stop at some of these, so they begin with format 2.
+* A feature that readers must know is switched on for the group by one record in EPOCH. Each later claim repeats it, and
+  so does each seal in DATA. A reader that finds a format it does not know stops, and names the version that knows it.
 
 A group begins with the newest format that its first sequencer knows. `abcast topics upgrade` switches on a later one.
 
-Invariant. A group's format never becomes lower. A claim has the highest one that stands before it in EPOCH or DATA, and
-a sequencer that does not know that one does not claim. So nothing of a later format stands in DATA before a seal that
-says so, and a crash between the switch and the next claim leaves it to be taken up by the one after.
+Invariant. A group's format never decreases. A claim repeats the highest format before it in EPOCH or DATA, and a
+sequencer that does not know this format does not claim. So DATA has no record of a later format before a seal that
+announces it. A crash between the switch and the next claim costs nothing: the claim after it repeats the switch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Format(NamedTuple):
 
 
 FIRST = Format(1, "0.1.0")
-"""Of groups that were begun by 0.1.0, until they are upgraded."""
+"""The format of a group that 0.1.0 began, until it is upgraded."""
 ADDITIONS = Format(2, "0.2.0")
-"""All who follow it pass over fields, kinds, settings and counts of later versions."""
+"""The format whose readers all pass over fields, kinds, settings and counts of later versions."""
 
 FORMATS = (FIRST, ADDITIONS)
-"""All that this version knows. A feature that readers have to know is one more row; `SequencerState.format` tells the
-sequencer whether it may use it."""
+"""The formats that this version knows. A feature that readers must know is one more row; the sequencer uses it if
+`SequencerState.format` has it."""
 NEWEST = FORMATS[-1]
 
 
@@ -46,7 +46,7 @@ def known(number: int) -> Format:
 
 
 def follow(where: str, wanted: Format, formats: Sequence[Format] = FORMATS) -> None:
-    """Raise LaterVersion if `where`, in words, has a format that is not among `formats`."""
+    """Raise LaterVersion if `formats` ends before the `wanted` one. `where`: the place in words, for the message."""
     if wanted.number > formats[-1].number:
         raise later_format(where, wanted, formats)
 
@@ -59,7 +59,7 @@ def later_format(where: str, wanted: Format, formats: Sequence[Format] = FORMATS
 
 
 def later(problem: str, version: str = "") -> LaterVersion:
-    """Return the error of a reader that is too old. `version`: the first that is not, if it is known."""
+    """Return the error of a reader that is too old. `version`: the first that is new enough, if known."""
     wanted = f"abcast {version} or later" if version else "the version of abcast that the others run"
     how = f"abcast>={version}" if version else "abcast"
     return LaterVersion(f"{problem}: install {wanted} here (`pip install --upgrade '{how}'`), and start again.")

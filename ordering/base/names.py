@@ -1,7 +1,7 @@
 """Names: groups, sites, members, and the topics they map to.
 
-A name is checked once, where it enters (the client, the command line, the sequencer's input); behind that
-point a name is simply a string. Topic names are built and taken apart only here.
+A name is checked once, where it enters: the client, the command line, the sequencer's input. Behind that point it is
+simply a string. Topic names are built and parsed only here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAX_MEMBER_NAME_LENGTH = 128
 MAX_ADDRESS_LENGTH = MAX_SITE_LENGTH + len("/") + MAX_MEMBER_NAME_LENGTH
 DEFAULT_SITE = "local"
 RESERVED_PREFIX = "abcast."
-"""Members' names that begin so are abcast's own, such as those under which ticks and settings are sent."""
+"""The prefix of abcast's own sender names, such as the ones for ticks and settings."""
 RELAY_NAME = f"{RESERVED_PREFIX}relay"
-"""The name under which a relay speaks for the site that it comes from. No member can have it."""
+"""The name under which a relay sends for the site it reads from. No member can have it."""
 
 TICK_NAME = f"{RESERVED_PREFIX}tick"
 """The name under which the sequencer's job writes ticks. No member can have it."""
@@ -31,7 +31,7 @@ ADMIN_NAME = f"{RESERVED_PREFIX}admin"
 Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries"]
 ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries")
 BY_RELAYS: tuple[Role, ...] = ("relayed", "entries")
-"""Those that a relay fills; their names have the site that it comes from, too."""
+"""The roles that a relay fills. Their topics' names have the relay's source site, too."""
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
 SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"
@@ -75,7 +75,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, default_site: str | None = None) -> Address:
-        """`site/name`, or `name` alone if there is a default site. Raises UsageError."""
+        """Parse `site/name`, or `name` alone if there is a default site. Raises UsageError."""
         site, slash, name = text.partition("/")
         if not slash and default_site is not None:
             site, name = default_site, text
@@ -99,26 +99,27 @@ def is_relay(address: str) -> bool:
 
 
 def is_tick(address: str) -> bool:
-    """Whether `address` is that of ticks."""
+    """Whether `address` is a tick's."""
     return address.endswith(f"/{TICK_NAME}")
 
 
 def is_reserved(address: str) -> bool:
-    """Whether `address` has a name that no member can have: a relay's, that of ticks, or another of abcast's own."""
+    """Whether `address` has a name that no member can have: a relay's, a tick's, or another of abcast's own."""
     return address.partition("/")[2].startswith(RESERVED_PREFIX)
 
 
 def relay_of(site: str) -> str:
-    """The address of the relays that come from `site`."""
+    """Return the address of the relays that read from `site`."""
     return f"{site}/{RELAY_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One of a group's topics at a site: `abcast.<group>.<role>.<site>`.
+    """A topic of a group at a site: `abcast.<group>.<role>.<site>`.
 
-    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`;
-    what it brings of that one's log too, `abcast.<group>.entries-<neighbour>.<site>`.
+    Records that a relay brings from a neighbouring site have a topic of their own,
+    `abcast.<group>.relayed-<neighbour>.<site>`. So have the entries of its log:
+    `abcast.<group>.entries-<neighbour>.<site>`.
     """
 
     group: str
@@ -132,7 +133,7 @@ class Topic:
 
     @classmethod
     def parse(cls, text: str) -> Topic | None:
-        """The topic named `text`, or None if it is not one of ours. A site has no dot, so this is unambiguous."""
+        """Parse a topic's name; None if it is not one of abcast's. A site has no dot, so this is unambiguous."""
         parts = text.rsplit(".", 2)
         if len(parts) != 3 or not parts[0].startswith("abcast."):
             return None

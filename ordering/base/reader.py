@@ -1,22 +1,9 @@
-"""The one rule by which DATA is read: by members, ledger, relay and checker, and by a sequencer that takes over.
+"""The reading rule of DATA, the same for members, ledger, relay, checker, and a sequencer that takes over.
 
-Invariant. After any prefix of the log, `Reader` has taken exactly the *effective* records of that prefix: seqnos
-1, 2, 3 … without a gap, each once. Two readers of the same log therefore take the same records, whatever
-else stands in it, because the rule looks at nothing but the log:
-
-* a record whose epoch is lower than one seen before it is *stale*: what a fenced sequencer left behind the seal. A
-  *stray*, a record that no sequencer can have written, has the epoch -1 for every reader, so it is stale everywhere:
-  whatever its fields look like, they change nothing;
-* a record takes COUNT numbers, its seqno and those behind it: one, unless its header says more. That holds of kinds
-  that a reader does not know, too, so what a later version writes leaves no hole;
-* a record whose numbers are all taken is a *duplicate*: Spark's Kafka sink repeats records after a retry, and numbers
-  are deterministic, so a repeat is identical. Who begins to read in the middle of its numbers takes it for the rest;
-* a seqno beyond the next one is *ahead*: an interrupted write lost a middle part, which the retry (or the next
-  epoch) writes again in full. It is dropped, not held back: go-back-N, as at the sequencer.
-
-A crash keeps it: the rule remembers (epoch, last seqno) only. A reader that starts again after `last_seqno`
-needs the epoch that decided the following number; `epoch_of` finds it in the table of seals, which every snapshot
-carries (the shape of Kafka's leader-epoch checkpoint, KIP-101).
+Invariant. After any prefix of the log, a `Reader` has taken exactly its *effective* records: seqnos 1, 2, 3 … without a
+gap, each once. A crash keeps it: the rule remembers (epoch, last seqno) and looks only at the log. A reader that starts
+again behind `last_seqno` finds the epoch of the next seqno by `epoch_of`, in the table of seals of every snapshot.
+docs/protocols/reading.md has each case and the proof.
 """
 
 from __future__ import annotations
@@ -36,7 +23,7 @@ _WITHOUT_SEQNO = frozenset(WITHOUT_SEQNO)
 
 
 class Verdict(Enum):
-    """What a reader makes of one DATA record."""
+    """The verdict of a reader on one DATA record."""
 
     TAKE = "take"
     DUPLICATE = "duplicate"
@@ -46,21 +33,21 @@ class Verdict(Enum):
 
 
 class Seal(NamedTuple):
-    """`epoch` decides the seqnos from `first_seqno` on, up to the next seal's."""
+    """The start of an epoch, which decides the seqnos from `first_seqno` up to the next seal's."""
 
     epoch: int
     first_seqno: int
 
 
 def epoch_of(seals: Sequence[Seal], seqno: int) -> int:
-    """The epoch that decided (or will decide) `seqno`; 0 if no seal covers it."""
+    """Return the epoch that decided, or will decide, `seqno`; 0 if no seal covers it."""
     return max((seal.epoch for seal in seals if seal.first_seqno <= seqno), default=0)
 
 
 def with_seal(seals: Sequence[Seal], seal: Seal) -> tuple[Seal, ...]:
-    """One more. Without those of the same first seqno: their epochs have decided nothing, and nobody asks for them.
+    """Return the seals with `seal`, less any other with the same first seqno: its epoch has decided nothing.
 
-    So a sequencer that is started again and again, and orders nothing, makes no snapshot larger.
+    So the restarts of a sequencer that orders nothing make no snapshot larger.
     """
     return (*(each for each in seals if each.first_seqno != seal.first_seqno), seal)
 
@@ -73,7 +60,7 @@ class Reader:
     last_seqno: int = 0
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        """Judge the next record of the log, and move on if it is taken. `count`: so many numbers it takes."""
+        """Judge the next record of the log, and advance if it is taken. `count`: the number of seqnos it takes."""
         if epoch < self.epoch:
             return Verdict.STALE
         self.epoch = epoch
@@ -98,10 +85,10 @@ class Reader:
         seqno: NDArray[np.int64],
         count: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
-        """`accept` on whole columns, in offset order: the mask of the rows taken. Equal to it, row for row.
+        """Apply `accept` to whole columns, in offset order, and return the mask of the rows taken: equal row for row.
 
-        Rows that form one unbroken run, of a number each, need no Python per row; only what follows a break in the run
-        is walked. `count`: None if each takes one number.
+        An unbroken run of rows with one seqno each needs no Python per row; only the rows after a break are walked.
+        `count`: None if each row takes one seqno.
         """
         last_of_each = seqno if count is None else seqno + count - 1
         in_force = np.maximum.accumulate(np.maximum(epoch, self.epoch)) if len(epoch) else epoch

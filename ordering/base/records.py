@@ -1,7 +1,7 @@
-"""The records of the protocol: FORWARD, DATA, dead letters. Plain values; how they look on Kafka is the codec's.
+"""The records of the protocol: FORWARD, DATA, dead letters. Plain values; the codec gives them their form on Kafka.
 
 Source: SEQUENCER (docs/sources.md), "Design": its headers FORWARD and DATA.
-docs/records.md has all that stands on Kafka.
+docs/records.md describes every record on Kafka.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from ordering.base.formats import FIRST, Format
 
 Headers = tuple[tuple[str, bytes], ...]
-"""The application's headers of a message, in the order they were given."""
+"""The application's headers of a message, in the order given."""
 
 MESSAGE = "message"
 EPOCH = "epoch"
 STRAY = "(stray)"
-"""What stands in DATA and is none. No record on Kafka can name this kind."""
+"""The kind of a record in DATA that no sequencer wrote. No record on Kafka can name this kind."""
 STRAY_EPOCH = -1
-"""Lower than any, so that the reading rule passes over it as over what a fenced sequencer has left."""
+"""The epoch of a stray: below every real one, so that the reading rule drops it as stale."""
 LETTER = "letter"
 STATE = "state"
 JOIN = "join"
@@ -40,7 +40,7 @@ LINK_START = "link-start"
 ENTRY = "entry"
 
 WITHOUT_SEQNO = (EPOCH, ENTRY)
-"""DATA kinds that are not in the order: for those who decide it. All others pass over them."""
+"""DATA kinds outside the order. Sequencers and sites read them; all other readers pass over them."""
 
 CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, FORGET, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership
@@ -50,13 +50,13 @@ DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 """DATA that may come from the sequencer itself, without a sender and a source."""
 
 DATA_KINDS = frozenset((MESSAGE, REFUSED, *WITHOUT_SEQNO, *CONTROL_KINDS, *DECIDED_KINDS))
-"""All DATA kinds that this version knows. Another one is of a later version: it takes its numbers, and no more."""
+"""The DATA kinds that this version knows. A record of any other kind takes its seqnos and has no other effect."""
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""
 
 MAX_HEADERS_BYTES = 65_536
-"""Most that the names and values of a message's application headers may have together, in bytes."""
+"""Largest total of the names and values of a message's application headers, in bytes."""
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Largest record that abcast writes, in bytes: a snapshot of a very large group. Topics and brokers must allow it."""
@@ -65,10 +65,11 @@ MAX_NUMBER = 10**18 - 1
 """Largest incarnation or local seqno: 18 digits, so that every language's 64-bit integers hold it."""
 
 INCARNATIONS_A_MS = 100_000
-"""An incarnation is a time since 1970 in the unit of 10 ns, or less."""
+"""Incarnations in a millisecond: an incarnation is at most the time since 1970 in units of 10 ns."""
 
 CLOCK_AHEAD_MS = 24 * 3600 * 1000
-"""By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
+"""Largest lead of a sender's clock over the broker's, in ms. An incarnation beyond it is refused: it would block its
+name until that time comes."""
 
 
 class Partition(NamedTuple):
@@ -82,7 +83,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Inverse of `str`. Raises ValueError."""
+        """Return the inverse of `str`. Raises ValueError."""
         topic, _, number = text.rpartition("-")
         if not topic:
             raise ValueError(f"not a partition: {text!r}")
@@ -90,19 +91,17 @@ class Partition(NamedTuple):
 
 
 def named_partitions(numbers: Mapping[Partition, int]) -> dict[str, int]:
-    """A number for each partition, as a JSON object."""
+    """Return a number for each partition, as a JSON object."""
     return {str(partition): number for partition, number in numbers.items()}
 
 
 def parsed_partitions(body: Mapping[str, int]) -> dict[Partition, int]:
-    """Inverse of `named_partitions`. Raises ValueError."""
+    """Return the inverse of `named_partitions`. Raises ValueError."""
     return {Partition.parse(name): number for name, number in body.items()}
 
 
 class Source(NamedTuple):
-    """Where a FORWARD record stands. Sorting sources sorts a batch into log order (see
-    `ordering.sequencer.sequencer`).
-    """
+    """The place of a FORWARD record. Sorting by it gives the log order of a batch (`ordering.sequencer.sequencer`)."""
 
     topic: str
     partition: int
@@ -110,7 +109,7 @@ class Source(NamedTuple):
 
     @property
     def topic_partition(self) -> Partition:
-        """The partition that it stands in."""
+        """The partition of the record."""
         return Partition(self.topic, self.partition)
 
     def __str__(self) -> str:
@@ -118,16 +117,16 @@ class Source(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Inverse of `str`. Raises ValueError."""
+        """Return the inverse of `str`. Raises ValueError."""
         partition, _, offset = text.rpartition(":")
         return cls(*Partition.parse(partition), int(offset))
 
 
 class Link(NamedTuple):
-    """What a link between two sites of a mesh says of a record (`ordering.sequencer.links`).
+    """The header of a record that crossed a link between two sites of a mesh (`ordering.sequencer.links`).
 
-    `session` is the link's, `epoch` and `seqno` are the record's in the DATA of the neighbour; `origin_seqno` is a
-    message's at the site of its sender, and 0 for anything else. An epoch record has the seqno 0.
+    `session` belongs to the link. `epoch` and `seqno` are the record's in the neighbour's DATA; an epoch record has the
+    seqno 0. `origin_seqno` is a message's seqno at its sender's site, and 0 for any other kind.
     """
 
     session: int
@@ -140,7 +139,7 @@ class Link(NamedTuple):
 
 
 class MessageId(NamedTuple):
-    """What makes a message the same message, however often it is sent: (member, incarnation, local seqno)."""
+    """The identity of a message, the same however often it is sent: (member, incarnation, local seqno)."""
 
     sender: str
     incarnation: int
@@ -182,16 +181,17 @@ class Malformed:
 class Data:
     """A record from the sequencer to every member.
 
-    With kind `epoch` it takes no seqno: `seqno` is 0 and there is no sender. Its payload is empty (the seal) or a
-    snapshot of the sequencer's state, the state after every effective record before it. `source` and
-    `forwarded_at_ms` say which FORWARD record it came from, and when the broker had that one. What the sequencer
-    decides by itself (a view, a step of its flush) has a seqno, but neither sender nor source.
+    `source` names the FORWARD record it came from, and `forwarded_at_ms` is the broker's time of that record. The
+    sequencer's own decisions (a view, a step of its flush) have a seqno, but neither sender nor source.
 
-    With kind `entry` it takes no seqno either: it is one of a site's log (`ordering.agreement.log`), its number there
-    is `local_seqno`.
-
-    It takes `count` numbers from `seqno` on; all kinds that are known take one. A seal says the group's `format`
+    A record of the kind `epoch` takes no seqno: `seqno` is 0, and there is no sender. Its payload is empty (a seal) or
+    a snapshot: the sequencer's state after every effective record before it. A seal carries the group's `format`
     (`ordering.base.formats`).
+
+    A record of the kind `entry` takes no seqno either. It belongs to a site's log (`ordering.agreement.log`), under the
+    number `local_seqno`.
+
+    A record takes `count` seqnos from `seqno` on; every kind that this version knows takes one.
     """
 
     kind: str
@@ -224,7 +224,7 @@ class DeadLetter:
 
 
 class Exclusion(NamedTuple):
-    """An operator's decision: in that view of the sites that agree, these are not waited for any more."""
+    """An operator's decision: in this view of the sites that agree, nobody waits for these sites any more."""
 
     view: int
     sites: tuple[str, ...]
