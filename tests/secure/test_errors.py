@@ -14,7 +14,7 @@ import pytest
 from connectors import Member
 from connectors.kafka.connection.client_configuration import ClientConfiguration
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.login.probe import ProbeStep, found_there, probe, refusal
+from connectors.kafka.login.probe import ProbeStep, obstacle, probe, refusal
 from connectors.kafka.login.security import Security
 from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS
@@ -115,9 +115,9 @@ class TestProbe:
         [mute] = probe(silent, tls, timeout_s=0.3)
         assert (mute.passed, mute.failed, mute.is_refusal) == ((ProbeStep.NAME, ProbeStep.TCP), ProbeStep.TLS, False)
         assert refusal([nobody, unknown, mute]) == ""
-        assert [found_there(found) for found in ([nobody], [nobody, unknown])] == ["", ""]
-        assert "can't be resolved" in found_there([unknown])
-        assert "TLS handshake" in found_there([nobody, mute])
+        assert [obstacle(found) for found in ([nobody], [nobody, unknown])] == ["", ""]
+        assert "can't be resolved" in obstacle([unknown])
+        assert "TLS handshake" in obstacle([nobody, mute])
 
     def test_an_open_broker_has_no_tls(self, broker: EmbeddedBroker) -> None:
         [found] = probe(broker.bootstrap_servers, Security(protocol="SSL"))

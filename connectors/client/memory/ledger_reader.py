@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from connectors.client.values.delivery import Delivery, Place
-from connectors.kafka.codec.codec import given_headers, without_depends
+from connectors.kafka.codec.codec import without_depends, without_nulls
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
 from connectors.storage.location import Location
@@ -56,4 +56,4 @@ def _event(data: Data, events: EventReader | None) -> Event | None:
 def _delivery(data: Data, sequenced_at_ms: int) -> Delivery:
     message = data.seqno, data.sender, data.incarnation, data.local_seqno
     times = data.forwarded_at_ms, sequenced_at_ms
-    return Delivery(*message, data.payload, without_depends(given_headers(data.headers)), data.view, data.epoch, *times)
+    return Delivery(*message, data.payload, without_depends(without_nulls(data.headers)), data.view, data.epoch, *times)

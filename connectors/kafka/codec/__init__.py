@@ -1,1 +1,1 @@
-"""Records as they look on Kafka (docs/records.md)."""
+"""Encode and decode the records on Kafka (docs/records.md)."""

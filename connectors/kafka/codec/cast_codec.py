@@ -1,7 +1,7 @@
-"""Casts as they look on Kafka: the records of a cast topic (docs/records.md, "Casts").
+"""Encode and decode casts: the records of a cast topic (docs/records.md, "Casts").
 
-Value = the payload, untouched. Key = the sender's address. Bad input is data here, too: what is no cast decodes to the
-reason, never to an exception, and all readers pass it over.
+Value = the payload, untouched. Key = the sender's address. Bad input is data here, too: an invalid record decodes to
+the reason, never to an exception, and all readers pass it over.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from connectors.kafka.codec.codec import (
     WRONG_VERSION,
     are_too_large,
     first_fields,
-    given_headers,
     has_wrong_name,
     highest_incarnation,
     is_too_long,
     parse_number,
     split_headers,
     without_depends,
+    without_nulls,
 )
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from ordering.base.names import is_address
@@ -42,15 +42,16 @@ from ordering.base.records import MAX_PAYLOAD_BYTES
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, Cast
 
 CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK", "RELAYED_FROM")
-"""In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW.
-RELAYED_FROM is there only where a relay brought the record; no receiver looks at it."""
+"""The fields in a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside a view, no
+VIEW. RELAYED_FROM is present only where a relay brought the record; receivers ignore it.
+"""
 WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
 WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
 WRONG_CLOCK = "AFTER or CLOCK of a causal cast is missing in the header abcast"
 
 
 def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
-    """The headers of a cast, whose key is the sender's address."""
+    """Return the headers of a cast, whose key is the sender's address."""
     view = cast.view or NOTHING
     after, clock = (cast.after, cast.clock) if cast.order == CAUSAL else (NOTHING, NOTHING)
     text = f"{VERSION} {cast.order} {cast.incarnation} {cast.local_seqno} {view} {after} {clock}"
@@ -60,13 +61,13 @@ def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
 def decode_cast(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]], timestamp_ms: int = 0, site: str = ""
 ) -> Cast | str:
-    """One record of a cast topic, or the reason why it is none: all readers pass such a record over.
+    """Decode a record of a cast topic; return the reason if it is invalid. All readers pass such a record over.
 
-    `site`: whose topic it is, if that is known. Nobody speaks for members of another site.
+    `site`: the topic's site, if known. Only the site's own members may send there.
     """
     own, application = split_headers(headers)
     fields = first_fields(own, len(CAST_FIELDS))
-    # A relay writes `-` for a field that is missing: it means the same, so that all sites judge alike.
+    # A relay writes `-` for a missing field. Both mean the same, so all sites decide alike.
     version, order, raw_incarnation, raw_local_seqno, raw_view, raw_after, clock, *_ = [
         *fields,
         *[NOTHING.encode()] * len(CAST_FIELDS),
@@ -99,10 +100,10 @@ def decode_cast(
             return reason
     who = sender, incarnation or 0, local_seqno or 0, value or b""
     what = (CAUSAL, view or NO_VIEW, after or 0, clock.decode("ascii")) if is_causal else (FIFO, view or NO_VIEW, 0, "")
-    return Cast(*who, *what, given_headers(without_depends(tuple(application))), timestamp_ms)
+    return Cast(*who, *what, without_nulls(without_depends(tuple(application))), timestamp_ms)
 
 
 def is_late_copy(headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether a relay has made that record from one that was not the first of its partition."""
+    """Whether a relay copied the record from one that was not the first of its partition."""
     relayed_from = first_fields(headers, len(CAST_FIELDS))[CAST_FIELDS.index("RELAYED_FROM") :]
     return any(not mark.endswith(b":0") for mark in relayed_from)

@@ -1,13 +1,13 @@
-"""Records as they look on Kafka (docs/records.md): the row form.
+"""Encode and decode records one by one (docs/records.md).
 
-Value = the payload, untouched. Key = the sender's address. All else of abcast's stands in one header, `abcast`: ASCII
-fields with one blank between them, `-` where a field has no value. A reader ignores fields behind those that it knows.
-`connectors.spark.codec` has what nearly all records need of it as Spark columns; a test runs one corpus of good and
-bad records through both.
+Value = the payload, untouched. Key = the sender's address. Everything else of abcast's is in one header, `abcast`:
+ASCII fields with one blank between them, `-` where a field has no value. A reader ignores fields behind those that it
+knows. `connectors.spark.codec` decodes nearly all records as Spark columns; a test runs one corpus of good and bad
+records through both.
 
-A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input
-is data. DATA is written by sequencers only; a record there that is not as `DATA_PATTERN` has it decodes to a *stray*,
-which the reading rule passes over. All readers ask that one pattern, so none of them sees another log than the others.
+A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input is
+data. Only sequencers write DATA; a record there that does not match `DATA_PATTERN` decodes to a *stray*, which the
+reading rule passes over. All readers use that one pattern, so all of them see the same log.
 """
 
 from __future__ import annotations
@@ -65,36 +65,40 @@ from ordering.base.records import (
 from ordering.casts.casts import Depends
 
 HEADER = "abcast"
-"""The header with everything that is abcast's. Names that begin so are reserved."""
+"""The header with everything that is abcast's. Names with this prefix are reserved."""
 VERSION = "2"
 """The first field."""
 NOTHING = "-"
-"""Stands where a field has no value."""
+"""Marks a field without a value."""
 FORWARD_FIELDS = (VERSION, "KIND", "INCARNATION", "LOCAL_SEQNO")
 RELAYED_FIELDS = (*FORWARD_FIELDS, "RELAYED_FROM", "LINK")
-"""In a topic that a relay fills. In a hub, RELAYED_FROM is the record (`SITE/topic-partition:offset`) at the
-neighbouring site that it was made from; in a mesh, LINK is what the link says of it (`ordering.sequencer.links`)."""
+"""The fields in a topic that a relay fills. In a hub, RELAYED_FROM is the record at the neighbouring site
+(`SITE/topic-partition:offset`) that this one was copied from; in a mesh, LINK is the link's data
+(`ordering.sequencer.links`).
+"""
 AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
-"""Between sites that agree: AT_MS is the time that the neighbouring broker has given the record."""
+"""The fields between sites that agree. AT_MS is the timestamp from the neighbouring broker."""
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
-"""The key of a letter is its receiver."""
+"""The fields of a letter, whose key is its receiver."""
 DATA_FIELDS = (
     *(*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS"),
     *("LINK", "COUNT", "FORMAT", "FORMAT_VERSION"),
 )
-"""LINK is there only where a link brought the record. COUNT is how many numbers the record takes, one if it is not
-there. A seal says the group's format, and the first version that knows it, unless that is the first one."""
+"""LINK is present only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
+seal has the group's format and the first version that knows it, unless the format is the first.
+"""
 DEPENDS_HEADER = "abcast-depends"
-"""`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts.casts`). It travels as those of
-the application do; where a program reads it wrongly, nothing but its own messages waits too little."""
+"""`VIEW CLOCK` of a total message, and of FLUSH_OK: the casts that it depends on (`ordering.casts.casts`). It travels
+with the application's headers. A program that reads it wrongly only makes its own messages wait too little.
+"""
 DEAD_LETTER_HEADER = "abcast-dead-letter"
-"""`2 SOURCE REASON` stands behind the headers of a dead letter, which are as they came."""
+"""`2 SOURCE REASON` follows the headers of a dead letter, which are unchanged."""
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
 RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
-"""FORWARD kinds of a relay's own."""
+"""FORWARD kinds that a relay writes about itself."""
 LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
-"""FORWARD kinds of which a link may say something."""
-# Reasons for a dead letter, in the order in which they are looked for.
+"""FORWARD kinds that may have a LINK."""
+# Reasons for a dead letter, in the order of the checks.
 UNREAD = f"the record is over {MAX_RECORD_BYTES} bytes, or can't be read as it is compressed"
 REPEATED_HEADER = "the header abcast is given twice"
 RESERVED_HEADER = "a header has a name that begins with abcast, which is reserved"
@@ -116,11 +120,13 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and
-librdkafka gives no header at all: so a name with one is no name, whoever reads it. (What a link brings was judged.)"""
+"""Replaces the bytes of a header's name that are not UTF-8. Kafka's clients decode them to different numbers of this
+character, and librdkafka returns no headers at all. So a name with one is invalid for every reader. (The origin site
+has already checked a record that a link brings.)
+"""
 
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
-"""Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
+"""The most that a dead letter's reason and Kafka's framing add to a record; the most that Kafka adds to a header."""
 
 LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
 NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
@@ -139,11 +145,11 @@ DATA_PATTERN = "|".join(
         rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
     )
 )
-"""The whole of the header of DATA: of what the sequencer has from a sender (nearly all), what it decides by itself, an
-epoch record, an entry. It means the same in Python and in Java. Only what comes from a sender has a key: its address.
+"""Matches the whole header of DATA. The alternatives: a sender's record (nearly all), the sequencer's own, an epoch
+record, an entry. The pattern means the same in Python and in Java. Only a sender's record has a key, the address.
 
-A kind that is not known is none of a stray: a later version writes it. Nor does it matter what stands behind the fields
-that readers of format 1 know, so these see the same strays; a COUNT that is no number of up to six digits is one.
+An unknown kind makes no stray: a later version writes it. Fields behind the ones that readers of format 1 know don't
+matter, so these readers see the same strays; a COUNT that is not a number of up to six digits is such a field.
 """
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
 _MESSAGE = re.compile(
@@ -152,8 +158,7 @@ _MESSAGE = re.compile(
         rf"({NUMBER_PATTERN})(?: (?:-|{LINK_PATTERN}))?"
     ).encode("ascii")
 )
-"""The same of a message, of which there are more than of all else, unless it has fields of later versions. Its
-groups are its numbers."""
+"""Matches a message without fields of later versions, by far the most frequent record. The groups are its numbers."""
 COUNT_PATTERN = "[1-9][0-9]{0,5}"
 _COUNT = re.compile(COUNT_PATTERN.encode("ascii"))
 _VERSION_TEXT = re.compile(rb"[0-9a-z.+-]{1,40}")
@@ -177,13 +182,13 @@ _topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 def forward_headers(
     incarnation: int, local_seqno: int, application: Headers = (), kind: str = MESSAGE, link: Link | None = None
 ) -> list[tuple[str, bytes]]:
-    """The headers of a FORWARD record, whose key is the sender's address. `link`: where a link brings it."""
+    """Return the headers of a FORWARD record, whose key is the sender's address. `link`: set if a link brings it."""
     by_link = f" {NOTHING} {link}" if link is not None else ""
     return [(HEADER, f"{VERSION} {kind} {incarnation} {local_seqno}{by_link}".encode("ascii")), *application]
 
 
 def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """The application's headers, checked. Raises UsageError."""
+    """Return the application's headers. Raises UsageError for invalid ones."""
     checked = tuple(headers)
     for key, value in checked:
         if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
@@ -211,12 +216,12 @@ def decode_forward(
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
 ) -> Forward | Malformed:
-    """One record of a forward topic, or of one that a relay fills."""
+    """Decode a record of a forward topic, or of a topic that a relay fills."""
     topic = _topic(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
     own, application = split_headers(headers)
-    # In the site's own topic what stands behind the four fields means nothing, whatever it looks like.
+    # In the site's own topic the fields behind the first four have no meaning.
     known = len(RELAYED_FIELDS) if topic.role == "relayed" else len(FORWARD_FIELDS)
     fields = first_fields(own, known)
     version, kind, raw_incarnation, raw_local_seqno, *by_relay = [*fields, *[b""] * (len(FORWARD_FIELDS) - len(fields))]
@@ -256,7 +261,7 @@ def decode_forward(
 
 
 def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
-    """(key, value, headers) of a DATA record."""
+    """Return (key, value, headers) of a DATA record."""
     if data.kind == EPOCH:
         said = "" if data.format == FIRST else f" - - {data.format.number} {data.format.version}"
         return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -{said}")]
@@ -279,9 +284,9 @@ def _data_header(fields: str) -> tuple[str, bytes]:
 
 
 def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """The fields of a DATA record, at least all of `DATA_FIELDS` up to LINK; none if it is a stray.
+    """Return the fields of a DATA record, at least all of `DATA_FIELDS` up to LINK; none if it is a stray.
 
-    Its header is the first one: sequencers write it there.
+    The header `abcast` is the first one: sequencers write it there.
     """
     if not headers or headers[0][0] != HEADER or not headers[0][1] or not _DATA.fullmatch(headers[0][1]):
         return []
@@ -291,9 +296,9 @@ def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list
 
 
 def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
-    """INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record.
+    """Return INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record.
 
-    The same as `data_fields` has, for those who read many. None if it is no message, or has fields behind LINK.
+    A fast form of `data_fields` for messages. Returns () for any other record, and for fields behind LINK.
     """
     if not headers or headers[0][0] != HEADER or not headers[0][1]:
         return ()
@@ -308,7 +313,7 @@ def is_senders(key: bytes | None) -> bool:
 
 
 def data_number(field: bytes) -> int:
-    """A field of DATA that is a number; 0 where it has no value."""
+    """Return the number in a field of DATA; 0 where it has no value."""
     return 0 if field == _NOTHING else int(field)
 
 
@@ -326,7 +331,7 @@ def data_format(fields: Sequence[bytes]) -> Format:
 
 
 def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
-    """One record of a data topic; of the kind `STRAY` if no sequencer can have written it."""
+    """Decode a record of a data topic; its kind is `STRAY` if no sequencer can have written it."""
     fields = data_fields(key, headers)
     if not fields:
         return Data(STRAY, STRAY_EPOCH)
@@ -356,17 +361,17 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
 
 
 def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """The original headers, followed by where the record came from and the reason."""
+    """Return the original headers, followed by the record's source and the reason."""
     return [*original, (DEAD_LETTER_HEADER, f"{VERSION} {letter.source} {letter.reason}".encode("ascii"))]
 
 
 def encode_dead_letter(
     letter: DeadLetter, key: bytes | None, value: bytes | None, original: Sequence[tuple[str, bytes]]
 ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
-    """(key, value, headers) of a dead letter: the record as it came, and the reason.
+    """Return (key, value, headers) of a dead letter: the original record, and the reason.
 
-    Kafka refuses what is too large by its compressed size. So a record may come that no topic takes as it is read. Of
-    that one the reason is all that is written.
+    Kafka limits the compressed size. So a record may be larger than any topic takes once it is inflated: then only the
+    reason is written.
     """
     size = len(key or b"") + len(value or b"") + _size_of_all(original) + _HEADER_FRAME_BYTES * len(original)
     if size > MAX_RECORD_BYTES - _REASON_BYTES:
@@ -375,7 +380,7 @@ def encode_dead_letter(
 
 
 def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, Headers]:
-    """Source, reason and original headers of a dead letter; no source and no reason for what is none."""
+    """Return source, reason and original headers of a dead letter; source and reason are "" for any other record."""
     if not headers or headers[-1][0] != DEAD_LETTER_HEADER:
         return "", "", tuple(headers)
     _, source, reason, *_ = [*(headers[-1][1] or b"").decode("utf-8", "replace").split(" ", 2), "", "", ""]
@@ -383,12 +388,12 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
 
 
 def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Bytes of the names and values, at least one a header; Kafka allows a null value, and a name without letters."""
+    """Return the bytes of names and values, at least one a header: Kafka allows a null value and an empty name."""
     return _size_of_all(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
 def _size_of_all(headers: Iterable[tuple[str, bytes]]) -> int:
-    """The same, whosever they are."""
+    """Return the same, with the header of dependences."""
     return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
 
 
@@ -398,19 +403,21 @@ def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
 
 
 def are_too_large(application: Headers) -> bool:
-    """Whether a record may not have these headers. What the first limit does not count, the second one does."""
+    """Whether a record may not have these headers. The second limit also counts the header of dependences."""
     if not application:
         return False
     return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
 
 
 def is_too_long(own: Headers) -> bool:
-    """Whether the header `abcast` is larger than any: a reader may have passed such a record over, or cut it."""
+    """Whether the header `abcast` is larger than any valid one: a reader may have skipped such a record, or cut it."""
     return any(len(value) > MAX_PAYLOAD_BYTES for _, value in own)
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
-    """The headers with a name of abcast's, and those of the application. Kafka allows a null value."""
+    """Return abcast's headers, and the application's. A null value, which Kafka allows, becomes an empty one in the
+    first.
+    """
     own = tuple((name, value or b"") for name, value in headers if is_own(name))
     if len(own) == len(headers):
         return own, ()
@@ -418,17 +425,17 @@ def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Header
 
 
 def is_own(name: str) -> bool:
-    """Whether a header is abcast's, and is not one that travels along with those of the application."""
+    """Whether a header is abcast's, and does not travel with the application's."""
     return name.startswith(HEADER) and name != DEPENDS_HEADER
 
 
-def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """Headers as an application has given them: a null value, which Kafka allows, is an empty one."""
+def without_nulls(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """Return the application's headers with each null value, which Kafka allows, as an empty one."""
     return tuple((name, value or b"") for name, value in headers)
 
 
 def depends_header(depends: Depends | None) -> Headers:
-    """What a total message depends on, as a header; none if on nothing new."""
+    """Return the header that says what a total message depends on; none if it depends on nothing new."""
     return () if depends is None else ((DEPENDS_HEADER, f"{depends.view} {depends.clock}".encode("ascii")),)
 
 
@@ -443,12 +450,12 @@ def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
 
 
 def without_depends(headers: Headers) -> Headers:
-    """The headers that an application is given."""
+    """Return the headers that an application sees."""
     return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
 def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
-    """The first fields of the header, `count` at most; one empty one where there is none. Kafka allows a null value."""
+    """Return the first fields of the header `abcast`, at most `count`; one empty field without such a header."""
     text = next((value for name, value in headers if name == HEADER), None) or b""
     return text.split(b" ", count)[:count]
 
@@ -461,31 +468,31 @@ def decode_link(raw: bytes) -> Link | None:
 
 
 def highest_incarnation(timestamp_ms: int) -> int:
-    """The highest incarnation that a record of that time may have; any if the time is not known."""
+    """Return the highest incarnation that a record of that time may have; any if the time is unknown."""
     return (timestamp_ms + CLOCK_AHEAD_MS) * INCARNATIONS_A_MS if timestamp_ms > 0 else MAX_NUMBER
 
 
 def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
-    """Whether records of that sender can stand in the topic: by a link, those of any other site."""
+    """Whether the topic can have records of that sender: by a link, senders of any other site."""
     if link is None:
         return sender.startswith(f"{topic.neighbour or topic.site}/".encode("ascii"))
     return b"/" in sender and not sender.startswith(f"{topic.site}/".encode("ascii"))
 
 
 def _is_linked_right(kind: bytes, text: bytes, link: Link | None) -> bool:
-    """Whether a link says something of the record where it has to, and only where it may."""
+    """Whether LINK is present where the record needs it, and nowhere else."""
     if link is None:
         return text == _NOTHING and kind != _SKIP
     return kind in _LINKED_KINDS
 
 
 def _claims_relay(sender: bytes, kind: bytes) -> bool:
-    """Whether only a relay may say so."""
+    """Whether only a relay may write this."""
     return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
 
 
 def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
-    """Whether nobody may write a record of that kind under that name; relays were judged before."""
+    """Whether no part of abcast writes that kind under that reserved name. Relays' names are checked elsewhere."""
     if RESERVED_PREFIX.encode() not in sender:  # nearly always
         return False
     address = sender.decode("latin-1")
@@ -494,13 +501,13 @@ def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
 
 
 def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes) -> bool:
-    """Whether it is the relay that fills the topic, and speaks for itself: what it has copied is another's word."""
+    """Whether the topic's own relay wrote the record about itself. A copied record is another sender's word."""
     is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and relayed_from == _NOTHING
     return is_its and kind in _RELAY_KINDS
 
 
 def parse_number(raw: bytes | None) -> int | None:
-    """A canonical decimal from 1 to MAX_NUMBER, or None."""
+    """Return a canonical decimal from 1 to MAX_NUMBER, or None."""
     if raw is None or not raw.isdigit() or raw.startswith(b"0") or len(raw) > len(str(MAX_NUMBER)):
         return None
     return int(raw)

@@ -12,7 +12,7 @@ from ordering.base.records import ENTRY, MAX_RECORD_BYTES, Data
 from ordering.sequencer.sequencer import MAX_INFLATED_BYTES
 
 _DEFLATED = b"\x02"
-"""Before the bytes of an entry that is not gzip'd."""
+"""The first byte of an entry that is not gzip'd."""
 _WORDS = (
     b"abcast..forward. \n"
     b'["hears","[1,[[\\"","join","prepare","promise","refuse","accept","accepted","decided","beat","[1]"'
@@ -23,14 +23,14 @@ _WORDS = (
     b'[,["\x02",0],["~\x01\x02-0  ",4],[]],[,["\x03",0],["~\x01\x03-0  ",5],[]]],"~",,"~","=",'
     b'[["\x02",1,,,"=",false,],["\x03",1,,,"=",false,],["\x04",1,,,"=",false,]],2,2,"0.2.0",]'
 )
-"""What entries mostly have in common. It belongs to the format: with other words none could be read."""
+"""Text that most entries have in common. It is part of the format: another dictionary could read no entry."""
 _MAX_NAMES = 31
 _ROOM_BYTES = 1024
-"""What a record needs besides its value, and more than that."""
+"""An upper bound for a record's parts other than its value."""
 
 
 def write_entry(entry: Entry) -> Data:
-    """An entry as DATA. Raises ProtocolViolation if it is larger than a record may be."""
+    """Encode an entry as DATA. Raises ProtocolViolation if it is larger than a record may be."""
     if entry.readable_from == FIRST.number:
         payload = gzip.compress(entry.to_bytes(), compresslevel=1, mtime=0)
     else:
@@ -46,7 +46,7 @@ def write_entry(entry: Entry) -> Data:
 
 
 def _with_names_once(entry: Entry) -> bytes:
-    """An entry with its names before it, and for each a byte in its place that JSON does not have."""
+    """Encode an entry with its names first, and each name's use replaced by a byte that JSON does not have."""
     plain = entry.to_bytes()
     topics = {ranges_of(ordered.run)[0].place.partition(".forward.")[0] + ".forward." for ordered in entry.ordered[:1]}
     names = sorted(topics) + sorted({name for name, *_ in entry.logs} | {each.sender.name for each in entry.ordered})
@@ -57,7 +57,7 @@ def _with_names_once(entry: Entry) -> bytes:
 
 
 def _with_names(raw: bytes) -> bytes:
-    """Inverse of `_with_names_once`. Raises ValueError for what is too long."""
+    """Invert `_with_names_once`. Raises ValueError for a result that is too long."""
     names, _, plain = raw.partition(b"\n")
     for mark, name in enumerate(names.split(b" "), 1):
         if len(plain) + plain.count(mark) * len(name) > MAX_INFLATED_BYTES:
@@ -75,7 +75,7 @@ def _decoded(payload: bytes) -> Entry:
 
 
 def read_entry(record: Data) -> Entry:
-    """Inverse of `write_entry`. Raises ProtocolViolation, LaterVersion."""
+    """Invert `write_entry`. Raises ProtocolViolation, LaterVersion."""
     try:
         entry = _decoded(record.payload)
     except ValueError as error:

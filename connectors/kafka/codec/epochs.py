@@ -1,5 +1,6 @@
-"""The records of a group's EPOCH topic. What they say is in `connectors.kafka.log.data_log`, of moves in
-`connectors.relay.promotion`.
+"""Encode and decode the records of a group's EPOCH topic.
+
+`connectors.kafka.log.data_log` says what they mean; `connectors.relay.promotion` does for moves.
 
 | record | header `abcast` | value |
 | --- | --- | --- |
@@ -11,10 +12,10 @@
 | exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
 
-A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
-makes the epochs skip a number, and no more. So does a stray: what has none of these forms is passed over by all alike.
-Only a kind that this version does not know stops who reads it, since it may be a later version's: so do claims above
-format 1 stop those who know no formats. A format that is not known stops who reads it, too.
+A claim's epoch is its offset plus one, plus ABOVE of the last move before it. So a note, which claims nothing, only
+makes the epochs skip a number. So does a stray: all readers pass over a record that has none of these forms. Only an
+unknown kind stops a reader, since a later version may have written it; so does an unknown format. Thus claims above
+format 1 stop readers that know no formats.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ EXCLUSION = f"{VERSION} exclude".encode("ascii")
 _BASE = f"{VERSION} {EPOCH}".encode("ascii")
 
 FEUD_CHANGES = 3
-"""Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
+"""Changes of hosts between successive claims. Two are a handover and its way back; from the third on it is a feud."""
 FEUD_GAP_MS = 15 * 60_000
-"""Two claims further apart than this are no feud."""
+"""Claims further apart than this are no feud."""
 FIRST_YIELD_S = 10.0
 LONGEST_YIELD_S = 300.0
 
@@ -51,13 +52,13 @@ _LATER = re.compile(rf"{VERSION} [a-z][a-z-]*".encode("ascii"))
 
 
 class StrayClaim(ValueError):
-    """A record in EPOCH that nobody of ours has written. As it claims nothing, the epochs skip its number."""
+    """A record in EPOCH that no version of abcast wrote. It claims nothing, so the epochs skip its number."""
 
 
 class Claim(NamedTuple):
-    """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
+    """A takeover: the seal of `epoch` is in DATA at offset `floor` or later, if it was written at all.
 
-    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it. `agreement`:
+    `host`, `pid`: the claimer ("" and 0 in claims of earlier versions); `at_ms`: the broker's timestamp. `agreement`:
     "isis" if the claimer agrees with other sites, "" if it decides alone. `format` is the group's from here on.
     """
 
@@ -71,12 +72,12 @@ class Claim(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The claimer, in words."""
+        """A description of the claimer."""
         return f"process {self.pid} on host {self.host}" if self.host else "another process"
 
     @property
     def is_over(self) -> bool:
-        """Whether the claimer is known to have ended: a process of this host that is gone, or whose number we have."""
+        """Whether the claimer is known to have ended: its pid on this host is gone, or is now this process's own."""
         if self.host != this_host():
             return False
         return self.pid == os.getpid() or not _is_there(self.pid)
@@ -85,7 +86,7 @@ class Claim(NamedTuple):
 class Note(NamedTuple):
     """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided.
 
-    A takeover writes one of its seal, and whoever deletes DATA one of the snapshot that stays.
+    A takeover writes a note about its seal. A deletion of DATA writes one about the snapshot that remains.
     """
 
     offset: int
@@ -94,9 +95,9 @@ class Note(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The home of the group is `home` from here on. At that site it was promoted; at any other it is no sequencer's.
+    """A change of the group's home to `home`. That site was promoted; every other site's sequencer has lost the group.
 
-    Claims behind it have epochs higher than `above`, and so higher than those of any home before.
+    Claims behind it have epochs above `above`, and so above the epochs of any earlier home.
     """
 
     home: str
@@ -108,20 +109,20 @@ def _is_there(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return True
     return True
 
 
 def this_host() -> str:
-    """This machine's name as it stands in claims: without blanks, in ASCII."""
+    """Return this machine's name as claims have it: without blanks, in ASCII."""
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
 def encode_claim(
     floor: int, agreement: str = "", of_format: int = FIRST.number
 ) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """(value, headers) of this process's claim."""
+    """Return (value, headers) of this process's claim."""
     who = f"{floor} {this_host()} {os.getpid()}"
     if of_format == FIRST.number:
         return f"{who} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
@@ -130,7 +131,7 @@ def encode_claim(
 
 
 def encode_format(wanted: Format) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """(value, headers) of the record that gives the group a format."""
+    """Return (value, headers) of the record that gives the group a format."""
     return _text(wanted).encode("ascii"), [(HEADER, _FORMAT)]
 
 
@@ -139,26 +140,26 @@ def _text(wanted: Format) -> str:
 
 
 def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """(value, headers) of a note."""
+    """Return (value, headers) of a note."""
     return b"%d %d %d" % note, [(HEADER, _NOTE)]
 
 
 def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """(value, headers) of a move."""
+    """Return (value, headers) of a move."""
     return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
 
 
 def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """(value, headers) of an exclusion."""
+    """Return (value, headers) of an exclusion."""
     return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, EXCLUSION)]
 
 
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
 ) -> Claim | Note | Move | Exclusion | Format | None:
-    """One record of an EPOCH topic; None for a base.
+    """Decode a record of an EPOCH topic; None for a base.
 
-    Raises StrayClaim for what nobody of ours has written, LaterVersion for what only a later version knows.
+    Raises StrayClaim for a record that no version wrote, LaterVersion for one that only a later version knows.
     """
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
@@ -190,7 +191,7 @@ def decode(
 
 
 def _followed(topic: str, fields: Sequence[str]) -> Format:
-    """The format that these fields begin with. Raises LaterVersion, or ValueError."""
+    """Return the format that these fields begin with. Raises LaterVersion, or ValueError."""
     number, version, *_ = [*fields, ""]
     found = Format(int(number), version)
     if found.number < FIRST.number:
@@ -200,12 +201,12 @@ def _followed(topic: str, fields: Sequence[str]) -> Format:
 
 
 def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:
-    """How long a sequencer that starts on `host` leaves the group to whom it would fence; None: it need not.
+    """Return how long a sequencer that starts on `host` must not fence its rival, and the rival's claim; None if it
+    may.
 
-    Two sequencers under supervisors fence each other for ever: each is started again and takes over. That shows as
-    claims of two hosts in turn, one soon after the other. The one that starts then waits, each time twice as long, so
-    that the other can work meanwhile. A sequencer that is started again after a crash finds its own host's claim, which
-    is no feud.
+    Two supervised sequencers would fence each other for ever: each is restarted and takes over. EPOCH then has claims
+    of two hosts in turn, in quick succession. The sequencer that starts then waits, each time twice as long, while the
+    rival works. A sequencer restarted after a crash finds a claim of its own host, which is no feud.
     """
     if not claims or claims[-1].host in ("", host):
         return None
@@ -217,5 +218,5 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
     if changes < FEUD_CHANGES:
         return None
     whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))
-    left = whole - max(0, now_ms - rival.at_ms) / 1000
-    return (left, rival) if left > 0 else None
+    remaining = whole - max(0, now_ms - rival.at_ms) / 1000
+    return (remaining, rival) if remaining > 0 else None

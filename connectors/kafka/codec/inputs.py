@@ -1,8 +1,8 @@
-"""What the job of a site that agrees with others reads: FORWARD of all sites and the logs of the others.
+"""Inputs of an agreeing site's job: FORWARD of all sites, and the logs of the others.
 
-Another site's topics stand in the same Kafka (they are *shared*), or relays bring copies of them (docs/records.md). A
-copy of a FORWARD record is read as the record that it was made from, with its place, offset and time there. So all
-sites make the same of it.
+Another site's topics are in the same Kafka (they are *shared*), or relays bring copies of them (docs/records.md). A
+copy of a FORWARD record is read as the original record, with its partition, offset and time there. So all sites decide
+alike.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ordering.base.names import Topic
 from ordering.base.records import Data, Partition
 
 LATEST_MS = 9_000_000_000_000_000
-"""A later time is none that Spark can read from Kafka."""
+"""The latest time that Spark can read from Kafka."""
 _NUMBER = re.compile(NUMBER_PATTERN.encode("ascii"))
 _SOURCE = DATA_FIELDS.index("SOURCE")
 _RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
 
 
 class Input(NamedTuple):
-    """A partition to read: of which site it is. `place` is the FORWARD partition that it tells; "" for a log."""
+    """A partition to read, and its site. `place` is the FORWARD partition that it has or copies; "" for a log."""
 
     site: str
     place: str
@@ -46,7 +46,7 @@ class Neighbours(NamedTuple):
     shared: frozenset[str] = frozenset()
 
     def input(self, topic: Topic, number: int) -> Input | None:
-        """What a partition of this site's Kafka is for the job; None: nothing."""
+        """Return the job's view of a partition in this site's Kafka; None if the job does not read it."""
         is_shared = topic.site in self.shared
         if topic.role == "forward" and (is_shared or topic.site == self.site):
             return Input(topic.site, str(Partition(str(topic), number)))
@@ -61,7 +61,7 @@ class Neighbours(NamedTuple):
 
 
 def original(copy: Record, site: str, place: str) -> PlainRecord | None:
-    """The record that a relay has copied from that partition of the site; None if it is no such copy."""
+    """Return the record that a relay copied from that partition of the site; None if `copy` is no such copy."""
     headers = list(copy.headers)
     if not headers or headers[0][0] != HEADER:
         return None
@@ -77,7 +77,7 @@ def original(copy: Record, site: str, place: str) -> PlainRecord | None:
 
 
 def of_log(raw: Record, *, is_copy: bool) -> Data:
-    """A record of a site's log as it stands there. In a copy, SOURCE says where that is."""
+    """Decode a record of a site's log. In a copy, SOURCE names the original; the decoded record has none."""
     headers = list(raw.headers)
     if is_copy and headers and headers[0][0] == HEADER:
         fields = (headers[0][1] or b"").split(b" ")

@@ -1,8 +1,8 @@
-"""Letters as they look on Kafka: the records of an inbox topic.
+"""Encode and decode letters: the records of an inbox topic.
 
 Value = the payload, untouched. Key = the *receiver's* address, so that one receiver's letters stay in one partition.
-The header is that of a FORWARD, with the kind `letter`, the sender, and what a relay says. Bad input is data here too:
-what is no letter decodes to the reason, never to an exception.
+The header is a FORWARD's, with the kind `letter`, the sender, and a relay's mark. Bad input is data here, too: an
+invalid record decodes to the reason, never to an exception.
 
 Letters of the kind `state` are numbered together with the others, but are abcast's own
 (`connectors.client.state.state_transfer`).
@@ -33,12 +33,12 @@ from connectors.kafka.codec.codec import (
     WRONG_VERSION,
     are_too_large,
     first_fields,
-    given_headers,
     has_wrong_name,
     highest_incarnation,
     is_too_long,
     parse_number,
     split_headers,
+    without_nulls,
 )
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from ordering.base.names import is_address, is_reserved
@@ -46,7 +46,7 @@ from ordering.base.records import LETTER, MAX_PAYLOAD_BYTES, STATE, Headers
 
 
 class WrittenLetter(NamedTuple):
-    """What a record says that is a letter."""
+    """A decoded letter."""
 
     sender: str
     incarnation: int
@@ -62,13 +62,13 @@ WRONG_RECEIVER = "the key, which is the receiver, is not this member"
 def letter_headers(
     sender: str, incarnation: int, local_seqno: int, application: Headers = (), kind: str = LETTER
 ) -> list[tuple[str, bytes]]:
-    """The headers of a letter. Its key is the receiver's address."""
+    """Return the headers of a letter. Its key is the receiver's address."""
     text = f"{VERSION} {kind} {incarnation} {local_seqno} {sender} {NOTHING}"
     return [(HEADER, text.encode("ascii")), *application]
 
 
 def is_state_letter(headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether a record that is a letter is none of the application's."""
+    """Whether a letter is abcast's own, not the application's."""
     return first_fields(headers, 2)[1:] == [STATE.encode("ascii")]
 
 
@@ -79,7 +79,7 @@ def decode_letter(
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
 ) -> WrittenLetter | str:
-    """One record of an inbox topic that names `receiver`, or the reason why it is not a letter to that member."""
+    """Decode a record of an inbox topic that names `receiver`; return the reason if it is not a letter to that member."""
     own, application = split_headers(headers)
     fields = first_fields(own, len(LETTER_FIELDS))
     version, kind, raw_incarnation, raw_local_seqno, raw_sender, *_ = [*fields, *[b""] * len(LETTER_FIELDS)]
@@ -108,4 +108,4 @@ def decode_letter(
         return WRONG_LOCAL_SEQNO
     if value is None:
         return NO_PAYLOAD
-    return WrittenLetter(sender, incarnation, local_seqno, value, given_headers(application))
+    return WrittenLetter(sender, incarnation, local_seqno, value, without_nulls(application))

@@ -1,11 +1,11 @@
-"""The numbers of many messages of DATA at once: `codec.message_numbers`, a batch at a time.
+"""Decode the numbers of many DATA messages at once, as `codec.message_numbers` does for one.
 
-Invariant. What is returned is what `codec.message_numbers` has for each of the records, in their order
-(property-tested). If one of them is no message, or has a form that is rare (a link's, or more fields than we know),
-nothing is: who asks goes record by record then.
+Invariant: the result equals `codec.message_numbers` of each record, in order (property-tested). If one record is no
+message, or has a rare form (a link's, or fields of later versions), the result is None and the caller decodes record by
+record.
 
-It is several times as fast, as nothing is done for each record in Python: one match of all headers, one by the other,
-proves that only the sources are more than numbers and blanks; without these, all numbers are read in one go.
+This is several times as fast because Python does nothing for each record. One match over all headers proves that only
+the sources contain more than numbers and blanks; without the sources, all numbers are parsed in one call.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from connectors.kafka.codec.codec import (
 from ordering.base.records import MESSAGE
 
 MIN_RECORDS = 32
-"""For fewer, record by record is as fast."""
+"""Below this, decoding record by record is as fast."""
 _MAX_SOURCES = 16
-"""So many partitions of FORWARD, and sites' topics, may stand in a batch: each costs one pass over the text."""
+"""The most partitions of FORWARD, and sites' topics, in a batch: each costs one pass over the text."""
 _LOOKED_AT = 64
-"""So many records tell nearly always that there are more: then all passes would be made in vain."""
+"""Records to look at first: nearly always they show whether there are more sources, and the passes would be in vain."""
 
 _BEGIN = f"{VERSION} {MESSAGE} ".encode("ascii")
 _SOURCE = re.compile(rf" {SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:".encode("ascii"))
@@ -43,15 +43,15 @@ _MESSAGES = re.compile(
 )
 _INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _OFFSET, _FORWARDED_AT_MS = range(7)
 _NUMBERS = [_INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _FORWARDED_AT_MS]
-"""Without the offset of the source."""
+"""All but the offset of the source."""
 
 
 def messages_numbers(
     keys: Iterable[bytes | None], headers: Sequence[Sequence[tuple[str, bytes | None]]]
 ) -> NDArray[np.int64] | None:
-    """INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS: a row each, with a column for each record.
+    """Return INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS: a row each, a column a record.
 
-    None where one of the records has to be looked at by itself.
+    None if one of the records needs to be decoded by itself.
     """
     if len(headers) < MIN_RECORDS or not all(map(is_senders, set(keys))):
         return None
@@ -74,5 +74,5 @@ def messages_numbers(
     if b":" in text:
         return None
     numbers = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, _FORWARDED_AT_MS + 1)
-    # A header with an end of line in it looks like two: then there are more of them than records.
+    # A header with a line break in it looks like two, so there are more rows than records.
     return numbers.T[_NUMBERS] if len(numbers) == len(headers) else None

@@ -1,4 +1,4 @@
-"""A record of a log as it was read, whatever library has read it."""
+"""Records of a log, independent of the client library."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class Record(Protocol):
 
 
 UNREAD_HEADER = "abcast-unread"
-"""The only header, but for a relay's mark, of a record of which no more was read than where it stands: it is bad input
-to all codecs."""
+"""The only header, except a relay's mark, of a record that could be located but not read. It is bad input to all
+codecs.
+"""
 
 
 class PlainRecord(NamedTuple):
-    """A `Record` of our own making."""
+    """A `Record` that abcast makes itself."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""Warnings of what strangers write: who writes a million bad records fills no log."""
+"""Warnings about bad records, rate-limited: a sender of a million bad records fills no log."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 EVERY_S = 60.0
 
 _lock = threading.Lock()
-_told: dict[tuple[str, str], tuple[float | None, int]] = {}
-"""By logger and text, of which the program has a few: when it was told last, and how many were left out since."""
+_warned: dict[tuple[str, str], tuple[float | None, int]] = {}
+"""By logger and text, which are few: the time of the last warning, and how many were suppressed since."""
 
 
 def begin_anew() -> None:
-    """In a fork: a thread that is not there may have held the lock."""
+    """Replace the lock in a fork: a thread that does not exist in the child may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -25,11 +25,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def warn_seldom(logger: logging.Logger, text: str, *values: object) -> None:
-    """Warn, but of that text once in EVERY_S at most; the next warning says how many were left out."""
+    """Warn at most once in EVERY_S with that text; the next warning says how many were suppressed."""
     now, key = time.monotonic(), (logger.name, text)
     with _lock:
-        told_at, left_out = _told.get(key, (None, 0))
-        is_due = told_at is None or now - told_at >= EVERY_S
-        _told[key] = (now, 0) if is_due else (told_at, left_out + 1)
+        warned_at, suppressed = _warned.get(key, (None, 0))
+        is_due = warned_at is None or now - warned_at >= EVERY_S
+        _warned[key] = (now, 0) if is_due else (warned_at, suppressed + 1)
     if is_due:
-        logger.warning(f"{text}%s", *values, f" ({left_out} more like it were not told)" if left_out else "")
+        logger.warning(f"{text}%s", *values, f" ({suppressed} more like it were suppressed)" if suppressed else "")

@@ -16,7 +16,7 @@ from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.login.configuration import check_servers
 from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.login.dialects import for_spark
-from connectors.kafka.login.probe import found_there, probe, refusal
+from connectors.kafka.login.probe import obstacle, probe, refusal
 from connectors.kafka.login.refusals import refused
 from connectors.kafka.login.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, choose, transport
@@ -132,7 +132,7 @@ class Connection:
                 f"Kafka at {self.bootstrap_servers} answers, but no broker that leads {resource}{waited}: is one down? "
                 f"`kafka-topics --bootstrap-server {self.bootstrap_servers} --describe --topic {resource}` tells."
             )
-        why = found_there(findings)
+        why = obstacle(findings)
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers}{waited}{f': {why}' if why else '. Is it running?'} "
             "`abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."

@@ -24,8 +24,8 @@ from connectors.kafka.codec.codec import (
     data_fields,
     data_format,
     data_number,
-    given_headers,
     message_numbers,
+    without_nulls,
 )
 from connectors.kafka.codec.message_columns import messages_numbers
 from connectors.kafka.log.data_log import Start
@@ -170,7 +170,7 @@ class DataCursor:
             [record.offset for record in records],
             keys,
             *(column.tolist() for column in (incarnations, local_seqnos, epochs, views, forwarded_at_ms)),
-            [given_headers(of_record[1:]) if len(of_record) > 1 else () for of_record in headers],
+            [without_nulls(of_record[1:]) if len(of_record) > 1 else () for of_record in headers],
             [record.value for record in records],
             [record.timestamp for record in records],
         )
@@ -199,7 +199,7 @@ class DataCursor:
                     self._tell_of(kind, record.offset)
                 where = (seqno + count - 1, record.offset, kind, key)
                 who = (incarnation, local_seqno, epoch, view, forwarded_at_ms)
-                given = given_headers(headers[1:]) if len(headers) > 1 else ()
+                given = without_nulls(headers[1:]) if len(headers) > 1 else ()
                 taken.append(effective((*where, *who, given, record.value, record.timestamp)))
             elif verdict is Verdict.CONTROL:
                 follow(self._partition.topic, data_format(fields))

@@ -1,1 +1,1 @@
-"""How to log in to a Kafka, in the words of each library, and why it refuses."""
+"""Logging in to Kafka: the settings of each client library, and the reason for a refusal."""

@@ -1,6 +1,7 @@
-"""Where a value comes from that is not given: ABCAST_* variables, else ./abcast.toml (another file: ABCAST_CONFIG).
+"""Look up settings that no argument gives: ABCAST_* variables first, then ./abcast.toml (ABCAST_CONFIG names another).
 
-The commands and `Member` read the same. A key at the top of the file holds for all of them; tables are for commands.
+The commands and `Member` read the same file. A key at the top of the file holds for all of them; tables are for
+commands.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _SERVER = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port
 
 
 class ConfigurationFile:
-    """The file, as far as it is there. `path` is where it was looked for."""
+    """The configuration file; without one, no values. `path` is where it was looked for."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises UsageError if it can't be read; also if it was named and is not there."""
+        """Raise UsageError if the file can't be read, or is missing although it was named."""
         named = path or os.environ.get("ABCAST_CONFIG")
         self.path = Path(named or CONFIG_FILE)
         self.values: Mapping[str, Any] = {}
@@ -31,9 +32,9 @@ class ConfigurationFile:
 
 
 def configured(key: str, default: str) -> str:
-    """A text that holds for everything: ABCAST_KEY, else `key` at the top of the file, else `default`.
+    """Return a text setting: ABCAST_KEY, else `key` at the top of the file, else `default`.
 
-    Raises UsageError if the file can't be read, or has something else under that key.
+    Raises UsageError if the file can't be read, or has a value there that is no text.
     """
     variable = os.environ.get(f"ABCAST_{key.upper()}")
     if variable:
@@ -46,7 +47,7 @@ def configured(key: str, default: str) -> str:
 
 
 def check_servers(servers: str) -> list[str]:
-    """The servers of a list with commas. Raises UsageError if one is not HOST or HOST:PORT."""
+    """Split a comma-separated list of servers. Raises UsageError if one is not HOST or HOST:PORT."""
     each = [server.strip() for server in servers.split(",")]
     for server in each:
         found = _SERVER.fullmatch(server)
@@ -56,7 +57,7 @@ def check_servers(servers: str) -> list[str]:
 
 
 def _parse(path: Path) -> Mapping[str, Any]:
-    # Only those who have such a file pay for the parser.
+    # Import the parser only for users who have such a file.
     if sys.version_info >= (3, 11):
         import tomllib
     else:  # pragma: no cover

@@ -1,4 +1,4 @@
-"""A `Security` in the words of each library that talks to Kafka: kafka-python, librdkafka, and in Spark Java's."""
+"""Translate a `Security` into the settings of kafka-python, of librdkafka, and of Java's client in Spark."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 _KEY = re.compile(r"-----BEGIN (?P<kind>[A-Z ]*)PRIVATE KEY-----.+?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 
 _LOGGERS = ("kafka.net.connection", "kafka.protocol.parser", "kafka.admin.client")
-"""Those of kafka-python's that are given what is sent, or all settings."""
+"""The loggers of kafka-python that receive requests or settings."""
 _WITH_SECRETS = ("%s Send: %r", "Starting KafkaAdminClient with configuration: %s")
 
 
 class _NoLogins(logging.Filter):
-    """At the level DEBUG kafka-python logs its settings, and each request with its bytes: a login has the password."""
+    """Keep passwords out of kafka-python's log: at DEBUG it logs its settings, and the bytes of each request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
@@ -42,7 +42,7 @@ _NO_LOGINS = _NoLogins()
 
 
 def for_kafka_python(security: Security) -> dict[str, Any]:
-    """kafka-python's settings. Raises UsageError."""
+    """Return kafka-python's settings. Raises UsageError."""
     if security.protocol == "PLAINTEXT":
         return {}
     security.check_files()
@@ -73,7 +73,7 @@ def for_kafka_python(security: Security) -> dict[str, Any]:
 
 
 def for_librdkafka(security: Security) -> dict[str, Any]:
-    """confluent-kafka's settings. Raises UsageError."""
+    """Return confluent-kafka's settings. Raises UsageError."""
     if security.protocol == "PLAINTEXT":
         return {}
     security.check_files()
@@ -112,7 +112,8 @@ def _login_of_librdkafka(security: Security) -> dict[str, Any]:
 
 
 def for_spark(security: Security) -> dict[str, str]:
-    """The settings of Spark's Kafka source and sink. Keys and certificates go along, so that executors need no files.
+    """Return the settings of Spark's Kafka source and sink. They contain the keys and certificates: executors need no
+    files.
 
     Raises UsageError.
     """

@@ -1,5 +1,5 @@
-"""The token with which kafka-python logs in by OAUTHBEARER: asked for as OAuth 2 has it (client credentials), and kept
-until shortly before it expires.
+"""Get the OAUTHBEARER token for kafka-python by OAuth 2's client credentials, and keep it until shortly before it
+expires.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ordering.base.errors import EnvironmentProblem
 
 TIMEOUT_S = 10.0
 _SPARE = 0.8
-"""So much of a token's life it is used."""
+"""The part of a token's lifetime after which a new one is fetched."""
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python publishes no types
-    """Thread-safe."""
+    """Give kafka-python a valid token. Thread-safe."""
 
     def __init__(self, security: Security) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         self._fresh_until = 0.0
 
     def token(self) -> str:
-        """A token that is valid. Raises EnvironmentProblem, UsageError."""
+        """Return a valid token. Raises EnvironmentProblem, UsageError."""
         with self._lock:
             if time.monotonic() >= self._fresh_until:
                 self._token, lives_s = ask_for_token(self._security)
@@ -42,7 +42,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
 
 
 def ask_for_token(security: Security) -> tuple[str, float]:
-    """A new token, and for how many seconds it is valid. Raises EnvironmentProblem, UsageError."""
+    """Fetch a token; return it with its lifetime in seconds. Raises EnvironmentProblem, UsageError."""
     url, client = security.token_url, f"{security.username}:{security.secret('password')}"
     form = {"grant_type": "client_credentials", **({"scope": security.token_scope} if security.token_scope else {})}
     request = urllib.request.Request(url, urllib.parse.urlencode(form).encode("ascii"))  # noqa: S310 - http(s) only

@@ -1,7 +1,7 @@
-"""Why a Kafka does not let us in: its name, the TCP connection, TLS and the login are tried one after the other.
+"""Find out why Kafka can't be reached: try the server's name, the TCP connection, TLS and the login, in this order.
 
-What a client of Kafka says of all that is that no broker answers. So this is asked when one could not be opened, and
-before the first login of a process: a wrong password is then tried once, not again and again until the time is over.
+A Kafka client reports each of these failures as "no broker answers". The probe runs when a client could not be opened,
+and before the first login of a process: a wrong password is then tried once, not until the timeout.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from connectors.kafka.login.security import Security
 from ordering.base.errors import AbcastError, UsageError
 
 TIMEOUT_S = 3.0
-"""For each step, unless there is less time."""
+"""The most that each step may take."""
 MOST_SERVERS = 3
 _ALERT_S = 0.1
 _DEFAULT_PORT = 9092
 
 
 class ProbeStep(Enum):
-    """What is tried, in this order."""
+    """The steps, in order."""
 
     NAME = "name"
     TCP = "TCP"
@@ -41,9 +41,9 @@ class ProbeStep(Enum):
 
 
 class Finding(NamedTuple):
-    """How far a try has come: what was passed, and what was not, with a sentence; None if all was.
+    """The result for one server: the steps that passed, and the one that failed (None if all passed), with a sentence.
 
-    `is_refusal`: the server is there, and says no; else it may be away.
+    `is_refusal`: the server answered, and refused. Else it may be down.
     """
 
     server: str
@@ -60,21 +60,21 @@ class _Failed(Exception):
 
 
 def probe(servers: str, security: Security, timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """What is found at the first servers. Raises UsageError for files that can't be read."""
+    """Probe the first MOST_SERVERS servers. Raises UsageError for files that can't be read."""
     security.check_files()
     each = check_servers(servers)[:MOST_SERVERS]
     return [_try(server, security, min(timeout_s, TIMEOUT_S)) for server in each]
 
 
 def refusal(findings: Sequence[Finding]) -> str:
-    """Why nobody lets us in, in a sentence; "" if somebody does, or nobody is there."""
+    """Return the first refusal, as a sentence; "" if a server let us in, or none answered."""
     if any(found.failed is None for found in findings):
         return ""
     return next((found.sentence for found in findings if found.is_refusal), "")
 
 
-def found_there(findings: Sequence[Finding]) -> str:
-    """What stands in the way although all servers have names, and one is up; or that no name is known. "" otherwise."""
+def obstacle(findings: Sequence[Finding]) -> str:
+    """Return the sentence to show when no server let us in: a failure beyond TCP, or that no name resolves; else ""."""
     if any(found.failed is None for found in findings):
         return ""
     names = [found.sentence for found in findings if found.failed is ProbeStep.NAME]
@@ -94,7 +94,7 @@ def _try(server: str, security: Security, timeout_s: float) -> Finding:
 
 
 def _steps(server: str, security: Security, timeout_s: float) -> Iterator[ProbeStep]:
-    """Each step that is passed. Raises _Failed."""
+    """Yield each step that passed. Raises _Failed."""
     host, port = _parts(server)
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -156,7 +156,7 @@ def _handshake(connection: socket.socket, server: str, security: Security, timeo
         raise UsageError(f"{files} can't be used for TLS ({_reason(error)}): {why}") from None
     try:
         encrypted = context.wrap_socket(connection, server_hostname=host)
-        # A server that wants a certificate says so after the handshake, as TLS 1.3 has it.
+        # With TLS 1.3, a server that requires a client certificate says so only after the handshake.
         encrypted.settimeout(min(_ALERT_S, timeout_s))
         with contextlib.suppress(TimeoutError):
             if not encrypted.recv(1):
@@ -189,10 +189,10 @@ def _certificate_sentence(error: ssl.SSLCertVerificationError, server: str, host
 
 
 def _speaks_tls(server: str, timeout_s: float) -> bool:
-    """Whether it answers to a TLS handshake at all."""
+    """Whether the server answers a TLS handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is told to it
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent to it
     with _connected(server, timeout_s) as connection:
         connection.settimeout(min(timeout_s, 1.0))
         try:
@@ -205,9 +205,9 @@ def _speaks_tls(server: str, timeout_s: float) -> bool:
 
 
 def _log_in(connection: socket.socket, server: str, security: Security, timeout_s: float) -> None:
-    """Kafka's own first words; with SASL, the login.
+    """Exchange Kafka's first requests, and log in if SASL is configured.
 
-    kafka-python's own client loses what a broker says when it hangs up right after.
+    kafka-python's client loses a broker's answer if the broker hangs up right after it.
     """
     connection.settimeout(timeout_s)
     parser = KafkaProtocol(client_id="abcast-probe")
@@ -224,10 +224,10 @@ def _log_in(connection: socket.socket, server: str, security: Security, timeout_
         if not security.logs_in:
             ask(ApiVersionsRequest(version=0))
             return
-        told = ask(SaslHandshakeRequest(version=1, mechanism=security.mechanism))
-        if security.mechanism not in told.mechanisms:
-            takes = ", ".join(told.mechanisms)
-            raise _Failed(f"{server} does not take the mechanism {security.mechanism}, but {takes}.")
+        handshake = ask(SaslHandshakeRequest(version=1, mechanism=security.mechanism))
+        if security.mechanism not in handshake.mechanisms:
+            accepted = ", ".join(handshake.mechanisms)
+            raise _Failed(f"{server} does not take the mechanism {security.mechanism}, but {accepted}.")
         host, _ = _parts(server)
         mechanism = get_sasl_mechanism(security.mechanism)(host=host, **for_kafka_python(security))
         while not mechanism.is_done():
@@ -237,13 +237,13 @@ def _log_in(connection: socket.socket, server: str, security: Security, timeout_
             mechanism.receive(answer.auth_bytes)
         if not mechanism.is_authenticated():
             raise _not_let_in(server, security)
-    except AbcastError as error:  # of the token's server, say
+    except AbcastError as error:  # from the token server, for example
         raise _Failed(str(error)) from None
     except (TimeoutError, ConnectionError, ssl.SSLError) as error:
         what = "did not answer to the login" if security.logs_in else "does not answer as a Kafka broker does"
         raise _Failed(f"{server} {what} ({_reason(error)}): is that its port?", is_refusal=False) from None
     except (KafkaError, RuntimeError, ValueError, OSError) as error:
-        # A library that is missing; a server that is no Kafka; an answer that a broker of another name has given.
+        # A missing library, a server that is no Kafka, or an answer signed by a broker of another name.
         raise _Failed(f"the login to {server} with {security.mechanism} can't be made: {error}.") from None
 
 

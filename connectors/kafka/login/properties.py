@@ -1,7 +1,7 @@
-"""A client's properties file, as Kafka's own tools take it (`--command-config`), in the words of `Security`.
+"""Read a client's properties file, as Kafka's own tools take it (`--command-config`), into the fields of `Security`.
 
-Kafka's names and librdkafka's are understood. What says nothing of reaching the cluster (`acks`, `group.id`, …) is
-left to abcast, and the log says so.
+The names of Kafka and of librdkafka are understood. Settings that don't concern the connection (`acks`, `group.id`, …)
+are not used; the log names them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF_LOGINS = {
 
 _STORES = {"ssl.truststore.location": "ca_file", "ssl.keystore.location": "key_file"}
 _FOLLOWS = ("ssl.truststore.type", "ssl.keystore.type", "ssl.truststore.password", "ssl.keystore.password")
-"""Of a store in PEM form they say nothing more."""
+"""Settings that say nothing more about a store in PEM form."""
 _FILES = ("ca_file", "certificate_file", "key_file", "keytab")
 _LINE = re.compile(r"\s*(?P<name>(?:[^\\:=\s]|\\.)+)\s*[:=]?\s*(?P<value>.*)", re.DOTALL)
 _OPTION = re.compile(r'(?P<name>\w+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s;"]+))')
@@ -57,7 +57,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """What the file says, under the names of `Security`, and `bootstrap_servers`. Raises UsageError."""
+    """Return the file's settings by the names of `Security`, and `bootstrap_servers`. Raises UsageError."""
     found = dict(parse_properties(text_of(str(file), "the Kafka configuration")))
     settings: dict[str, str] = {}
     unused = []
@@ -82,7 +82,7 @@ def read_properties(file: Path) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values, as Java reads them."""
+    """Yield names and values, as Java reads them."""
     whole = ""
     for line in text.splitlines():
         part = line.lstrip()
@@ -121,5 +121,5 @@ def _pem(file: Path, found: dict[str, str], name: str) -> str:
 
 
 def _is_beside(file: Path, value: str) -> bool:
-    """Whether a relative name is one of a file in the same directory. Kafka's tools take it from where they run."""
+    """Whether a relative name means a file beside `file`. Kafka's tools resolve it from their working directory."""
     return bool(value) and not Path(value).exists() and (file.parent / value).exists()

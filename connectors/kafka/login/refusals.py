@@ -1,4 +1,4 @@
-"""What a broker's refusal says to a user: who may not do what, in one sentence."""
+"""Turn a broker's refusal into one sentence for the user."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ HOW = "`abcast acl` gives each role the rights that it needs"
 
 
 def may_not(security: Security, operation: str, resource: str) -> str:
-    """That somebody lacks a right, and what to do."""
+    """Say which right the user lacks, and how to get it."""
     return f"{security.principal} may not {operation} {resource}: {HOW}."
 
 
 def refused(
     servers: str, security: Security, error: KafkaError, operation: str = "", resource: str = ""
 ) -> KafkaRefused:
-    """An error of the broker that trying again does not mend. `operation`, `resource`: what was asked for."""
+    """Return the error for a refusal that retrying does not mend. `operation`, `resource`: the rejected request."""
     if isinstance(error, AuthorizationError):
         what = resource or ", ".join(sorted(_named(error.args))) or _kind(error)
         return KafkaRefused(may_not(security, operation or "use", what))
     if isinstance(error, SaslAuthenticationFailedError):
         who = security.username or "this user"
         return KafkaRefused(f"Kafka at {servers} does not let in {who}: the username or the password is wrong.")
-    told = ", ".join(map(str, error.args)) or getattr(error, "description", "")
-    return KafkaRefused(f"Kafka at {servers} refuses: {type(error).__name__}{': ' if told else ''}{told}.")
+    details = ", ".join(map(str, error.args)) or getattr(error, "description", "")
+    return KafkaRefused(f"Kafka at {servers} refuses: {type(error).__name__}{': ' if details else ''}{details}.")
 
 
 def _named(arguments: Iterable[object]) -> Iterable[str]:

@@ -1,6 +1,6 @@
-"""How to log in to a Kafka and how to encrypt: said once, for every library that does it (`dialects` has their words).
+"""Login and encryption for Kafka, declared once for all client libraries (`dialects` translates).
 
-A secret is a text, or stands in a file of its own; it is read when a client is made, and shown nowhere.
+A secret is given as a text, or in a file of its own. It is read when a client is made, and never shown.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "A
 _CHOICES = {"protocol": get_args(Protocol), "mechanism": get_args(Mechanism)}
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 SECRETS = ("password", "key_password")
-"""Each may also be given as the name of a file: `password_file`, `key_password_file`."""
+"""Each may instead be given as a file's name: `password_file`, `key_password_file`."""
 
 _logger = logging.getLogger(__name__)
 _warned_of: set[str] = set()
 
 
 class Security(BaseModel):
-    """What a client needs to be let in. Files of keys and certificates are PEM.
+    """The credentials and the encryption of a client. Files of keys and certificates are PEM.
 
-    `mechanism` counts where `protocol` begins with SASL. PLAIN and SCRAM need `username` and a password. OAUTHBEARER
+    `mechanism` applies where `protocol` begins with SASL. PLAIN and SCRAM need `username` and a password. OAUTHBEARER
     gets a token at `token_url` for a client id (`username`) and its secret (the password). GSSAPI has `username` as its
-    principal, and its key in `keytab`, or a ticket that is there. AWS_MSK_IAM finds its keys as AWS's own tools do.
+    principal, and its key in `keytab` or an existing ticket. AWS_MSK_IAM finds its keys as AWS's own tools do.
     `key_file` with `certificate_file` (or one file that has both) is for mutual TLS.
 
-    Raises UsageError for what can't be.
+    Raises UsageError for an impossible combination.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
@@ -65,7 +65,7 @@ class Security(BaseModel):
 
     @classmethod
     def parse(cls, table: object, directory: Path) -> Security:
-        """From a table of a TOML file; files are relative to `directory`. Raises UsageError."""
+        """Return the `Security` of a TOML table; files are relative to `directory`. Raises UsageError."""
         if not isinstance(table, Mapping):
             raise UsageError(f"security is a table of texts, of the keys {', '.join(cls.model_fields)}.")
         return cls(**{key: relative_to(directory, key, value) for key, value in table.items()})
@@ -91,44 +91,44 @@ class Security(BaseModel):
 
     @property
     def encrypts(self) -> bool:
-        """Whether it is TLS."""
+        """Whether the connection uses TLS."""
         return self.protocol.endswith("SSL")
 
     @property
     def logs_in(self) -> bool:
-        """Whether it is SASL."""
+        """Whether the client logs in by SASL."""
         return self.protocol.startswith("SASL_")
 
     @property
     def principal(self) -> str:
-        """Who Kafka takes it for, as far as that is known here; what users call `User:alice`."""
+        """The principal as Kafka sees it (`User:alice`), as far as the client can know it."""
         if self.logs_in and self.username:
             return f"User:{self.username}"
         return "User:ANONYMOUS" if not self.logs_in and not self.key_file else "this Kafka user"
 
     def secret(self, name: str) -> str:
-        """The secret itself: `password` or `key_password`; "" if there is none. Raises UsageError."""
+        """Return the secret `password` or `key_password`; "" if there is none. Raises UsageError."""
         file = getattr(self, f"{name}_file")
         if file:
             warn_if_readable_by_all(Path(file))
             return text_of(file, f"the {name.replace('_', ' ')} file").strip()
-        given: SecretStr = getattr(self, name)
-        return given.get_secret_value()
+        value: SecretStr = getattr(self, name)
+        return value.get_secret_value()
 
     @property
     def certificate(self) -> str:
-        """The file with the client's own certificates, "" if there is none."""
+        """The file with the client's own certificates; "" if there is none."""
         return self.certificate_file or self.key_file
 
     def check_files(self) -> None:
-        """See that the files that it names can be read. Raises UsageError."""
+        """Check that each named file can be read. Raises UsageError."""
         for name, what in (("ca_file", "CA file"), ("certificate_file", "certificate file"), ("key_file", "key file")):
             if file := getattr(self, name):
                 text_of(file, f"the {what}")
 
 
 def text_of(file: str, what: str) -> str:
-    """What stands in a file. Raises UsageError, which says what the file is."""
+    """Return the text of a file. Raises UsageError; `what` describes the file there."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -138,18 +138,18 @@ def text_of(file: str, what: str) -> str:
 
 
 def warn_if_readable_by_all(file: Path) -> None:
-    """Warn of a file with a secret that other users of the machine can read, once."""
+    """Warn once if other users of the machine can read a file with a secret."""
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError:
-        return  # whoever reads it says why it can't be read
+        return  # reading it raises the better error
     if mode & stat.S_IROTH and str(file) not in _warned_of:
         _warned_of.add(str(file))
         _logger.warning("%s holds a secret, and every user of this machine can read it: chmod 600 %s", file, file)
 
 
 def relative_to(directory: Path, key: str, value: object) -> object:
-    """The value of a key: where it is a file's name, one that holds wherever this process works."""
+    """Return the value of a key; a file's name becomes absolute, so that it holds in any working directory."""
     is_file = isinstance(value, str) and value and (key.endswith("_file") or key == "keytab")
     return str(directory / str(value)) if is_file else value
 
