@@ -161,14 +161,14 @@ def test_what_can_not_be_inflated_stops_nobody(codec: str, broken: Callable[[byt
 
 
 def test_a_codec_that_is_not_there(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(seldom, "_told", {})
+    monkeypatch.setattr(seldom, "_warned", {})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     plain = _plain([(b"a", b"x", [])] * 3)
     with caplog.at_level(logging.WARNING):
         assert _read(_compressed("gzip", plain)) == _read(plain)
         monkeypatch.undo()
         text = _compressed("zstd", plain)
-        monkeypatch.setattr(seldom, "_told", {})
+        monkeypatch.setattr(seldom, "_warned", {})
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         assert _read(text) == [_unread(0), _unread(1), _unread(2)]
     assert [record.message for record in caplog.records] == [

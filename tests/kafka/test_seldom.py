@@ -12,7 +12,7 @@ from connectors.kafka.codec.seldom import EVERY_S, warn_seldom
 
 
 def test_a_flood_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(seldom, "_told", {})
+    monkeypatch.setattr(seldom, "_warned", {})
     clock = itertools.chain(range(5), [EVERY_S], itertools.repeat(EVERY_S + 1))
     monkeypatch.setattr("connectors.kafka.codec.seldom.time.monotonic", clock.__next__)
     logger = logging.getLogger("seldom")
@@ -22,6 +22,6 @@ def test_a_flood_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         warn_seldom(logger, "something else")
     assert [record.getMessage() for record in caplog.records] == [
         "bad at 0",
-        "bad at 5 (4 more like it were not told)",
+        "bad at 5 (4 more like it were suppressed)",
         "something else",
     ]

@@ -1,7 +1,7 @@
 """Encode and decode records one by one (docs/records.md).
 
 Value = the payload, untouched. Key = the sender's address. Everything else of abcast's is in one header, `abcast`:
-ASCII fields with one blank between them, `-` where a field has no value. A reader ignores fields behind those that it
+ASCII fields with one blank between them, `-` where a field has no value. A reader ignores fields behind the ones it
 knows. `connectors.spark.codec` decodes nearly all records as Spark columns; a test runs one corpus of good and bad
 records through both.
 

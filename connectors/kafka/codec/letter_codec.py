@@ -79,7 +79,7 @@ def decode_letter(
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
 ) -> WrittenLetter | str:
-    """Decode a record of an inbox topic that names `receiver`; return the reason if it is not a letter to that member."""
+    """Decode a record of an inbox topic; return the reason if it is not a letter to `receiver`."""
     own, application = split_headers(headers)
     fields = first_fields(own, len(LETTER_FIELDS))
     version, kind, raw_incarnation, raw_local_seqno, raw_sender, *_ = [*fields, *[b""] * len(LETTER_FIELDS)]

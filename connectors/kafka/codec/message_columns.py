@@ -43,7 +43,7 @@ _MESSAGES = re.compile(
 )
 _INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _OFFSET, _FORWARDED_AT_MS = range(7)
 _NUMBERS = [_INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _FORWARDED_AT_MS]
-"""All but the offset of the source."""
+"""The columns to return: the source's offset is left out."""
 
 
 def messages_numbers(
