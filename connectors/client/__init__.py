@@ -1,1 +1,1 @@
-"""What an application uses: `Member`, and letters. It never loads Spark."""
+"""The client library: `Member`, `AsyncMember` and all behind them. It never loads Spark."""

@@ -22,8 +22,8 @@ def forwarder_of(member: Member) -> Forwarder:
 def kill(member: Member) -> None:
     """As kill -9 would: no leave, nothing more is sent."""
     forwarder_of(member).close()
-    if member._lives.outbox is not None:
-        member._lives.outbox.close()
+    if member._incarnations.outbox is not None:
+        member._incarnations.outbox.close()
 
 
 def silence(member: Member) -> None:

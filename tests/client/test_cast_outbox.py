@@ -158,7 +158,7 @@ def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypat
     """What can't be numbered in the file is not sent, until it can be."""
     monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 0.05)
     with with_casts(connection, group, "b") as b, with_casts(connection, group, "a", outbox=outbox) as a:
-        file = a._lives.outbox
+        file = a._incarnations.outbox
         assert file is not None
         number = file.number_cast
         refused: list[int] = []
@@ -182,7 +182,7 @@ def test_a_kill_with_a_full_disk(
     """The disk has room again before the process is killed: no number stands in the file without those before it."""
     with with_casts(connection, group, "b") as b:
         killed = with_casts(connection, group, "a", outbox=outbox)
-        file = killed._lives.outbox
+        file = killed._incarnations.outbox
         assert file is not None
         number, refused = file.number_cast, list[int]()
 

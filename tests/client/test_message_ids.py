@@ -73,9 +73,9 @@ def killed(member: Member, left_open: list[Member]) -> None:
     assert sending is not None
     sending._standing.stop()
     sending._hearing.close()
-    assert member._lives.outbox is not None
-    member._lives.outbox.close()
-    member._lives.outbox = sending._books._outbox = None
+    assert member._incarnations.outbox is not None
+    member._incarnations.outbox.close()
+    member._incarnations.outbox = sending._books._outbox = None
     left_open.append(member)
 
 

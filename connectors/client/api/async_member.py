@@ -1,4 +1,4 @@
-"""A member for asyncio: the same `Member`, called in threads, so that the event loop never waits.
+"""A member for asyncio: a `Member` called in threads, so that the event loop never blocks.
 
     async with AsyncMember("orders", "nyc/alice") as alice:
         receipt = await alice.broadcast(b"buy 100")
@@ -6,9 +6,9 @@
         async for delivery in alice.deliveries():
             ...
 
-Broadcasts and letters have one thread, so they are sent as they were called. Each stream has one, too. A call that is
-cancelled may have its effect all the same: a broadcast may be ordered. A delivery is never lost by that: the next
-`__anext__` gives what the cancelled one was waiting for.
+Broadcasts and letters share one thread, so they are sent in the order of their calls. Each stream has a thread of its
+own. A cancelled call may still have its effect: a broadcast may be ordered. Cancelling loses no delivery: the next
+`__anext__` returns the one that the cancelled call was waiting for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _END: Any = object()
 
 
 class Options(TypedDict, total=False):
-    """What `Member` takes beside the group's and the member's name."""
+    """The options of `Member`, which says what they mean."""
 
     bootstrap_servers: str | None
     connection: Connection | None
@@ -68,63 +68,67 @@ class Options(TypedDict, total=False):
 
 
 class AsyncStream(Generic[T]):
-    """An asynchronous iterator, for one task. `Stream` says what *taken* means."""
+    """An asynchronous iterator over deliveries or letters, for one task. `Stream` says what *taken* means."""
 
-    def __init__(self, begin: Callable[[], Stream[T]]) -> None:
-        self._begin = begin
+    def __init__(self, open_stream: Callable[[], Stream[T]]) -> None:
+        self._open_stream = open_stream
         self._stream: Stream[T] | None = None
         self._thread = OneThread("abcast-stream")
-        self._coming: Future[T] | None = None
+        self._next_item: Future[T] | None = None
         self._is_closed = False
 
     def __aiter__(self) -> AsyncStream[T]:
         return self
 
     async def __anext__(self) -> T:
-        """The next item; the one before it is taken."""
-        if self._coming is None:
-            self._coming = self._thread.submit(self._next)
+        """Take the item in hand; wait for the next one and return it. Raises as `Stream.__next__` does."""
+        if self._next_item is None:
+            self._next_item = self._thread.submit(self._next)
         # A task that is cancelled here leaves the item to the next call.
-        await asyncio.wait([asyncio.wrap_future(self._coming)])
-        coming, self._coming = self._coming, None
-        item = coming.result()
+        await asyncio.wait([asyncio.wrap_future(self._next_item)])
+        future, self._next_item = self._next_item, None
+        item = future.result()
         if item is _END:
             await self.aclose()
             raise StopAsyncIteration
         return item
 
     def taken(self) -> None:
-        """The item in hand has done its work."""
+        """Count the item in hand as taken. Kafka learns of it when the next one is asked for, or at `aclose`."""
         if self._stream is not None:
             self._stream.taken()
 
     async def aclose(self) -> None:
-        """Remember what was taken, disconnect. The item in hand is not taken, unless `taken` was called."""
-        self._is_closed = True  # if its thread is about to begin, it sees that
+        """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called."""
+        self._is_closed = True  # seen by the stream's thread, if it is about to begin
         if self._stream is not None:
             self._stream.stop()
             await asyncio.wrap_future(self._thread.submit(self._stream.close))
 
     def _next(self) -> T:
         if self._stream is None:
-            self._stream = self._begin()
+            self._stream = self._open_stream()
         if self._is_closed:
             self._stream.stop()
         return next(self._stream, cast(T, _END))
 
 
 class AsyncMember:
-    """One member of one group, for asyncio. Use it with `async with`. `member` is the `Member`, for all else it has."""
+    """A member of a group, for asyncio. Use it with `async with`.
+
+    Each method does the same as the method of `Member` with its name, and raises the same errors. `member` is the
+    `Member` itself, for everything else: `view`, `flush`, `incarnation` …
+    """
 
     def __init__(self, group: str, member: str, **options: Unpack[Options]) -> None:
-        """What `Member` takes. `async with` connects, and raises what that raises."""
+        """Take the arguments of `Member`. `async with` then makes the member, and raises what `Member` raises."""
         self._make = functools.partial(Member, group, member, **options)
         self._member: Member | None = None
         self._sending = OneThread("abcast-send")
 
     @property
     def member(self) -> Member:
-        """The member. Raises UsageError before `async with` has made it."""
+        """Return the `Member` behind this one. Raises UsageError before `async with` has made it."""
         if self._member is None:
             raise UsageError("an AsyncMember begins with `async with`: `async with AsyncMember(…) as alice:`.")
         return self._member
@@ -138,11 +142,11 @@ class AsyncMember:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close, as `Member` does at the end of a `with`."""
+        """Close, as `Member` does at the end of a `with`: after an exception without waiting."""
         await asyncio.to_thread(self.member.__exit__, kind, error, traceback)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """As `Member.close`."""
+        """Close the member, as `Member.close` does, up to `timeout` seconds long. Raises as it does."""
         await asyncio.to_thread(self.member.close, timeout)
 
     async def connect(
@@ -154,7 +158,7 @@ class AsyncMember:
         from_seqno: int | None = None,
         timeout: float = 30.0,
     ) -> ViewChange:
-        """As `Member.connect`."""
+        """Join the group, as `Member.connect` does, within `timeout` seconds. Raises as it does."""
         connect = functools.partial(self.member.connect, from_ledger=from_ledger, state=state, or_history=or_history)
         return await asyncio.to_thread(connect, from_seqno=from_seqno, timeout=timeout)
 
@@ -181,12 +185,19 @@ class AsyncMember:
     async def broadcast(
         self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
     ) -> Receipt | CastReceipt:
-        """As `Member.broadcast`: waits for room in the forward table. `await` the receipt for the seqno."""
+        """Send a message to the group, as `Member.broadcast` does; `await` the receipt for the seqno.
+
+        While the forward table is full, it waits up to `timeout` seconds, and later broadcasts and letters of this
+        member wait behind it. Raises as `Member.broadcast` does.
+        """
         sent: Callable[..., Receipt | CastReceipt] = self.member.broadcast
         return await self._in_turn(functools.partial(sent, payload, headers, timeout, order=order))
 
     async def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
-        """As `Member.broadcast_sync`. Other messages of this member wait for it."""
+        """Send a message in total order; return its seqno once this member has delivered it.
+
+        Later broadcasts and letters of this member wait until then. Raises as `Member.broadcast_sync` does.
+        """
         return await self._in_turn(functools.partial(self.member.broadcast_sync, payload, headers, timeout))
 
     async def send(
@@ -196,11 +207,17 @@ class AsyncMember:
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
-        """As `Member.send`. `await` the receipt until the letter is written."""
+        """Send a letter to one member, as `Member.send` does; `await` the receipt until the letter is written.
+
+        Raises as `Member.send` does.
+        """
         return await self._in_turn(functools.partial(self.member.send, address, payload, headers, timeout))
 
     async def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """As `Member.wait_ordered`."""
+        """Wait until everything broadcast so far is ordered; return the last seqno, or None if nothing was pending.
+
+        Raises as `Member.wait_ordered` does.
+        """
         return await asyncio.to_thread(self.member.wait_ordered, timeout)
 
     @overload
@@ -231,18 +248,26 @@ class AsyncMember:
         events: bool = False,
         remember: bool = False,
     ) -> AsyncStream[Any]:
-        """As `Member.deliveries`, for `async for`. It raises what that raises when it is iterated."""
+        """Return the group's messages for `async for`, as `Member.deliveries` gives them.
+
+        All errors of `Member.deliveries` are raised when the stream is iterated, wrong arguments included.
+        """
         member = self.member
-        return AsyncStream(lambda: _begun(member, from_seqno, timeout, events, remember))
+        return AsyncStream(lambda: _deliveries(member, from_seqno, timeout, events, remember))
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> AsyncStream[Letter]:
-        """As `Member.inbox`, for `async for`."""
+        """Return the letters to this member for `async for`, as `Member.inbox` gives them.
+
+        All errors of `Member.inbox` are raised when the stream is iterated.
+        """
         return AsyncStream(functools.partial(self.member.inbox, timeout, from_beginning=from_beginning))
 
     async def _in_turn(self, call: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._sending.submit(call))
 
 
-def _begun(member: Member, from_seqno: int | None, timeout: float | None, events: bool, remember: bool) -> Stream[Any]:
+def _deliveries(
+    member: Member, from_seqno: int | None, timeout: float | None, events: bool, remember: bool
+) -> Stream[Any]:
     deliveries: Callable[..., Stream[Any]] = member.deliveries
     return deliveries(from_seqno, timeout, events=events, remember=remember)

@@ -6,8 +6,8 @@
         for delivery in alice.deliveries():
             ...
 
-Sending and delivering are independent: a member that only delivers takes no incarnation, one that only sends keeps no
-position. A `Member` that has not called `connect` only sends and observes; it changes no view.
+Sending and delivering are independent: a member that only delivers takes no incarnation, and one that only sends keeps
+no position. A `Member` that has not called `connect` sends and observes only; it changes no view.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Member(SendingHalf, ReadingHalf):
-    """One member of one group. Thread-safe, except that each `deliveries` and `inbox` is for one thread.
+    """A member of a group: it broadcasts messages, and delivers what the group has ordered.
 
-    Close it after use. A name belongs to one sending process at a time: a later one supersedes an earlier one.
+    Thread-safe, except that each iterator of `deliveries` and `inbox` is for one thread. Close it after use, or use it
+    in a `with`. A name belongs to one sending process at a time: a later process supersedes an earlier one.
     """
 
     def __init__(
@@ -86,34 +87,37 @@ class Member(SendingHalf, ReadingHalf):
             member: `SITE/NAME`, or `NAME` for a member at `default_site`.
             bootstrap_servers: Kafka's `HOST:PORT`, several separated by commas. Default: the variable
                 ABCAST_BOOTSTRAP_SERVERS, else `bootstrap_servers` in ./abcast.toml, else 127.0.0.1:9092.
-            connection: in the place of `bootstrap_servers` and `connect_timeout`. Without it, variables ABCAST_KAFKA_*
-                and the table `[kafka]` of ./abcast.toml say how to log in.
-            connect_timeout: how long to wait for Kafka's first answer, in seconds.
+            connection: an `abcast.Connection`, in place of `bootstrap_servers` and `connect_timeout`. Without it,
+                variables ABCAST_KAFKA_* and the table `[kafka]` of ./abcast.toml say how to log in.
+            connect_timeout: seconds to wait for Kafka's first answer; above 0.
             default_site: the site of a `member` given without one. Default: the variable ABCAST_SITE, else `site` in
                 ./abcast.toml, else `local`.
-            outbox: a file that keeps what was broadcast until it is ordered. With it, a member killed at any moment
-                and started again sends what is missing, exactly once. One file per member.
-            ledger: the directory or URL of the group's ledger, to deliver from what Kafka's retention has dropped. It
-                needs what `pip install 'abcast[jobs]'` brings.
-            max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit. As many
-                letters may wait to be written; `send` blocks at that limit.
-            max_pending_bytes: the same in bytes of payloads and headers.
-            resend_after_s: after so many seconds in which none of the waiting messages was ordered, all are sent
-                again; each time in vain doubles it, up to 30 s.
-            block: called, in a thread of the member's, when a flush begins: finish what you have to say. It may
-                broadcast; when it returns, sending is blocked until the flush is over.
-            unblock: called when the flush is over.
-            get_state: returns the application's state, for a member that joins: what it has made of all messages that
-                its `deliveries()` (without `from_seqno`) has given so far. Called there, by the application's thread,
-                between two of them. Only for members that have the whole state: those of the group's first view, and
-                those that connect with `state`, `from_ledger` or `from_seqno`.
-            set_state: takes such a state, in `connect(state=True)`.
-            serializer: makes the bytes of whatever `broadcast` and `send` are given.
-            deserializer: makes the `value` of a delivery or a letter from its payload, when that is asked for.
-            casts: take part in fifo and causal order, too: `broadcast` sends them, `deliveries` gives them.
+            outbox: a file that keeps each broadcast message until it is ordered. With it, a member that is killed at
+                any moment and started again sends the missing messages, each exactly once. One file per member.
+            ledger: the directory or URL of the group's ledger. `deliveries` reads from it what Kafka's retention has
+                dropped. It needs the packages of `pip install 'abcast[jobs]'`.
+            max_pending_records: the number of messages that may wait to be ordered; above 0. `broadcast` blocks at that
+                limit. As many letters may wait to be written; `send` blocks at that limit.
+            max_pending_bytes: the same in bytes of payloads and headers; above 0.
+            resend_after_s: seconds in which no waiting message was ordered, after which all are sent again; above 0.
+                Each resend in vain doubles it, up to 30 s.
+            block: a function without arguments, called when a flush begins, in a thread of the member. It may
+                broadcast the messages that have to come before the flush. When it returns, sending is blocked until
+                the flush is over.
+            unblock: a function without arguments, called in that thread when the flush is over.
+            get_state: a function without arguments that returns the application's state as bytes, for a member that
+                joins: the effect of all messages that `deliveries()` (without `from_seqno`) has returned so far. The
+                thread that iterates calls it, between two messages. Give it only to a member with the whole state: a
+                member of the group's first view, or one that connects with `state`, `from_ledger` or `from_seqno`.
+            set_state: a function that takes such bytes. `connect(state=True)` calls it.
+            serializer: a function that makes bytes of each payload given to `broadcast` and `send`.
+            deserializer: a function that makes the `value` of a delivery or letter from its payload, when `value` is
+                read.
+            casts: whether to take part in fifo and causal order: `broadcast` sends such messages, and `deliveries`
+                returns them.
 
         Raises:
-            UsageError: a bad name or option; the outbox is another member's or in use.
+            UsageError: a name or an option is bad; the outbox is another member's, or in use.
             BrokerUnreachable: no broker answered within `connect_timeout`.
             TopicMissing: the group's topics were not created at this site.
             Superseded: the outbox belongs to an incarnation that another process has superseded.
@@ -137,29 +141,33 @@ class Member(SendingHalf, ReadingHalf):
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after_s)
         limits.validate()
         self._callbacks = Callbacks(str(address), block, unblock)
-        self._lives = Incarnations(address, limits, casts=switch("casts", casts))
-        sending = Rejoin(connection, group, self._lives, self._callbacks)
+        self._incarnations = Incarnations(address, limits, casts=switch("casts", casts))
+        sending = Rejoin(connection, group, self._incarnations, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            give_and_take = get_state, set_state
             self._transfer = StateTransfer(
-                *(connection, group, address, sending.send_state, *give_and_take),
+                connection,
+                group,
+                address,
+                sending.send_state,
+                get_state,
+                set_state,
                 lambda: sending.known.view,
-                casts=self._lives.casts,
+                casts=self._incarnations.casts,
             )
         ReadingHalf.__init__(self, connection, group, address, ledger_directory, self._transfer, sending, deserializer)
         SendingHalf.__init__(self, sending, QuietPoints(address, self._callbacks), site, serializer)
         self._connecting = threading.Lock()
-        self._shared = share(connection)  # so that it stays open as long as the member
+        self._shared = share(connection)  # keeps it open as long as the member
         try:
             if outbox_file is None:
-                MemberMemory(connection, group, address).close()  # a wrong address shows now, not later
+                MemberMemory(connection, group, address).close()  # raises now if the address is wrong
             else:
-                self._lives.outbox = Outbox(outbox_file, group, str(address))
+                self._incarnations.outbox = Outbox(outbox_file, group, str(address))
                 self._sending.start()
         except BaseException:
-            if self._lives.outbox is not None:
-                self._lives.outbox.close()
+            if self._incarnations.outbox is not None:
+                self._incarnations.outbox.close()
             self._shared.release()
             raise
 
@@ -168,26 +176,30 @@ class Member(SendingHalf, ReadingHalf):
 
     @property
     def incarnation(self) -> int | None:
-        """This start's incarnation; None before the first broadcast."""
+        """Return the number of the incarnation that this member sends under; None before its first broadcast."""
         forwarder = self._sending.forwarder
         return forwarder.incarnation if forwarder is not None else None
 
     @property
     def view(self) -> ViewChange | None:
-        """The group's newest view, as far as this member's sending half knows; None before `connect`."""
+        """Return the newest view that this member knows of; None before `connect`.
+
+        It may be ahead of `deliveries`, which returns each view in its place when asked for `events`.
+        """
         return self._sending.known.view
 
     @property
     def remote_views(self) -> Mapping[str, tuple[str, ...]]:
-        """In a mesh: the members at each neighbouring site, oldest first, as far as this member's sending half knows.
+        """Return the members at each neighbouring site of a mesh, oldest first, as far as this member knows.
 
-        None at a site that is unreachable, or has no members. Empty before `connect`, and for sites behind a neighbour.
+        A site that is unreachable or has no members has an empty tuple. Sites behind a neighbour are not listed. Empty
+        before `connect`.
         """
         return {site: view.members for site, view in self._sending.known.remote.items()}
 
     @property
     def global_view(self) -> tuple[str, ...]:
-        """The members of the own view, then those of the remote views, site by site in the order of their names."""
+        """Return the members of the own view, then of each remote view, in the order of the sites' names."""
         own = self.view.members if self.view else ()
         return (*own, *itertools.chain.from_iterable(members for _, members in sorted(self.remote_views.items())))
 
@@ -200,27 +212,32 @@ class Member(SendingHalf, ReadingHalf):
         from_seqno: int | None = None,
         timeout: float = 30.0,
     ) -> ViewChange:
-        """Join the group; returns the first view with this member (of one that is connected already, the newest).
+        """Join the group; return the first view with this member, or the newest view if it is connected already.
 
-        `deliveries` then begins with that view; with `from_ledger`, with the group's first message; with `from_seqno`,
-        there: for a replica that keeps its own state, and the seqno up to which that counts. `close` leaves the group.
-        A member that the group has taken for dead (it was suspended, or cut off for too long) joins again by itself,
-        as a new member.
+        `close` leaves the group. A member that the group has taken for dead (it was suspended, or cut off for too
+        long) joins again by itself, as a new member.
 
-        With `state`, the state of the application comes first: an older member supplies it (the oldest that answers),
-        `set_state` gets it, and `deliveries` then gives the messages that it does not count. Who comes into a group
-        without members has nobody to ask. If no message was ordered before, `set_state` is not called, and `deliveries`
-        begins with the view. If there were some (after a total restart, say), `or_history` lets `deliveries` begin with
-        the group's first message.
+        `deliveries` begins with that view, unless one of these is given:
+
+        * `from_ledger`: it begins with the group's first message.
+        * `from_seqno`: it begins there. For a replica that keeps its own state, and knows the last seqno in it.
+        * `state`: it begins behind the state of an older member. The oldest member that answers supplies it,
+          `set_state` gets it, and `deliveries` then returns the messages that the state does not count.
+
+        With `state`, the first member of a group has no other to ask. If no message was ordered before, `set_state` is
+        not called, and `deliveries` begins with the view. If there were messages (after a total restart, say), it
+        raises StateUnavailable; with `or_history`, `deliveries` begins with the group's first message instead.
 
         Raises:
-            UsageError: `state` without `set_state`, or of a member that is connected; two of `state`, `from_ledger` and
-                `from_seqno`; it was closed.
-            StateUnavailable: with `state` and without `or_history`: there were messages, and nobody has their state.
-                It is a member all the same: call `connect` again, with another choice.
-            NotOrderedInTime: there was no view within `timeout` seconds, or no state. Without its state it is a member
-                all the same. Call `connect` again, or close it.
-            BrokerUnreachable, Superseded, TopicMissing.
+            UsageError: `state` was given without `set_state`, or to a connected member; more than one of `state`,
+                `from_ledger` and `from_seqno` was given; the member was closed.
+            StateUnavailable: there were messages, and no member has their state. This one is a member nevertheless:
+                call `connect` again, with another choice.
+            NotOrderedInTime: no view came within `timeout` seconds, or no state. Without a state, this one is a member
+                nevertheless. Call `connect` again, or close it.
+            BrokerUnreachable: no broker answers.
+            Superseded: another process has started under this name.
+            TopicMissing: a topic of the group is missing.
         """
         self._sending.check_process()
         timeout = seconds("timeout", timeout)
@@ -232,33 +249,34 @@ class Member(SendingHalf, ReadingHalf):
             None if from_seqno is None else number("from_seqno", from_seqno),
         )
         with self._connecting:
-            self._entrance.check(choice)
+            self._start_position.check(choice)
             view = self.view
             self._sending.start().check()
-            if self._entrance.is_ready and view is not None:
+            if self._start_position.is_ready and view is not None:
                 return view
             if self._transfer is not None:
                 self._transfer.start()
             view = self._sending.join(timeout)
             self._is_connected = True
-            self._entrance.enter(view, choice, lambda: self.view, max(0.0, deadline - time.monotonic()))
+            self._start_position.enter(view, choice, lambda: self.view, max(0.0, deadline - time.monotonic()))
             return view
 
     def flush(self, timeout: float = 30.0) -> AbstractContextManager[None]:
-        """A quiet point: inside the `with`, every member has called its `block`, and none of them sends.
+        """Return a context manager for a quiet point: inside the `with`, no member sends.
 
-        Everything they have sent before is ordered. (In an open group, who is not a member may send all the same.) The
-        group ends the flush when it takes longer than its `flush_timeout_ms`. If that, or the exclusion of this
-        member, ends the quiet point before the `with`, it raises at its end; not where the body has raised.
+        Every member has called its `block`, and everything that the members sent before is ordered. (In an open group,
+        senders that are no members may still send.) The group ends a flush that takes longer than its
+        `flush_timeout_ms`. If that, or the exclusion of this member, ends the quiet point inside the `with`, an error
+        is raised at the end of the body, unless the body raises.
 
         Args:
-            timeout: seconds to wait for the quiet point, and at its end for the group to go on.
+            timeout: seconds to wait for the quiet point, and at its end again for the group to go on.
 
         Raises:
-            UsageError: the member is not connected; this is its `block` or `unblock`.
-            FlushFailed: another flush runs, or a member was not quiet in time; nothing is blocked then. Or the quiet
-                point was over before its end.
-            Excluded: this member was taken for dead meanwhile.
+            UsageError: the member is not connected; the call comes from its `block` or `unblock`.
+            FlushFailed: another flush runs, or a member was not quiet in time; then nothing is blocked. At the end of
+                the `with`: the quiet point was over before.
+            Excluded: the group has taken this member for dead.
             NotOrderedInTime: the end was not ordered within `timeout`.
         """
         self._sending.check_process()
@@ -266,13 +284,16 @@ class Member(SendingHalf, ReadingHalf):
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
-        inboxes, disconnect.
+        """Finish sending, leave the group, end all iterators, and disconnect.
 
-        Raises (after it has closed) NotWrittenInTime if a letter was not written and, without an outbox,
-        NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
-        its broadcasts. Superseded, unless that was raised before. May be called twice. In a fork of the process that
-        opened it, it does nothing but say so.
+        It waits up to `timeout` seconds until all letters are written and all broadcasts are ordered. It may be called
+        twice. In a fork of the process that opened the member, it only logs a warning.
+
+        Raises (after it has closed):
+            NotOrderedInTime: a message was not ordered, and there is no outbox: no process sends it again. (With an
+                outbox, the next start sends it.)
+            NotWrittenInTime: a letter, or without an outbox a message in fifo or causal order, was not written.
+            Superseded: another process has started under this name; not if it was raised before.
         """
         if self._sending.is_forked:
             _logger.warning("%s stays open: another process opened it, of which this one is a fork", self.address)
@@ -281,7 +302,7 @@ class Member(SendingHalf, ReadingHalf):
         deadline = time.monotonic() + timeout
         if not self._sending.shut(timeout):
             return
-        with contextlib.ExitStack() as closing:  # each, also if Ctrl-C ends one of them; the last one first
+        with contextlib.ExitStack() as closing:  # all of them, even if Ctrl-C ends one; in reverse order
             closing.callback(self._shared.release)
             closing.callback(self._stop_streams())
             closing.callback(lambda: self._sending.finish(max(0.0, deadline - time.monotonic())))
@@ -294,7 +315,7 @@ class Member(SendingHalf, ReadingHalf):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an exception, without waiting: a warning tells of what was not ordered."""
+        """Close. After an exception it does not wait: a ResourceWarning names the messages that were not ordered."""
         if kind is None:
             self.close()
             return
@@ -305,7 +326,7 @@ class Member(SendingHalf, ReadingHalf):
 
 
 def _connection(connection: Connection | None, bootstrap_servers: str | None, timeout: float) -> Connection:
-    """What the arguments of `Member` name. Raises UsageError."""
+    """Return the connection that the arguments of `Member` describe. Raises UsageError."""
     timeout = positive_seconds("connect_timeout", timeout)
     if connection is None:
         servers = None if bootstrap_servers is None else text("bootstrap_servers", bootstrap_servers)

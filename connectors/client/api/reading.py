@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ReadingHalf:
-    """What `Member` has to read. Thread-safe, except that each `deliveries` and `inbox` is for one thread."""
+    """The reading half of `Member`. Thread-safe, except that each iterator is for one thread."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class ReadingHalf:
         self.ledger = ledger
         self._sending = sending
         self._deserializer = deserializer
-        self._entrance = StartPosition(connection, group, address, ledger, transfer)
+        self._start_position = StartPosition(connection, group, address, ledger, transfer)
         if sending.has_casts:
-            self._entrance.sources = self._source
-            self._entrance.hub = lambda: sending.hub
+            self._start_position.sources = self._source
+            self._start_position.hub = lambda: sending.hub
         self._streams: WeakSet[Stream[Any]] = WeakSet()
 
     @overload
@@ -79,31 +79,32 @@ class ReadingHalf:
         events: bool = False,
         remember: bool = False,
     ) -> Stream[Any]:
-        """The group's messages in the total order, as they come. An iterator, for one thread.
+        """Return an iterator over the group's messages in total order, as they come; for one thread.
 
-        Of a member with `casts`, also those in fifo and causal order, each as soon as all is there that comes before
-        it. What a start begins with, docs/orders.md says.
+        With `casts`, it also returns those in fifo and causal order, each behind everything that it depends on.
+        docs/orders.md says with which of them a new iterator begins.
 
-        A message counts as taken when the next one is asked for, or when the iterator's `taken()` is called. What is in
-        hand when the loop ends otherwise (an exception, a `break`, `close`) is given again by the next one.
-        What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
-        an application may see the last half second's messages again: their seqnos tell. One iterator at a time
-        should go on from the remembered position; those with `from_seqno` may run beside it, and do not move it.
+        A message is *taken* when the next one is asked for, or when the iterator's `taken()` is called. If the loop
+        ends otherwise (an exception, a `break`, `close`), the next iterator returns the last message again. Kafka keeps
+        the position of the last taken message under the member's name. It is saved twice a second and at the end. So
+        after a kill -9 an application may see the messages of the last half second again; it knows them by their
+        seqnos. Use one iterator at a time that goes on from the saved position. Iterators with `from_seqno` may run
+        beside it, and do not move it.
 
         Args:
-            from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
-                that this member's name took, or at the group's first.
-            timeout: end after so many seconds without a message (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
-                in a mesh `RemoteView`.
-            remember: with `from_seqno`, make this the member's position, which moves with it from here on.
+            from_seqno: start at exactly this seqno, 1 or more; it may be in the future. Default: behind the last
+                message taken under this member's name, or at the group's first. After `connect`: where that says.
+            timeout: end after this many seconds without a message (None: never; `close` ends the iterator). All
+                messages that are there at the start are returned first.
+            events: return `ViewChange`, `Block` and `Unblock` in their places among the messages, too, and in a mesh
+                `RemoteView`.
+            remember: with `from_seqno`, make this iterator the one that moves the member's saved position.
 
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
-            HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
-                it not.
-            PositionLost: Kafka has forgotten how far this name was.
+        Raises UsageError if an argument is bad or the member is closed. Raises (when iterated):
+            BrokerUnreachable: no broker answers at the start. Later, the iterator waits until one does.
+            HistoryUnavailable: Kafka's retention has dropped the next message, and no ledger was given, or it lacks
+                the message.
+            PositionLost: Kafka has lost the saved position of this name.
         """
         timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
@@ -112,7 +113,10 @@ class ReadingHalf:
         if from_seqno is not None and self._sending.has_casts:
             position = PositionUse.ANEW if remember else PositionUse.BESIDE
             run: Deliveries = MergedDeliveries(
-                *(self._source(False), number("from_seqno", from_seqno), timeout, self.ledger),
+                self._source(False),
+                number("from_seqno", from_seqno),
+                timeout,
+                self.ledger,
                 is_shared=False,
                 events=events,
                 position=position,
@@ -120,39 +124,45 @@ class ReadingHalf:
         elif from_seqno is not None:
             position = PositionUse.ANEW if remember else PositionUse.BESIDE
             run = Deliveries(
-                *(self.connection, self.group, self.address, number("from_seqno", from_seqno), timeout, self.ledger),
+                self.connection,
+                self.group,
+                self.address,
+                number("from_seqno", from_seqno),
+                timeout,
+                self.ledger,
                 events=events,
                 position=position,
             )
         else:
-            run = self._entrance.deliveries(timeout, events=events)
+            run = self._start_position.deliveries(timeout, events=events)
         return self._stream(Stream(run, self._deserializer))
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:
-        """What is delivered in all orders; from a cut on, or from the first view of the life in hand."""
+        """Return the source of deliveries in all orders. It begins at `cut`, or at the incarnation's first view."""
         forwarder = self._sending.forwarder
         hub = forwarder.hub if forwarder is not None else None
-        life = forwarder.participant.life if forwarder is not None and with_view else None
-        return MergedSource(self.connection, self.group, self.address, hub, life, cut)
+        incarnation = forwarder.participant.life if forwarder is not None and with_view else None
+        return MergedSource(self.connection, self.group, self.address, hub, incarnation, cut)
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
-        """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
+        """Return an iterator over the letters to this member, each sender's in order, as they come; for one thread.
 
-        It goes on after the last letter that this member's name took; *taken* means what it does in `deliveries`, so
-        after kill -9 an application may see the last half second's letters again: their (sender, incarnation,
-        local_seqno) tell. One iterator at a time. A start reads the inbox's partition from its beginning.
+        It begins behind the last letter taken under this member's name. *Taken* means the same as in `deliveries`: so
+        after a kill -9 an application may see the letters of the last half second again, and knows them by
+        `(sender, incarnation, local_seqno)`. Use one iterator at a time. Its start reads the inbox's partition from the
+        beginning.
 
         Args:
-            timeout: end after so many seconds without a letter (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            from_beginning: give all letters again, and remember from there.
+            timeout: end after this many seconds without a letter (None: never; `close` ends the iterator). All
+                letters that are there at the start are returned first.
+            from_beginning: return all letters again, and move the saved position from there.
 
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
+        Raises UsageError if an argument is bad or the member is closed. Raises (when iterated):
+            BrokerUnreachable: no broker answers at the start. Later, the iterator waits until one does.
             TopicMissing: the site has no inbox topic.
             HistoryChanged: the inbox topic was made anew, or has lost its end.
             HistoryUnavailable: the beginning of the inbox topic was dropped.
-            PositionLost: Kafka has forgotten which letters this name has taken.
+            PositionLost: Kafka has lost the record of the letters that this name has taken.
         """
         limit, anew = silence("timeout", timeout), switch("from_beginning", from_beginning)
         run = Inbox(self.connection, self.group, self.address, limit, from_beginning=anew)
@@ -166,7 +176,7 @@ class ReadingHalf:
         return stream
 
     def _stop_streams(self) -> Callable[[], None]:
-        """Let all iterators end; returns what waits until they have."""
+        """End all iterators; return a function that waits until they have ended."""
         streams = list(self._streams)
         for stream in streams:
             stream.stop()
@@ -174,6 +184,6 @@ class ReadingHalf:
         def wait() -> None:
             for stream in streams:
                 stream.end(self.connection.timeout)
-            self._entrance.close()
+            self._start_position.close()
 
         return wait

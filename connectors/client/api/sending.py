@@ -17,7 +17,7 @@ from ordering.casts.casts import ORDERS, TOTAL
 
 
 class SendingHalf:
-    """What `Member` has to send. Thread-safe."""
+    """The sending half of `Member`. Thread-safe."""
 
     group: str
     address: Address
@@ -27,7 +27,7 @@ class SendingHalf:
         self._quiet = quiet
         self._default_site = default_site
         self._serializer = serializer
-        self._is_connected = False  # it is in the group, or was
+        self._is_connected = False  # whether it is in the group, or was
 
     @overload
     def broadcast(
@@ -52,26 +52,30 @@ class SendingHalf:
     def broadcast(
         self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
     ) -> Receipt | CastReceipt:
-        """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
+        """Send a message to the group; return its receipt at once, when it is in the forward table (and the outbox).
 
-        `order`: `total`, through the sequencer; `fifo` and `causal` go straight to the members, of a member with
-        `casts`. Each of them keeps its sender's order; `causal` also comes after all that the sender had delivered, and
-        needs a view of a group with flush. Their receipts say when they are written; until then, an outbox keeps them.
+        `receipt.result()` returns the seqno when the message is ordered. One member's messages are ordered as they were
+        broadcast. Calls from several threads are ordered as they enter the member. The first call also takes an
+        incarnation, which needs an answer from Kafka.
 
-        `payload`: bytes, a bytearray or a memoryview; with a `serializer`, what that takes.
-
-        The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
-        as they were broadcast; of several threads, as they got hold of the member. While the forward table is full,
-        it waits up to `timeout` seconds (None: as long as it takes).
+        Args:
+            payload: bytes, a bytearray or a memoryview, at most MAX_PAYLOAD_BYTES; with a `serializer`, anything that
+                it takes.
+            headers: `(str, bytes)` pairs, or a dict of them.
+            timeout: seconds to wait while the forward table is full (None: as long as it takes).
+            order: `total` goes through the sequencer. `fifo` and `causal` go straight to the members, and need a
+                member with `casts`. Both keep their sender's order. `causal` also comes after everything that the
+                sender had delivered, and needs a view of a group with flush. Their receipts are resolved when the
+                message is written; until then, an outbox keeps it.
 
         Raises:
-            UsageError: the payload is not bytes or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
-                the group is closed, and the member did not `connect`; an order that can't be kept.
-            ForwardTableFull: nothing was sent; try again later.
-            Blocked: the same, since a flush of the group took so long.
-            Excluded: the same; the group has taken this member for dead, and it is joining again.
+            UsageError: the payload is not bytes or too long; a header is bad; the member is closed; the group is
+                closed, and the member did not `connect`; the order can't be kept.
+            ForwardTableFull: there was no room within `timeout`. Nothing was sent; try again later.
+            Blocked: a flush of the group took longer than `timeout`. Nothing was sent; try again later.
+            Excluded: the group has taken this member for dead, and it is joining again. Nothing was sent.
             Superseded: another process has started under this name.
-            BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
+            BrokerUnreachable: no broker answers while the call takes an incarnation, or checks an old one.
             EnvironmentProblem: the outbox can't be written.
         """
         self._sending.check_process()
@@ -81,7 +85,7 @@ class SendingHalf:
             seconds("timeout", timeout),
         )
         if self._quiet.is_mine:
-            raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
+            raise UsageError("no member may send in a flush, not even its requester: leave the `with` first.")
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
             raise UsageError(
@@ -95,12 +99,12 @@ class SendingHalf:
         return forwarder.cast(order, kept, checked, limit)
 
     def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
-        """Broadcast in total order, and return the seqno when this member has delivered it: that is its sending.
+        """Send a message in total order; return its seqno once this member has delivered it.
 
-        All that this member had sent or delivered before comes before it, everywhere; its next total and causal
-        messages come after, and a fifo message may overtake it. (Its own `deliveries()` give the message as any other:
-        it is delivered when they can.) `timeout`: seconds to wait for room, and again for the order. Raises as
-        `broadcast` and `Receipt.result` do.
+        At every member it comes after everything that this member had sent or delivered before, and before its next
+        total and causal messages; a fifo message may overtake it. (`deliveries()` returns it like any other: delivered
+        means that an iterator could return it.) `timeout` is in seconds, for room in the forward table, and again for
+        the order. Raises as `broadcast` and `Receipt.result` do.
         """
         receipt = self.broadcast(payload, headers, timeout)
         seqno = receipt.result(timeout)
@@ -116,19 +120,26 @@ class SendingHalf:
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
-        """Send a letter to one member of any site, such as a delivery's `sender`; returns as soon as it is numbered.
+        """Send a letter to one member, and no other; return its receipt at once, when the letter has its number.
 
-        Letters from one member to another arrive in the order of their sending, each once, also if the receiver does
-        not run now; `receipt.result()` returns when the letter is durable in Kafka. No sequencer is needed, and they
-        have no place in the total order. An outbox does not keep them. The first call takes an incarnation, as
-        `broadcast` does (with an outbox that is continued, one of the letters' own). While as many letters wait for
-        Kafka as the member's limits allow, it waits up to `timeout` seconds (None: as long as it takes).
+        Letters from one member to another arrive in the order of their sending, each once, even if the receiver does
+        not run now. They need no sequencer, and have no place in the total order. `receipt.result()` returns when the
+        letter is durable in Kafka; until then an outbox does not keep it. The first call takes an incarnation, as
+        `broadcast` does (letters have one of their own if the member continues an outbox).
+
+        Args:
+            address: the receiver, `SITE/NAME` (or `NAME` at the default site), such as a delivery's `sender`.
+            payload: as for `broadcast`.
+            headers: as for `broadcast`.
+            timeout: seconds to wait while as many letters wait for Kafka as the member's limits allow (None: as long
+                as it takes).
 
         Raises:
-            UsageError: a bad address, payload or header; the member is closed.
+            UsageError: the address, the payload or a header is bad; the member is closed.
             TopicMissing: this Kafka has no inbox topic of the receiver's site.
-            LetterTableFull: nothing was sent; try again later.
+            LetterTableFull: there was no room within `timeout`. Nothing was sent; try again later.
             Superseded: the outbox belongs to an incarnation that another process has superseded.
+            BrokerUnreachable: no broker answers while the call takes an incarnation.
         """
         self._sending.check_process()
         if not isinstance(address, str | Address):
@@ -143,11 +154,15 @@ class SendingHalf:
         return letters.send(receiver, kept, checked, limit)
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """Wait until everything broadcast so far is ordered; the seqno of the last.
+        """Wait until everything broadcast so far is ordered; return the last seqno, or None if nothing was pending.
 
-        None if there was nothing to wait for. What an outbox kept from an earlier run, and was not ordered before
-        this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
-        the group has taken this member for dead and some of it may be lost.
+        Messages that an outbox kept from an earlier run count, too, if they were not ordered before this start.
+        `timeout` is in seconds (None: as long as it takes).
+
+        Raises:
+            NotOrderedInTime: some were not ordered within `timeout`.
+            Excluded: the group has taken this member for dead, and some may be lost.
+            Superseded: another process has started under this name.
         """
         self._sending.check_process()
         return self._sending.wait_ordered(seconds("timeout", timeout))

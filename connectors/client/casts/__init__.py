@@ -1,1 +1,1 @@
-"""The casts of a sender, from `broadcast` until they are written."""
+"""Casts: a sender's messages in fifo and causal order, from `broadcast` until they are written."""

@@ -1,1 +1,1 @@
-"""The incarnations of a sender: how one begins, sends, ends, and what leads to the next."""
+"""The incarnations of a sender: how one begins, sends and ends, and how the next one takes over."""

@@ -1,1 +1,1 @@
-"""What outlives a process: its positions, its incarnation, its outbox."""
+"""State that outlives a process: positions, incarnation and outbox."""

@@ -1,1 +1,1 @@
-"""State transfer: where a joiner's deliveries begin, and how it gets the state before them."""
+"""State transfer: the start of a joiner's deliveries, and the application's state up to there."""

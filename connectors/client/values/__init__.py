@@ -1,1 +1,1 @@
-"""What an application passes and gets: messages, deliveries, letters, receipts."""
+"""Values that an application passes and gets: messages, deliveries, letters, receipts."""

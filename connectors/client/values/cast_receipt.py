@@ -1,4 +1,4 @@
-"""A receipt for a message in fifo or causal order: it is written, and each live member delivers it in its order."""
+"""The receipt for a message in fifo or causal order: resolved once the message is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from ordering.base.errors import AbcastError, NotWrittenInTime
 
 
 class CastReceipt(Promise):
-    """The promise of one cast: its local seqno among its sender's casts. A future, as `Receipt` is. Thread-safe."""
+    """The receipt for one message in fifo or causal order. Its number is the local seqno among the sender's casts.
+
+    It is resolved once: with that number, when the message is durable in the cast log, or with an error. From there
+    each live member delivers the message in its order. A `concurrent.futures.Future`, as `Receipt` is. Thread-safe.
+    """
 
     __slots__ = ("incarnation", "order", "sender")
 
@@ -24,12 +28,14 @@ class CastReceipt(Promise):
         return f"<CastReceipt of {self.sender}#{self.incarnation}, {self.order}: {state}>"
 
     def result(self, timeout: float | None = None) -> int:
-        """The message's local seqno among the casts of its sender's life, when it is durably in the cast log.
+        """Wait until the message is durable in the cast log; return its local seqno there.
 
-        Waits for that up to `timeout` seconds (None: as long as it takes).
+        Local seqnos count 1, 2, 3 … among the casts of one incarnation of the sender. `timeout` is in seconds (None: as
+        long as it takes).
 
         Raises:
-            NotWrittenInTime: not within `timeout`, or the member was closed before. It may still be written.
+            NotWrittenInTime: the message was not written within `timeout`, or the member was closed first. It may
+                still be written.
             Excluded: the group has taken the member for dead, and the message may be lost.
             UsageError: `timeout` is no number.
         """
@@ -42,5 +48,5 @@ class CastReceipt(Promise):
         )
 
     def resolve(self, local_seqno: int) -> None:
-        """It is written. The member calls this, holding the condition, which it then notifies."""
+        """Record that the message is written. Called by the member, which holds the condition and then notifies it."""
         self._succeed(local_seqno)

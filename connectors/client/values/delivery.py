@@ -15,13 +15,27 @@ _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 
 class Delivery(NamedTuple):
-    """One message. `seqno` counts 1, 2, 3 … in the group (views and the like take numbers too).
+    """A delivered message.
 
-    In fifo and causal `order` there is no seqno (0) and no epoch (0); `local_seqno` counts those of a life apart from
-    its total messages, and `forwarded_at_ms` says when the broker had it.
+    `(sender, incarnation, local_seqno)` identifies a message in total order, and one in fifo or causal order: it stays
+    the same however often the sender sends the message. A delivery is a tuple of 12 fields, in this order:
 
-    `forwarded_at_ms`: when the sequencer's broker had it from its sender; `sequenced_at_ms`: when it had it with its
-    seqno. Both by the broker's clock, in ms since the epoch. (0 where a ledger of an earlier version does not say.)
+    * `seqno`: the message's number in the group's total order, from 1 on. Views and other events take numbers, too. It
+      is 0 in fifo and causal order.
+    * `sender`: the sender's address, `SITE/NAME`. A letter can be sent to it.
+    * `incarnation`: the sender's incarnation; a sender that starts again has a higher one.
+    * `local_seqno`: counts 1, 2, 3 … in one incarnation; messages in fifo and causal order have a count of their own.
+    * `payload`: the bytes that were sent; at most MAX_PAYLOAD_BYTES.
+    * `headers`: the application's headers, as `(str, bytes)` pairs.
+    * `view_id`: in total order, the id of the view in force, 0 before the first; in fifo and causal order, the id of
+      the view in which it was sent, 0 in none.
+    * `epoch`: the epoch of the sequencer that ordered it; 0 in fifo and causal order.
+    * `forwarded_at_ms`: when a broker stored the message as its sender sent it; in total order, the sequencer's broker.
+    * `sequenced_at_ms`: when the sequencer's broker stored it with its seqno; 0 in fifo and causal order.
+    * `order`: `total`, `fifo` or `causal`.
+    * `deserializer`: the member's, for `value`.
+
+    Times are by that broker's clock, in ms since the Unix epoch; 0 if a ledger of an earlier version has none.
     """
 
     seqno: int
@@ -39,22 +53,23 @@ class Delivery(NamedTuple):
 
     @property
     def forwarded_at(self) -> datetime:
-        """`forwarded_at_ms` as a time, in UTC."""
+        """Return `forwarded_at_ms` as a time, in UTC."""
         return _EPOCH + timedelta(milliseconds=self.forwarded_at_ms)
 
     @property
     def sequenced_at(self) -> datetime:
-        """`sequenced_at_ms` as a time, in UTC."""
+        """Return `sequenced_at_ms` as a time, in UTC."""
         return _EPOCH + timedelta(milliseconds=self.sequenced_at_ms)
 
     @property
     def value(self) -> Any:
-        """What the member's `deserializer` makes of the payload: the payload itself, without one. Raises what it does.
+        """Return the payload as the member's `deserializer` reads it; without one, the payload. Raises what it raises.
 
-        So a payload that can't be read fails where it is used, and not in the loop that goes on to the next.
+        The deserializer is called here, not in the loop over deliveries. So an unreadable payload fails where it is
+        used, and the loop goes on to the next message.
         """
         return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 Place = tuple[int, int, Delivery | Event | None]
-"""One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""
+"""A place in the order: its seqno, the Kafka offset to read the next one from, the item for the application."""

@@ -1,4 +1,4 @@
-"""A letter, what one member sends to another one alone, as the receiver sees it; and the sender's receipt for it."""
+"""A letter, sent by one member to another one alone, as the receiver sees it; and the sender's receipt for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from ordering.base.records import Headers
 
 
 class Letter(NamedTuple):
-    """One letter. `local_seqno` counts 1, 2, 3 … per sender, incarnation and receiver."""
+    """A received letter.
+
+    `(sender, incarnation, local_seqno)` identifies it; `local_seqno` counts 1, 2, 3 … for each sender, incarnation and
+    receiver. `sender` is an address, `SITE/NAME`. `payload` has at most MAX_PAYLOAD_BYTES. `headers` are the
+    application's, as `(str, bytes)` pairs. `deserializer` is the member's, for `value`.
+    """
 
     sender: str
     incarnation: int
@@ -23,12 +28,16 @@ class Letter(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """As `Delivery.value`."""
+        """Return the payload as the member's `deserializer` reads it; without one, unchanged. Raises as that does."""
         return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 class LetterReceipt(Promise):
-    """The promise of one letter: its local seqno, once it is written. A future, as `Receipt` is. Thread-safe."""
+    """The receipt for one letter. Its number is the letter's local seqno.
+
+    It is resolved once: with that number, when the letter is durable in the sender's Kafka, or with an error. A
+    `concurrent.futures.Future`, as `Receipt` is. Thread-safe.
+    """
 
     __slots__ = ("incarnation", "local_seqno", "receiver")
 
@@ -43,13 +52,14 @@ class LetterReceipt(Promise):
         return f"<LetterReceipt of #{self.incarnation}.{self.local_seqno} to {self.receiver}: {state}>"
 
     def result(self, timeout: float | None = None) -> int:
-        """The letter's local seqno, when it is durably in the inbox log of the sender's own Kafka.
+        """Wait until the letter is durable in the inbox log of the sender's own Kafka; return its local seqno.
 
-        Waits for that up to `timeout` seconds (None: as long as it takes). From there the receiver takes it, now or
-        when it runs again; at a site with another Kafka, when a relay has brought it there.
+        From there the receiver takes it, now or when it runs again. At a site with another Kafka, a relay brings it
+        there first. `timeout` is in seconds (None: as long as it takes).
 
         Raises:
-            NotWrittenInTime: not within `timeout`, or the member was closed before. It may still be written.
+            NotWrittenInTime: the letter was not written within `timeout`, or the member was closed first. It may still
+                be written.
             UsageError: `timeout` is no number.
         """
         return super().result(timeout)
@@ -61,5 +71,5 @@ class LetterReceipt(Promise):
         )
 
     def resolve(self) -> None:
-        """The letter is written. Called by the sender, holding the condition, which it then notifies."""
+        """Record that the letter is written. Called by the sender, which holds the condition and then notifies it."""
         self._succeed(self.local_seqno)

@@ -1,4 +1,4 @@
-"""What an application may send: a payload, and headers of its own."""
+"""An application's message before it is sent: a payload, and headers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serializer = Callable[[Any], GivenPayload]
 
 
 def check_payload(payload: object, serializer: Serializer | None = None) -> bytes:
-    """The payload as it is kept and sent; what can change is copied. Raises UsageError if it can't be sent."""
+    """Return the payload's bytes; a mutable one is copied. Raises UsageError if it can't be sent."""
     if serializer is not None:
         try:
             payload = serializer(payload)
@@ -36,7 +36,7 @@ def check_payload(payload: object, serializer: Serializer | None = None) -> byte
 
 
 def check_headers(headers: GivenHeaders) -> Headers:
-    """The application's headers. Raises UsageError if it can't send them."""
+    """Return the application's headers as pairs. Raises UsageError if they can't be sent."""
     if headers == ():
         return ()
     try:

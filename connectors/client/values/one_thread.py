@@ -1,6 +1,7 @@
-"""Calls that are made one after the other in a thread of their own, which keeps no process from ending.
+"""Make calls one after another in a daemon thread.
 
-At its end Python waits for the threads of a ThreadPoolExecutor, also for one that waits for a message.
+A ThreadPoolExecutor would not do: at its end Python waits for the executor's threads, even for one that waits for a
+message.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 IDLE_S = 2.0
-"""So long the thread stays when nothing is to be done."""
+"""Seconds that an idle thread stays."""
 
 
 class OneThread:
-    """Thread-safe. It has a thread only while there is something to do, and a little longer."""
+    """A queue of calls, and a thread that exists only while there are some, and IDLE_S longer. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,7 +28,7 @@ class OneThread:
         self._is_running = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Make the call behind those that were given before."""
+        """Make the call after all earlier ones; return its future."""
         future: Future[T] = Future()
         with self._lock:
             self._calls.put((future, call))
@@ -50,7 +51,7 @@ class OneThread:
                 continue
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - it is that of whoever asked
+            except BaseException as error:  # noqa: BLE001 - the future hands it to the caller
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -1,12 +1,13 @@
-"""What a receipt is made of: a number that comes later, and a `concurrent.futures.Future` for those who want one.
+"""The base of all receipts: a number that comes later, and a `concurrent.futures.Future` of it on demand.
 
-Invariant. A promise is settled once, with its number or with an error, by the member's own threads, under the one
-condition that all of a member's promises share: making one takes no lock, and settling a thousand wakes who waits once.
+Invariant. A promise is settled once, with its number or with an error. The member's own threads settle it, under the
+one condition that all of a member's promises share. So making a promise takes no lock, and settling a thousand wakes
+each waiting thread once.
 
-It *becomes* a future when somebody first uses it as one (`add_done_callback`, `await`, `asyncio.wrap_future`,
-`concurrent.futures.wait`): then only it gets the lock and the lists that a `Future` has. No callback is called under a
-lock of ours: one thread of the process (`_settling`) settles these futures, in the order in which they were settled
-here. So a callback may do anything with the member, and a slow one holds up other callbacks only, never the order.
+A promise *becomes* a future when it is first used as one (`add_done_callback`, `await`, `asyncio.wrap_future`,
+`concurrent.futures.wait`). Only then does it get the lock and the lists of a `Future`. No callback runs under a lock of
+the member: one thread of the process (`_settling`) settles the futures, in the order in which their promises were
+settled. So a callback may do anything with the member, and a slow one delays other callbacks only.
 """
 
 from __future__ import annotations
@@ -26,53 +27,56 @@ _logger = logging.getLogger(__name__)
 
 
 def copied(error: AbcastError) -> AbcastError:
-    """A new exception like `error`: one instance raised in several threads would mix up their tracebacks."""
+    """Return a new exception like `error`: one instance raised in several threads would mix up their tracebacks."""
     again = type(error)(*error.args)
     again.__cause__ = error
     return again
 
 
 def raised_again(error: AbcastError) -> AbcastError:
-    """A copy for the application, which has heard of the error with that."""
+    """Copy the error for the application, and mark it as reported."""
     error.was_told = True
     return copied(error)
 
 
 class Promise(Future[int]):
-    """A number that comes later, unless an error does. Thread-safe. It can't be cancelled: what was sent, is sent."""
+    """A number or an error that comes later. Thread-safe. It can't be cancelled, since a sent message can't."""
 
     __slots__ = ("_changed", "_error", "_is_future", "_number")
 
     def __init__(self, changed: threading.Condition) -> None:
-        # No super().__init__(): see above.
+        # No super().__init__(): `_become_future` calls it.
         self._changed = changed
         self._number = 0
         self._error: AbcastError | None = None
         self._is_future = False
 
     def done(self) -> bool:
-        """Whether `result` would answer at once."""
+        """Whether `result` returns or raises without waiting."""
         return bool(self._number) or self._error is not None
 
     def result(self, timeout: float | None = None) -> int:
-        """The number. Waits for it, up to `timeout` seconds (None: as long as it takes)."""
+        """Wait for the number and return it. `timeout` is in seconds (None: as long as it takes)."""
         error = self._outcome(timeout)
         if error is not None:
             raise error
         return self._number
 
     def exception(self, timeout: float | None = None) -> AbcastError | None:
-        """The error for which there will be no number; None if there is one. Waits like `result`, and raises as it."""
+        """Return the error for which there will be no number, or None if there is one.
+
+        It waits as `result` does, and raises as it if neither comes within `timeout` seconds.
+        """
         return self._outcome(timeout)
 
     def __await__(self) -> Generator[object, None, int]:
-        """The number, as `result` has it, without holding up the event loop."""
+        """Return the number, as `result` does, without blocking the event loop."""
         if not self.done():
             yield from asyncio.wrap_future(self).__await__()
         return self.result()
 
     def _outcome(self, timeout: float | None) -> AbcastError | None:
-        """The error, or None when the number is there."""
+        """Wait, and return the error, or None if there is a number."""
         limit = seconds("timeout", timeout)
         if not self.done():
             with self._changed:
@@ -84,10 +88,10 @@ class Promise(Future[int]):
         raise self._late(limit)
 
     def _late(self, timeout: float) -> AbcastError:
-        """What is raised when it was not settled in time."""
+        """Return the error to raise if the promise was not settled within `timeout` seconds."""
         raise NotImplementedError
 
-    # --- what the member calls, holding the condition, which it then notifies ---
+    # --- called by the member, which holds the condition and then notifies it ---
 
     def _succeed(self, number: int) -> None:
         self._number = number
@@ -95,7 +99,7 @@ class Promise(Future[int]):
             _settling.put(self)
 
     def fail(self, error: AbcastError) -> None:
-        """The number will never be known. The member calls this."""
+        """Settle with an error: the number will never be known. Called by the member."""
         self._error = error
         if self._is_future:
             _settling.put(self)
@@ -108,13 +112,13 @@ class Promise(Future[int]):
             if self._is_future:
                 return
             super().__init__()
-            self.set_running_or_notify_cancel()  # and from here on nobody can cancel it
+            self.set_running_or_notify_cancel()  # from here on it can't be cancelled
             self._is_future = True
             if self.done():
                 self._settle()
 
     def _settle(self) -> None:
-        """Call the callbacks, wake who waits for the future."""
+        """Call the callbacks; wake the threads that wait for the future."""
         if self._error is not None:
             self.set_exception(copied(self._error))
         else:
@@ -122,10 +126,10 @@ class Promise(Future[int]):
 
 
 class _FuturesOwn:
-    """An attribute that every `Future` has: asking for the first of them makes the promise a future.
+    """An attribute of every `Future`. Reading the first one makes the promise a future.
 
-    From then on it stands in the instance, where Python finds it before this. (`__getattr__` would do the same, and
-    make every other attribute slow.)
+    From then on Python finds the attribute in the instance, before this descriptor. (`__getattr__` would do the same,
+    but make every other attribute slow.)
     """
 
     def __init__(self, name: str) -> None:
@@ -162,7 +166,7 @@ class _Settling:
             try:
                 self._promises.get()._settle()  # noqa: SLF001 - it is a part of the promise
             except BaseException:
-                # Of a callback, `Future` lets only this through (sys.exit, say): it must not end those of others.
+                # `Future` catches a callback's Exceptions. Anything else (sys.exit, say) must not end this thread.
                 _logger.exception("a callback of a receipt failed")
 
 
@@ -170,7 +174,7 @@ _settling = _Settling()
 
 
 def begin_anew() -> None:
-    """In a fork: what its parent was about to settle is settled there, and by nobody a second time."""
+    """Start afresh in a forked child: the parent settles its own promises."""
     global _settling
     _settling = _Settling()
 

@@ -1,4 +1,4 @@
-"""A receipt: what `broadcast` returns, and where the sender learns the number its message was given."""
+"""The receipt that `broadcast` returns: it tells the sender the seqno of its message."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from ordering.base.records import MessageId
 from ordering.membership.membership import MemberIncarnation
 
 ASKS_AFTER_S = 1.0
-"""Who waits for less, waits again and again: then nobody looks why."""
+"""Seconds of waiting after which an error says why. A shorter wait is a poll, and asking Kafka would slow it down."""
 
 
 class Receipt(Promise):
-    """The promise of one broadcast: its seqno. Thread-safe, and a `concurrent.futures.Future` of it.
+    """The receipt for one message in total order. Its number is the message's seqno in the group.
 
-    It is *resolved* once: with the seqno, when the message's own DATA was seen, or with the error for which that
-    will never be seen (the member was superseded or closed). `message_id` changes if a later life of the member sends
-    the message again. `add_done_callback`, `await receipt`, `asyncio.wrap_future` and `concurrent.futures.wait` work
-    as with any future; callbacks run one after another in one thread of the process, so let them be short.
+    It is resolved once: with the seqno, when the member has read its own message from DATA, or with an error (the
+    member was superseded, excluded or closed). `result(timeout)` waits for it.
+
+    It is a `concurrent.futures.Future`: `add_done_callback`, `await receipt`, `asyncio.wrap_future` and
+    `concurrent.futures.wait` work as with any other. It can't be cancelled. Callbacks run one after another in one
+    thread of the process, so keep them short. Thread-safe.
     """
 
-    __slots__ = ("_life", "_local_seqno", "_why")
+    __slots__ = ("_incarnation", "_local_seqno", "_why")
 
     def __init__(
-        self, life: MemberIncarnation, local_seqno: int, changed: threading.Condition, why: Callable[[], str] = str
+        self,
+        incarnation: MemberIncarnation,
+        local_seqno: int,
+        changed: threading.Condition,
+        why: Callable[[], str] = str,
     ) -> None:
-        """`why`: looks whether the group's sequencer is alive, and says so in a sentence if it is not, else ""."""
+        """Make a receipt. `why` returns a sentence that says why nothing is ordered (no sequencer runs), or ""."""
         super().__init__(changed)
-        self._life = life
+        self._incarnation = incarnation
         self._local_seqno = local_seqno
         self._why = why
 
@@ -39,21 +45,26 @@ class Receipt(Promise):
 
     @property
     def message_id(self) -> MessageId:
-        """What makes it the same message, however often it is sent."""
-        return MessageId(*self._life, self._local_seqno)
+        """Return the id of the message: `(sender, incarnation, local_seqno)`, the same however often it is sent.
 
-    def renumber(self, life: MemberIncarnation, local_seqno: int) -> None:
-        """That life sends it again, as that. The member calls this."""
-        # One step for who reads both: Python changes threads at calls and at jumps back only.
-        self._life, self._local_seqno = life, local_seqno
+        It changes only if a later incarnation of the member has to send the message under a number of its own.
+        """
+        return MessageId(*self._incarnation, self._local_seqno)
+
+    def renumber(self, incarnation: MemberIncarnation, local_seqno: int) -> None:
+        """Note that `incarnation` sends the message again, as its `local_seqno`. Called by the member."""
+        # A reader sees both or neither: Python switches threads at calls and backward jumps only.
+        self._incarnation, self._local_seqno = incarnation, local_seqno
 
     def result(self, timeout: float | None = None) -> int:
-        """The message's seqno. Waits for it, up to `timeout` seconds (None: as long as it takes).
+        """Wait until the message is ordered; return its seqno, 1 or more.
 
-        When it returns, the message is ordered and durable: every live member delivers it.
+        The message is then durable, and every live member delivers it. `timeout` is in seconds (None: as long as it
+        takes).
 
         Raises:
-            NotOrderedInTime: not within `timeout`, or the member was closed before. It may still be ordered.
+            NotOrderedInTime: the message was not ordered within `timeout`, or the member was closed first. It may
+                still be ordered.
             Excluded: the group has taken the member for dead, and the message may be lost.
             Superseded: another process has started under this member's name; the message may be lost.
             UsageError: `timeout` is no number.
@@ -69,5 +80,5 @@ class Receipt(Promise):
         )
 
     def resolve(self, seqno: int) -> None:
-        """The message was ordered as `seqno`. The member calls this, holding the condition, which it then notifies."""
+        """Record the message's seqno. Called by the member, which holds the condition and then notifies it."""
         self._succeed(seqno)

@@ -1,4 +1,4 @@
-"""How much a sender may have on its way, and when it sends again."""
+"""Limits of the messages that a sender has in flight, and the time after which it sends them again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ordering.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class SendingLimits:
-    """Bounds of the forward table (records, bytes), and seconds without progress after which it is sent again."""
+    """Bounds of the forward table, in records and bytes, and the seconds without progress before it is sent again."""
 
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
     resend_after_s: float = 20.0
-    """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
+    """Longer than a takeover takes: Kafka hardly ever loses an acknowledged record, so a second copy would be waste."""
 
     def validate(self) -> None:
-        """Raises UsageError."""
+        """Check all limits. Raises UsageError."""
         for name in ("max_pending_records", "max_pending_bytes"):
             if number(name, getattr(self, name)) <= 0:
                 raise UsageError(f"{name} must be greater than 0.")

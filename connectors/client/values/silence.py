@@ -1,4 +1,4 @@
-"""When a reader of a log that goes on may stop waiting."""
+"""The time without an item after which a reader of a growing log stops."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 
 
 class Silence:
-    """Counts the seconds since something came, and tells when they are enough.
+    """A timer of silence: over when no item has come for `limit` seconds.
 
-    They count only from when everything was read that stood in the log at the start: a slow broker is not silence, so
-    even a `limit` of 0 gives all that is there. If Kafka gives nothing of that for `patience` seconds, it is over too.
+    A slow broker is not silence. So the seconds count only once the reader has read everything that the log had at the
+    start: even a `limit` of 0 lets it read all of that. Before, it is over only if Kafka returns nothing for `patience`
+    seconds.
     """
 
     def __init__(self, limit: float | None, patience: float) -> None:
-        """`limit`: None, and it never ends."""
+        """`limit` and `patience` are in seconds. With a `limit` of None it is never over."""
         self._limit = limit
         self._patience = patience
         self._position = 0
@@ -21,19 +22,19 @@ class Silence:
         self._broken_at = time.monotonic()
 
     def expect(self, end: int) -> None:
-        """Reading begins; the log ends at this offset. The first call counts: what comes later is not waited for."""
+        """Note the log's end offset at the start of reading. Later calls change nothing."""
         if self._end_at_start is None:
             self._end_at_start = end
             self.broken(time.monotonic())
 
     def read_up_to(self, position: int) -> None:
-        """Everything below this offset was read."""
+        """Note that everything below this offset was read."""
         if self._position < position and not self._knows_all:
             self.broken(time.monotonic())
         self._position = position
 
     def broken(self, now: float) -> None:
-        """The application had something. `now`: of the monotonic clock."""
+        """Note that the application got an item at `now`, in seconds of the monotonic clock."""
         self._broken_at = now
 
     @property
@@ -42,7 +43,7 @@ class Silence:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was silent for long enough."""
+        """Whether it has been silent for long enough."""
         if self._limit is None:
             return False
         limit = self._limit if self._knows_all else max(self._limit, self._patience)

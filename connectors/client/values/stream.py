@@ -1,12 +1,12 @@
-"""What an application iterates: its messages, or its letters.
+"""The iterator that an application gets: over its messages, or over its letters.
 
-One item at a time is *in hand*: the one that was given last. It is *taken* when the application asks for the next one,
-or says so (`taken`). Whatever else ends the loop (an exception, `break`, `close`, the end of the process) leaves it not
-taken: who goes on later gets it again. So an application never loses what it was in the midst of.
+The item returned last is *in hand*. It is *taken* when the application asks for the next one, or calls `taken`.
+Anything else that ends the loop (an exception, `break`, `close`, the end of the process) leaves it untaken, and the
+next iterator returns it again. So an application never loses the item that it was working on.
 
-A stream that nobody has any more is closed. That takes locks and waits for Kafka. Where the garbage collector has found
-it (an exception that was kept has its traceback, and so the stream), that may be in any thread, also one that holds
-these locks or that Kafka's library answers with. Then a thread of its own closes it.
+A stream is closed when the last reference to it goes. Closing takes locks and waits for Kafka. The garbage collector
+may find a stream in any thread (a kept exception has its traceback, and so the stream): also in one that holds these
+locks, or in a thread of Kafka's library. Then a new thread closes it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from connectors.client.values.letter import Letter
 from ordering.base.errors import UsageError
 
 _TWO_THREADS = "generator already executing"
-"""How Python says that two threads are in one generator."""
+"""The text of Python's ValueError when two threads are in one generator."""
 
 _collecting: int | None = None
-"""The thread in which the garbage collector runs."""
+"""The id of the thread in which the garbage collector runs, if it does."""
 
 
 def _note_collection(phase: str, _: object) -> None:
@@ -41,29 +41,34 @@ T = TypeVar("T", covariant=True)
 
 
 class LogPass(Protocol[T]):
-    """One pass through a log: what a stream is made of."""
+    """A pass through a log, behind a stream."""
 
     finished: threading.Event
-    """It holds nothing open any more."""
+    """Set when the pass holds nothing open any more."""
 
     def run(self) -> Iterator[T]:
-        """The items. Called once."""
+        """Yield the items. Called once."""
 
     def stop(self) -> None:
         """End `run`, from any thread."""
 
     def take(self) -> None:
-        """What is in hand counts as taken."""
+        """Count the item in hand as taken."""
 
 
 class Stream(Generic[T]):
-    """An iterator, for one thread. Closed when nobody has it any more, and when its member is closed."""
+    """An iterator over deliveries or letters, for one thread.
+
+    The item returned last is *in hand*. It is *taken* when the next one is asked for, or when `taken` is called. The
+    next iterator returns an untaken item again. The stream is closed by `close`, with its member, and when the last
+    reference to it goes.
+    """
 
     def __init__(self, run: LogPass[T], deserializer: Deserializer | None = None) -> None:
-        """`deserializer`: for the `value` of what it gives."""
+        """`deserializer` makes the `value` of each item."""
         self._run = run
         self._items = run.run()
-        # It has the items until then, so that the collector does not end them by itself.
+        # The finalizer refers to the items, so that the collector does not close them by itself.
         self._abandoned = weakref.finalize(self, _abandon, self._items)
         self._abandoned.atexit = False
         self._deserializer = deserializer
@@ -72,7 +77,10 @@ class Stream(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """The next item; the one before it is taken. Raises UsageError if another thread is waiting for it."""
+        """Take the item in hand; wait for the next one and return it.
+
+        Raises UsageError if another thread waits for it, and as `Member.deliveries` or `Member.inbox` says.
+        """
         try:
             item = next(self._items)
         except ValueError as error:
@@ -84,13 +92,13 @@ class Stream(Generic[T]):
         return item
 
     def taken(self) -> None:
-        """The item in hand has done its work. Remembered when the next one is asked for, or the stream is closed."""
+        """Count the item in hand as taken. Kafka learns of it when the next one is asked for, or at `close`."""
         self._run.take()
 
     def close(self) -> None:
-        """Remember what was taken, disconnect. The item in hand is not taken, unless `taken` was called.
+        """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called.
 
-        Raises UsageError if another thread is waiting for the next one: `stop` ends that.
+        Raises UsageError if another thread waits for the next item: `stop` ends that.
         """
         try:
             self._items.close()  # type: ignore[attr-defined]
@@ -100,11 +108,11 @@ class Stream(Generic[T]):
             raise UsageError("another thread waits for this iterator's next item: stop() ends that.") from None
 
     def stop(self) -> None:
-        """Let the application's loop end when it asks for the next item, from any thread."""
+        """End the application's loop when it next asks for an item. May be called from any thread."""
         self._run.stop()
 
     def end(self, timeout: float) -> None:
-        """Close it after `stop`, or where another thread is about to get the next item, wait until that has ended."""
+        """Close the stream after `stop`. If another thread is in it, wait up to `timeout` seconds for its end."""
         try:
             self.close()
         except UsageError:
