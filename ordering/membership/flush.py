@@ -1,18 +1,15 @@
-"""The flush: all members finish what they have to say, are quiet, and then go on. A state machine as a table.
+"""The flush: all members finish sending, are quiet, and go on. A state machine as a table.
 
 Source: FLUSH (docs/sources.md), "Design change: flushing and block() / unblock() callbacks" and "Crash handling during
 FLUSH".
 
-The sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
-
     START_FLUSH       every member calls block(), which may still broadcast
-    FLUSH_OK          a member's last message: it stands behind all its others (FIFO)
+    FLUSH_OK          a member's last message, behind all its others (FIFO)
     FLUSH_COMPLETED   all have answered, and no member sends. The requester has its quiet point (SUSPEND_OK)
     STOP_FLUSH        unblock(): all members send again
 
-The events are DATA records, so every reader of the log goes through the same phases at the same seqnos, and a
-sequencer that takes over goes on in the phase where the log ends. An event that the table does not list changes
-nothing.
+Invariant. The events are DATA records, so all readers pass through the same phases at the same seqnos. After a crash
+the next sequencer goes on in the phase where the log ends. docs/protocols/flush.md has the picture and the proof.
 """
 
 from __future__ import annotations
@@ -25,15 +22,15 @@ from ordering.base.records import FLUSH_COMPLETED, FLUSH_OK, START_FLUSH, STOP_F
 
 
 class FlushPhase(Enum):
-    """Where a flush is."""
+    """The phase of a flush."""
 
-    RUNNING = "running"  # there is none: all members send
+    RUNNING = "running"  # no flush: all members send
     BLOCKING = "blocking"  # block() was called; not all have answered
     BLOCKED = "blocked"  # all have answered; the requester has its quiet point
 
 
 RERUN = "rerun"
-"""START_FLUSH of the sequencer itself in the middle of a flush whose requester is gone: from scratch."""
+"""The sequencer's own START_FLUSH in the middle of a flush whose requester is gone: the flush starts over."""
 
 TRANSITIONS: dict[tuple[FlushPhase, str], FlushPhase] = {
     (FlushPhase.RUNNING, START_FLUSH): FlushPhase.BLOCKING,
@@ -48,10 +45,10 @@ TRANSITIONS: dict[tuple[FlushPhase, str], FlushPhase] = {
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """The flush in hand. `id` is the seqno of its START_FLUSH, 0 in the phase RUNNING.
+    """The flush that runs now. `id` is the seqno of its START_FLUSH, 0 in the phase RUNNING.
 
-    `requested`: a member asked for it and ends it (`member.flush()`); else it is the sequencer's own, for a view, in
-    the name of the oldest member that stays. `answered` are the addresses whose FLUSH_OK is in.
+    `requested`: a member asked for it and ends it (`member.flush()`). Otherwise the sequencer runs it for a view, in
+    the name of the oldest member that stays. `answered` has the addresses of the members whose FLUSH_OK was read.
     """
 
     phase: FlushPhase = FlushPhase.RUNNING
@@ -61,24 +58,24 @@ class Flush:
     answered: tuple[str, ...] = ()
 
     def allows(self, event: str) -> bool:
-        """Whether the event is one of the phase."""
+        """Whether the phase has a transition for the event."""
         return (self.phase, event) in TRANSITIONS
 
     def start(self, seqno: int, requester: str, *, requested: bool) -> Flush:
-        """START_FLUSH, or the same from scratch."""
+        """Apply START_FLUSH: a new flush, or the running one from scratch."""
         phase = self._next(START_FLUSH if self.phase is FlushPhase.RUNNING else RERUN)
         return Flush(phase, seqno, requester, requested)
 
     def answer(self, address: str) -> Flush:
-        """FLUSH_OK of a member."""
+        """Apply a member's FLUSH_OK."""
         return replace(self, phase=self._next(FLUSH_OK), answered=(*self.answered, address))
 
     def complete(self) -> Flush:
-        """FLUSH_COMPLETED."""
+        """Apply FLUSH_COMPLETED."""
         return replace(self, phase=self._next(FLUSH_COMPLETED))
 
     def stop(self) -> Flush:
-        """STOP_FLUSH."""
+        """Apply STOP_FLUSH."""
         return Flush(self._next(STOP_FLUSH))
 
     def _next(self, event: str) -> FlushPhase:

@@ -1,30 +1,13 @@
-"""Time as the log tells it: where and when each member was heard, in the course of one `step`.
+"""The log's clock: where and when each member was last heard, in the course of one `step`.
 
-`Membership.clock` has how much time has gone by in each forward partition, and `stamped` the broker timestamp of its
-last record. `heard` has where and when, by that clock, each member was last heard. `announced_ms` has when, in each
-partition, a tick first knew of the flush in hand. DATA has nothing of it.
+`Membership.clock` has the time that has passed in each forward partition, and `stamped` the broker timestamp of its
+last record. `heard` has the partition and time of each member's last record, by that clock. `announced_ms` has the
+time, in each partition, of the first tick that knows of the running flush. None of these is in DATA.
 
-*Steps are counted.* A partition's clock goes by the steps from each timestamp to the next one: forward by
-LONGEST_STEP_MS at most, and never back. So a leader whose clock is hours ahead or behind, once or for ever, costs a
-step or two. And a standstill is not a silence: while there are members, the job writes a tick into each partition
-every second. Where the next record comes later, no process could write (the broker was away, say), and the rest of that
-time does not count.
-
-*Clocks of several partitions have nothing in common.* Only times of one partition are compared. Who was heard nowhere
-yet may write to any partition: it is silent when all of them have gone on without it since its time began. There they
-are set to one time (`even`), which changes no time that is running.
-
-*A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
-So a sequencer that works off a backlog, in which the log's clock runs fast, gives all members the time to answer. The
-time is over when it is over in every partition, as an answer may stand in each of them.
-
-*What is read again tells no time.* A takeover may read FORWARD again from long ago: from the last snapshot, or all of
-it if only the ledger tells the state. Today's members have no heartbeats there, and the clock runs fast. So up to the
-`horizon`, where FORWARD ended at the takeover, no member is heard and no clock goes (`before_horizon`, each batch).
-
-*Who is absent is not waited for.* Where sites agree, they may go on without one. Nothing from its partitions is ordered
-then: their clocks stand still, so no member there would ever be late, and no flush either. So members of absent sites
-count as not heard for long, and those partitions tell no time (`without_sites`).
+Invariant. A clock advances by the steps from one timestamp to the next, by at most LONGEST_STEP_MS each, and never
+back. So no jump of a broker's clock makes a member silent. Only times of one partition are compared. Records before the
+`horizon`, where FORWARD ended at the takeover, advance no clock: a crash costs each member a new grace period.
+docs/protocols/membership.md ("Time") has the reasons.
 """
 
 from __future__ import annotations
@@ -38,25 +21,26 @@ from ordering.base.records import LEAVE, Forward, Partition
 from ordering.membership.membership import LONG_AGO_MS, LastHeard, Membership
 
 LONGEST_STEP_MS = 2_000
-"""Between two records of a partition no more than this counts; a tick comes every second."""
+"""Longest time that counts between two records of a partition, in ms. A tick comes every second."""
 
 LONGEST_PAUSE_MS = 3_600_000
-"""The same for the age of a snapshot, which goes on in a group without members: there no ticks come."""
+"""Longest time that counts between two records for the age of a snapshot, in ms. It is long because a group without
+members gets no ticks."""
 
 
 class Age(NamedTuple):
-    """How much time has gone by in a partition since the last snapshot; `at_ms`: the timestamp of its last record."""
+    """The time in a partition since the last snapshot, in ms. `at_ms`: the timestamp of the partition's last record."""
 
     at_ms: int
     since_ms: int = 0
 
     def at(self, at_ms: int) -> Age:
-        """Return the age when the next record has come."""
+        """Return the age at the next record, whose timestamp is `at_ms`."""
         return Age(at_ms, self.since_ms + min(max(at_ms - self.at_ms, 0), LONGEST_PAUSE_MS))
 
 
 class Watch:
-    """Hears the records of a `step`, one by one. It keeps no time while there are no members."""
+    """The clock during a `step`, advanced record by record. It is off while there are no members."""
 
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
@@ -65,7 +49,7 @@ class Watch:
         self.follow(membership)
 
     def follow(self, membership: Membership) -> None:
-        """Take the members and relays to be heard from here on."""
+        """Watch the members and relays of `membership` from here on."""
         self.is_on = membership.is_watched
         self.lives = dict(membership.members)
         self.relays = set(membership.relays)
@@ -74,7 +58,7 @@ class Watch:
             self.heard, self.clock, self.stamped, self.announced_flush, self.announced_ms = {}, {}, {}, 0, {}
 
     def hear(self, record: Forward) -> None:
-        """A well-formed record, whatever becomes of it."""
+        """Take the time of a well-formed record, whether or not it will be ordered."""
         if not self.is_on:
             return
         partition = record.source.topic_partition
@@ -94,7 +78,7 @@ class Watch:
         self.announced_ms.setdefault(partition, at_ms)
 
     def applied(self, membership: Membership) -> Membership:
-        """The membership with what was heard."""
+        """Return the membership with the times of this step."""
         if not self.is_on:
             return membership.without_time()
         if not self.flush_id:
@@ -110,12 +94,12 @@ class Watch:
 
 
 def time_in(clock: Mapping[Partition, int], partition: Partition) -> int:
-    """The time of a partition. One that tells its first begins with the others."""
+    """Return the time of a partition. A new partition starts at the time of the slowest one."""
     return clock[partition] if partition in clock else min(clock.values(), default=0)
 
 
 def even(membership: Membership) -> Membership:
-    """The clocks of all partitions set to the time of the foremost, with all that is measured by them."""
+    """Return the membership with all clocks set to the foremost. Times measured by them move along."""
     clock = membership.clock
     now_ms = max(clock.values(), default=0)
     later: dict[Partition | None, int] = {
@@ -136,13 +120,13 @@ def even(membership: Membership) -> Membership:
 
 
 def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -> Membership:
-    """A membership that has a horizon, after a batch: it forgets the time, and the horizon where it is reached."""
+    """Return a membership with a horizon as it is after a batch: without time, and without the parts reached."""
     ahead = {partition: end for partition, end in membership.horizon.items() if positions.get(partition, 0) < end}
     return replace(membership.without_time(), horizon=ahead)
 
 
 def without_sites(membership: Membership, sites: Collection[str]) -> Membership:
-    """The membership behind records that were ordered while these sites were absent."""
+    """Return the membership after records that were ordered while these sites were absent."""
     if not sites or not membership.is_watched:
         return membership
     silent = {

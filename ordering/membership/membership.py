@@ -1,44 +1,16 @@
-"""Membership: who is in the group, as a function of the log. Views, and what leads from one to the next.
+"""Membership of a group as a function of the log: members, settings, flush, remote views.
 
 Source: FLUSH (docs/sources.md), "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
 
-A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted by its local seqno, as a message is, and
-becomes DATA. It keeps its kind if it changes something; else it becomes `refused`, with the reason. At the end of a
-batch `ordering.membership.view_change` decides what follows from all that: a view, a step of a flush. These are DATA,
-too.
+A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted by its local seqno, like a message. It
+becomes DATA of its kind if it changes something, and else `refused`, with the reason. At the end of a batch
+`ordering.membership.view_change` decides what follows: a view, or a step of a flush. These are DATA, too.
 
-Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
-the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
-takes over folds the same records. So it knows the members that wait to join and those that have answered, and decides
-at the end of its next batch what its predecessor did not.
-
-*Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the steps of the
-broker's timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
-(`ordering.membership.log_time`) is not part of DATA. After a takeover every member has a whole grace period, which
-begins when everything is considered that stood in FORWARD then (the horizon). Any record advances the clock of its
-partition; the job writes a tick, a heartbeat of its own, into each.
-
-*Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
-suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
-drops their records as duplicates. If the member is alive, it starts a new life, and sends there what was not ordered
-before that view. So each message comes, and comes once.
-
-*Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
-The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.
-Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
-come back. A member that starts again takes the time as its incarnation, which is above the floor. Other rows are
-dropped if somebody asks for it (`ordering.membership.forgetting`).
-
-*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own. Their
-incarnation is the epoch of the view, and their local seqno is its id. A record that is higher than the relay's received
-row is accepted, and need not be the next one, as retention may have dropped some. All others are repeats, or come from
-a sequencer that was fenced there. `remote` changes by `fold` alone, as `members` does. Remote members take no part in
-flushes. `closed` does not concern them: who may send is decided where a message is first ordered.
-
-A relay is heard as members are, by the clock of its partition. When it falls silent, or leaves, the sequencer decides
-an empty remote view for its site. When it is heard after that, the sequencer decides one with the last known members. A
-`leave` only makes the relay count as not heard for long. If a crash loses that, the clock finds the silence. A relay's
-incarnations have no floor, and its row is never dropped: there are as many relays as neighbours.
+Invariant. Only `fold(membership, DATA record)` changes members, settings, flush and remote views, both in the sequencer
+that decides the record and in every reader. So a sequencer that takes over after a crash has the same joiners and
+answers, and decides at the end of its next batch what its predecessor did not. Times (`ordering.membership.log_time`)
+are not in DATA: after a takeover every member has a whole grace period.
+docs/protocols/membership.md has the rules for incarnations that are over, kept rows, and remote views.
 """
 
 from __future__ import annotations
@@ -76,10 +48,10 @@ from ordering.membership.flush import NO_FLUSH, Flush, FlushPhase
 from ordering.membership.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
 
 MAX_LEFT = 1_000
-"""Received rows that are kept of members that left, at most."""
+"""Largest number of received rows kept for members that left."""
 
 LONG_AGO_MS = -MAX_NUMBER
-"""When a relay that has taken its leave was heard: before any `suspect_after_ms`."""
+"""The time at which a relay that has left counts as last heard: longer ago than any `suspect_after_ms`."""
 
 NOT_A_MEMBER = "the group is closed and the sender is not a member"
 
@@ -117,7 +89,7 @@ class RemoteSite(NamedTuple):
 
 
 class LastHeard(NamedTuple):
-    """A member's newest record: in which partition (None: nowhere yet), and when (ms)."""
+    """The partition (None: nowhere yet) and the time (ms) of a member's newest record."""
 
     partition: Partition | None
     at_ms: int
@@ -125,14 +97,14 @@ class LastHeard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a group's operator decides.
+    """The settings of a group, which its operator decides.
 
-    closed: only members may send; what others send is a dead letter.
+    closed: only members may send; a message of another sender is a dead letter.
     flush: every view is installed inside a flush, so that a message is delivered in the view in which it was sent.
-    suspect_after_ms: how long a member may be silent, by the log's clock. Its client sends a heartbeat each second.
-    flush_timeout_ms: how long a flush may take, by the log's clock, from when START_FLUSH is known to be written.
+    suspect_after_ms: longest silence of a member, by the log's clock. Its client sends a heartbeat each second.
+    flush_timeout_ms: longest flush, by the log's clock, counted from the first tick that knows of START_FLUSH.
 
-    `unknown` are those that a later version has decided, with their JSON values. They are kept, and change nothing.
+    `unknown` has the settings of later versions, with their JSON values. They are kept, and change nothing.
     """
 
     closed: bool = False
@@ -142,15 +114,15 @@ class Settings:
     unknown: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def known(self) -> dict[str, Any]:
-        """Return those that this version knows, as JSON values."""
+        """Return the settings that this version knows, as JSON values."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def to_json(self) -> bytes:
-        """As the payload of a `settings` record."""
+        """Return the payload of a `settings` record."""
         return canonical_json(self.known())
 
     def decided(self, raw: bytes) -> Settings:
-        """Return them `updated` by a record of DATA: what a later version has decided is kept. Raises UsageError."""
+        """Return the settings `updated` by a record of DATA, which may have later settings, too. Raises UsageError."""
         changes = _changes(raw)
         unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
         mine = {name: value for name, value in changes.items() if name not in unknown}
@@ -158,7 +130,7 @@ class Settings:
         return replace(after, unknown={**self.unknown, **unknown}) if unknown else after
 
     def updated(self, raw: bytes) -> Settings:
-        """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
+        """Return the settings changed by the JSON object `raw`. Raises UsageError."""
         changes = _changes(raw)
         if not set(_SETTINGS).issuperset(changes):
             raise UsageError(_NOT_SETTINGS)
@@ -176,7 +148,7 @@ _NOT_SETTINGS = f"settings are a JSON object with some of {', '.join(sorted(_SET
 
 
 def _changes(raw: bytes) -> dict[str, Any]:
-    """Return what a `settings` record says. Raises UsageError."""
+    """Parse a `settings` record. Raises UsageError."""
     try:
         changes = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -188,13 +160,13 @@ def _changes(raw: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Membership:
-    """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
+    """The sequencer's knowledge of a group's members; see the module. `members` are in order of age, oldest first.
 
-    `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
-    in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
-    all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
-    `heard`, `clock` and `stamped` are explained in `ordering.membership.log_time`. `unknown` is what a snapshot of a
-    later version says besides, as JSON values.
+    `announced_flush` is the newest flush that a tick knows of, and `announced_ms` has the time of the first such tick
+    in each partition. `horizon` has the end of each forward partition at the takeover; it is empty once all records
+    before it are considered. `lives_over` has the incarnation of each sender whose newest incarnation is over.
+    `ordering.membership.log_time` explains `heard`, `clock` and `stamped`. `unknown` has the other fields of a later
+    version's snapshot, as JSON values.
     """
 
     settings: Settings = Settings()
@@ -216,25 +188,25 @@ class Membership:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there are members here or at a neighbouring site, or a flush is in hand, so that the time matters."""
+        """Whether time matters: there are members here or at a neighbouring site, or a flush runs."""
         return bool(self.members or self.joining or self.flush.id or any(site.members for site in self.remote.values()))
 
     @property
     def relays(self) -> list[str]:
-        """The addresses of the relays that have told a view of their site."""
+        """The addresses of the relays that have brought a view of their site."""
         return [relay_of(site) for site in self.remote]
 
     @property
     def now_ms(self) -> int | None:
-        """The log's clock for the whole group: that of the partition that is furthest behind."""
+        """The log's clock for the whole group: the clock of the slowest partition."""
         return min(self.clock.values(), default=None)
 
     @property
     def is_late(self) -> bool:
-        """Whether the flush in hand has taken longer than it may.
+        """Whether the running flush has taken longer than it may, by the clock of every partition.
 
-        A partition that has not gone on so far may be read late, with an answer in it; or no process can write there.
-        So it is waited for until another one has gone on for twice as long.
+        A slow partition may be read late, with an answer in it, or no process can write there. So the flush waits for
+        it until another partition's clock has counted twice the limit.
         """
         if self.announced_flush != self.flush.id:
             return False
@@ -248,43 +220,43 @@ class Membership:
 
     @cached_property
     def _silenced(self) -> frozenset[str]:
-        """The members that have said FLUSH_OK, or need not any more."""
+        """The members that have sent FLUSH_OK, or need not any more."""
         answered = frozenset(self.flush.answered)
         return answered | self._addresses if self.flush.phase is FlushPhase.BLOCKED else answered
 
     def is_member(self, address: str) -> bool:
-        """Whether some incarnation of it is in the view."""
+        """Whether some incarnation of the sender is in the view."""
         return address in self._addresses
 
     def keeps_row(self, address: str) -> bool:
-        """Whether its received row is not to be forgotten: a member's, one's that waits to join, a relay's."""
+        """Whether the sender's received row must not be forgotten: a member's, a joiner's, a relay's."""
         return self.is_member(address) or is_relay(address) or any(life.address == address for life in self.joining)
 
     def may_send(self, address: str, kind: str) -> bool:
-        """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
+        """Whether the sender may send a FORWARD of this kind. If not, the record is a dead letter."""
         if not self.settings.closed or kind in (JOIN, SETTINGS, FORGET, REMOTE_VIEW) or self.is_member(address):
             return True
         return kind == LEAVE and any(life.address == address for life in self.joining)
 
     def is_silenced(self, address: str, kind: str) -> bool:
-        """Whether the sender has said FLUSH_OK. What it sends after that is dropped; it must come again later."""
+        """Whether the sender is quiet after its FLUSH_OK. Its messages are dropped until it sends them again later."""
         return kind == MESSAGE and address in self._silenced
 
     def last_life_over(self, address: str, *, has_row: bool) -> int:
-        """The highest incarnation of a sender of which nothing more is ordered; 0 if there is none.
+        """Return the highest incarnation of a sender that is over: nothing more of it is ordered. 0 if there is none.
 
-        `has_row`: whether the sender stands in the received table.
+        `has_row`: whether the received table has the sender.
         """
         return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
 
     def without_time(self) -> Membership:
-        """What DATA tells: no member was heard yet, so each has a whole grace period."""
+        """Return the part that DATA tells: no member was heard yet, so each has a whole grace period."""
         if not (self.heard or self.clock or self.announced_flush):
             return self
         return replace(self, heard={}, clock={}, stamped={}, announced_flush=0, announced_ms={})
 
     def to_json(self, *, later: bool = True) -> dict[str, Any]:
-        """As JSON values. `later`: with what is not known, of a later version."""
+        """Return JSON values. `later`: with the fields of later versions."""
         body: dict[str, Any] = {
             **(self.unknown if later else {}),
             "settings": {**(self.settings.unknown if later else {}), **self.settings.known()},
@@ -306,7 +278,7 @@ class Membership:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Membership:
-        """Inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         flush = {item.name: body["flush"][item.name] for item in fields(Flush)}
         flush["phase"], flush["answered"] = FlushPhase(flush["phase"]), tuple(flush["answered"])
         parsed = {
@@ -336,7 +308,7 @@ NO_MEMBERS = Membership()
 
 
 def with_unknown(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of that dataclass, and under `unknown` all else of the object."""
+    """Return the fields of the dataclass `kind` in `body`, and all other fields under `unknown`."""
     names = {item.name for item in fields(kind)} - {"unknown"}
     known = {name: value for name, value in body.items() if name in names}
     unknown = {name: value for name, value in body.items() if name not in names}
@@ -344,7 +316,7 @@ def with_unknown(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forgotten_by(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> tuple[SenderRow, ...]:
-    """The rows that a `forget` record drops."""
+    """Return the rows that a `forget` record drops."""
     return forgettable(from_payload(record.payload) or (), received, membership.keeps_row, record.timestamp_ms)
 
 
@@ -354,7 +326,7 @@ def _room_to_join(membership: Membership, address: str) -> str:
 
 
 def refusal(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> str:
-    """Why an accepted control record changes nothing; "" if it does."""
+    """Return the reason why an accepted control record changes nothing; "" if it changes something."""
     life, flush = MemberIncarnation(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
@@ -390,14 +362,14 @@ def refusal(membership: Membership, record: Forward, received: Mapping[str, Rece
 
 
 class Fold(NamedTuple):
-    """What `fold` returns: the membership, and the senders whose received rows are dropped (see the module)."""
+    """The result of `fold`: the membership, and the senders whose received rows are dropped."""
 
     membership: Membership
     dropped_rows: tuple[str, ...] = ()
 
 
 def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
-    """The membership after an effective DATA record. Raises ProtocolViolation for what no sequencer writes."""
+    """Return the membership after an effective DATA record. Raises ProtocolViolation if no sequencer writes it."""
     if record.kind == VIEW:
         return _install(membership, payload_of(record), received)
     if record.kind == FORGET:
@@ -406,7 +378,7 @@ def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRo
 
 
 def _changed(membership: Membership, record: Data) -> Membership:
-    """The membership after a record that is no view."""
+    """Return the membership after a record that is neither a view nor a `forget`."""
     life = MemberIncarnation(record.sender, record.incarnation)
     kind, flush = record.kind, membership.flush
     if kind == JOIN:
@@ -446,7 +418,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         for address, incarnation in membership.members:
             if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
                 lives_over[address] = incarnation
-    # A former member that has sent since then is a stranger: its row stays.
+    # A former member that has sent since then is a stranger: its row is kept.
     dropped = [row for row in former[: max(0, len(former) - MAX_LEFT)] if received.get(row.address) == row[1:]]
     for row in dropped:
         lives_over.pop(row.address, None)
@@ -454,7 +426,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
     if flush.phase is not FlushPhase.RUNNING:  # a member that joins within a flush has sent nothing yet, and is blocked
         answered = [*flush.answered, *(life.address for life in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
-    # A new life starts with a whole grace period.
+    # A new incarnation starts with a whole grace period.
     stay = {life.address for life in set(members).intersection(membership.members)}
     heard = membership.heard.items()
     after = replace(
@@ -486,7 +458,7 @@ def _forget(membership: Membership, record: Data, received: Mapping[str, Receive
 
 
 def _apply_remote_view(membership: Membership, record: Data) -> Membership:
-    """Take a `remote-view`: a relay's, or the sequencer's word on a relay's silence."""
+    """Apply a `remote-view`: a relay's, or the sequencer's own about a silent relay."""
     if record.sender:
         members = remote_members(record.sender, record.payload)
         if members is None:
@@ -496,13 +468,13 @@ def _apply_remote_view(membership: Membership, record: Data) -> Membership:
     name, is_silent = body["site"], body["silent"]
     site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
     heard = dict(membership.heard)
-    if is_silent:  # it is back as soon as it is heard, even if `suspect_after_ms` changes
+    if is_silent:  # the site is back as soon as its relay is heard, even if `suspect_after_ms` changes
         heard.pop(relay_of(name), None)
     return replace(membership, remote={**membership.remote, name: site}, heard=heard)
 
 
 def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | None:
-    """The members in the payload of a view of the site that `relay` comes from; None if it is not one."""
+    """Return the members in the payload of a view of the relay's source site; None if it is no such view."""
     site = relay.partition("/")[0]
     try:
         rows: list[tuple[Any, Any]] = [(address, incarnation) for address, incarnation in json.loads(view)["members"]]
@@ -517,7 +489,7 @@ def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | N
 
 
 def payload_of(record: Data) -> dict[str, Any]:
-    """The payload of a record that the sequencer decided by itself. Raises ProtocolViolation."""
+    """Parse the payload of a record that the sequencer decided by itself. Raises ProtocolViolation."""
     try:
         body = json.loads(record.payload)
     except ValueError as error:

@@ -1,14 +1,12 @@
-"""What the sequencer decides by itself at the end of a batch: views, and those steps of a flush that no member makes.
+"""The sequencer's own decisions at the end of a batch: views, steps of a flush, remote views of silent relays.
 
 Source: FLUSH (docs/sources.md), "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
-V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
-is run from scratch in the name of the next member.
+V2 = M − S − L + J; "Crash handling during FLUSH": nobody waits for a suspect, and if the requester is gone, the flush
+starts over in the name of the next member.
 
-`next_decision` looks at the membership alone and names one record. `ordering.sequencer.sequencer.end_batch` folds it
-and asks again until there is nothing to do. So a crash between two records loses nothing: the next one is still to be
-decided.
-
-The same holds for what a relay's silence means for the remote view of its site (`ordering.membership.membership`).
+Invariant. `next_decision` names one record, and depends on the membership and the received rows alone.
+`ordering.sequencer.sequencer.end_batch` folds it and asks again until there is none. So a crash between two records
+loses nothing: the next sequencer decides the rest. docs/protocols/membership.md has the picture.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ class Decision(NamedTuple):
 
 
 def start_grace_periods(membership: Membership) -> Membership:
-    """Members and relays that were not heard since they joined, or since the takeover, count as heard now.
+    """Count members and relays as heard now if they were not heard since they joined, or since the takeover.
 
-    The relay of a site that is silent does not: it is heard when it sends something.
+    The relay of a silent site is left out: it counts as heard when it sends something.
     """
     remote = membership.remote.items()
     watched = [life.address for life in membership.members]
@@ -51,7 +49,7 @@ def start_grace_periods(membership: Membership) -> Membership:
 
 
 def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
-    """The next record, or None."""
+    """Return the next record to decide, or None."""
     flush = membership.flush
     if not membership.clock and membership.members and not membership.horizon:
         return None  # since the horizon, or the takeover, no record with a time was read
@@ -85,7 +83,7 @@ def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -
 
 
 def _suspects(membership: Membership, received: Mapping[str, ReceivedRow]) -> set[str]:
-    """The members that were silent for too long, and those whose name goes on in another incarnation."""
+    """Return the members that were silent for too long, and each whose name has sent in a higher incarnation."""
     return {
         address
         for address, incarnation in membership.members
@@ -94,7 +92,7 @@ def _suspects(membership: Membership, received: Mapping[str, ReceivedRow]) -> se
 
 
 def _is_overdue(membership: Membership, address: str) -> bool:
-    """Whether it was heard, and then not for too long, by the clock of the partition where it was."""
+    """Whether a sender was heard once and then silent for too long, by the clock of its last record's partition."""
     heard = membership.heard.get(address)
     if heard is None:
         return False
@@ -103,7 +101,7 @@ def _is_overdue(membership: Membership, address: str) -> bool:
 
 
 def _remote_view(membership: Membership) -> Decision | None:
-    """The first site, in the order of names, whose relay has fallen silent, or is heard again."""
+    """Return the remote view of the first site, by name, whose relay has fallen silent or is heard again."""
     for name, site in sorted(membership.remote.items()):
         relay = relay_of(name)
         is_silent = _is_overdue(membership, relay) or (site.is_silent and relay not in membership.heard)
