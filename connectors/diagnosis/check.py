@@ -182,6 +182,7 @@ def check_ledger(checker: Checker, path: Location, group: str, progress: CheckPr
     from pyarrow import dataset as ds
 
     from connectors.ledger.delta_files import dataset_of
+    from connectors.ledger.row import GROUP
     from connectors.ledger.table_state import open_table
 
     columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
@@ -191,7 +192,7 @@ def check_ledger(checker: Checker, path: Location, group: str, progress: CheckPr
     if opened is None:
         return 0
     table = dataset_of(opened, path)
-    for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
+    for batch in table.to_batches(columns=columns, filter=ds.field(GROUP) == group):
         for row in batch.to_pylist():
             message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)
             checker.ledger(row["seqno"], message, row["payload"], kind=row["kind"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from connectors.ledger.row import GROUP
 from connectors.storage.location import Location, files_below
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ TABLES = ("ledger", "views", CASTS)
 """The Delta tables. `casts` is there if there ever was one."""
 MESSAGES = "messages"
 OF_MESSAGES = (
-    *("group", "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),
+    *(GROUP, "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),
     *("payload", "headers", "written_at"),
 )
 """The columns of the view `messages`: the messages in all orders. A cast has no seqno, a total message no clock."""

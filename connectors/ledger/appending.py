@@ -30,6 +30,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from connectors.ledger.delta_files import is_of_before, open_any, open_delta
+from connectors.ledger.group_column import new_name, rename_group_column
 from connectors.ledger.table_lock import TableLock
 from connectors.ledger.table_state import (
     TRANSACTION,
@@ -91,7 +93,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
 
     Raises LedgerDamaged.
     """
-    table = open_table(path)
+    table = open_table(path, open_any)
     if table is None:
         # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
         remove_empty(spark, path / "_delta_log")
@@ -105,10 +107,13 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
             return
         except (PySparkException, Py4JJavaError):
             # Where no lock keeps it away, another start may have been faster: then its table is to be mended.
-            table = open_table(path)
+            table = open_table(path, open_any)
             if table is None:
                 raise
     check_log(path)
+    if is_of_before(table) and [*map(new_name, table.metadata().partition_columns)] == layout.partitioned_by:
+        rename_group_column(spark, path)
+        table = open_delta(path)
     present = {column.name for column in table.schema().fields}
     lacking = {name: kind for name, kind in layout.columns.items() if name not in present}
     if strange := lacking.keys() - layout.added_later:

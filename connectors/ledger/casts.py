@@ -58,6 +58,7 @@ from connectors.ledger.appending import (
 )
 from connectors.ledger.batches import BatchWriter
 from connectors.ledger.delta_files import dataset_of
+from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import TRANSACTION, Commit, Place, TableState, digest_of, open_table
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
@@ -67,14 +68,14 @@ from ordering.base.records import MAX_PAYLOAD_BYTES
 from ordering.casts.casts import NO_VIEW, Cast
 
 CASTS_SCHEMA = (
-    "group string, order string, view_id long, after_seqno long, clock string, site string, sender string, "
+    "group_name string, order string, view_id long, after_seqno long, clock string, site string, sender string, "
     "incarnation long, local_seqno long, payload binary, headers array<struct<key:string,value:binary>>, "
     "cast_partition int, cast_offset long, written_at timestamp"
 )
 _LAYOUT = Layout(
     CASTS,
     CASTS_SCHEMA,
-    ["group"],
+    [GROUP],
     {
         APPEND_ONLY: "true",
         **KEPT,
@@ -85,8 +86,8 @@ _LAYOUT = Layout(
 
 _logger = logging.getLogger(__name__)
 
-_OF_NUMBERING = ["group", "sender", "incarnation", "view_id"]
-_OF_PLACE = ["group", "site", "cast_partition"]
+_OF_NUMBERING = [GROUP, "sender", "incarnation", "view_id"]
+_OF_PLACE = [GROUP, "site", "cast_partition"]
 _OF_STATE = sorted({*_OF_NUMBERING, *_OF_PLACE, "local_seqno", "cast_offset", "written_at"})
 
 
@@ -164,7 +165,7 @@ def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
     """All numbers of these rows as runs: one for each numbering, unless it has holes."""
     counted = [("local_seqno", "min"), ("local_seqno", "max"), ("local_seqno", "count_distinct")]
     for row in rows.group_by(_OF_NUMBERING).aggregate(counted).to_pylist():
-        numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
+        numbering = Numbering(row[GROUP], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
         first, last, count = (row[f"local_seqno_{name}"] for _, name in counted)
         if count == last - first + 1:
             yield numbering, first, last
@@ -178,7 +179,7 @@ def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[datetime
     for row in rows.group_by(_OF_PLACE).aggregate([("written_at", "max")]).to_pylist():
         row["written_at"] = row["written_at_max"]
         newest = _alike(rows, row, [*_OF_PLACE, "written_at"])["cast_offset"].to_pylist()
-        place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
+        place = str(Topic(row[GROUP], "cast", row["site"])), row["cast_partition"]
         yield place, (row["written_at"], max(newest) + 1)
 
 
@@ -210,7 +211,7 @@ def cast_rows(kafka_rows: DataFrame) -> DataFrame:
 
     sender = F.col("key").cast("string")
     return kafka_rows.select(
-        spark_codec.group_of(F.col("topic")).alias("group"),
+        spark_codec.group_of(F.col("topic")).alias(GROUP),
         said("ORDER").alias("order"),
         said("VIEW").try_cast("bigint").alias("view_id"),
         F.when(said("ORDER") == "causal", said("AFTER").try_cast("bigint")).alias("after_seqno"),

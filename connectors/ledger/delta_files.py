@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from connectors.ledger.row import GROUP, GROUP_BEFORE
 from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
 from ordering.base.errors import AbcastError
 
@@ -19,7 +20,11 @@ ONLY_SPARK_READS = frozenset({"columnMapping", "deletionVectors"})
 
 
 class LedgerUnreadable(AbcastError):
-    """A table was given a feature of Delta that only Spark can read."""
+    """A table was given a feature of Delta that only Spark can read, or a version before this one wrote it."""
+
+
+class LedgerOfBefore(LedgerUnreadable):
+    """A table of 0.1.0, whose column `group` the next start of its ledger job renames."""
 
 
 def open_delta(path: Location) -> DeltaTable:
@@ -27,6 +32,23 @@ def open_delta(path: Location) -> DeltaTable:
 
     Raises LedgerUnreadable, DeltaError; of a store that lets us not in, what to do about it.
     """
+    table = open_any(path)
+    if is_of_before(table):
+        raise LedgerOfBefore(
+            f"an earlier version wrote the Delta table {path}, with a column `group`. Start `abcast ledger` or `abcast "
+            f"run` of this version once: it renames the column to `{GROUP}`."
+        )
+    return table
+
+
+def is_of_before(table: DeltaTable) -> bool:
+    """Whether the table names the group as 0.1.0 did."""
+    columns = {field.name for field in table.schema().fields}
+    return GROUP_BEFORE in columns and GROUP not in columns
+
+
+def open_any(path: Location) -> DeltaTable:
+    """Like `open_delta`, but a table of 0.1.0 is opened, too."""
     try:
         if isinstance(path, RemotePath):
             return _readable(interruptibly(lambda: DeltaTable(str(path), storage_options=delta_options(path))), path)

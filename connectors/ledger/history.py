@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from connectors.ledger.row import GROUP
 from connectors.storage.location import Location
 from ordering.base.errors import ProtocolViolation, UsageError
 from ordering.base.records import MESSAGE
@@ -30,7 +31,7 @@ def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list
     table = _dataset(directory)
     count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
     while True:
-        wanted = (field("group") == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
+        wanted = (field(GROUP) == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
         chunk = table.to_table(filter=wanted).sort_by("seqno")
         rows = chunk.to_pylist()
         if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
@@ -53,7 +54,7 @@ def message_numbers(directory: Location, group: str) -> Table:
     """
     from pyarrow.dataset import field
 
-    wanted = (field("group") == group) & (field("kind") == MESSAGE)
+    wanted = (field(GROUP) == group) & (field("kind") == MESSAGE)
     return _dataset(directory).to_table(columns=["seqno", "site", "origin_seqno"], filter=wanted)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
-from connectors.ledger.delta_files import dataset_of
+from connectors.ledger.delta_files import LedgerOfBefore, dataset_of
+from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
 from ordering.base.errors import HistoryUnavailable
@@ -21,7 +23,10 @@ _COLUMNS = ("seqno", "epoch", "sender", "incarnation", "local_seqno", "data_offs
 
 
 class LedgerEnd:
-    """The last rows of a ledger, as it is when it is first asked. Thread-safe."""
+    """The last rows of a ledger, as it is when it is first asked. Thread-safe.
+
+    A table of 0.1.0 tells nothing until its ledger job has renamed a column: a sequencer does not wait for that.
+    """
 
     def __init__(self, path: Location) -> None:
         """Opens nothing yet."""
@@ -34,14 +39,19 @@ class LedgerEnd:
         """Return the group's last number; 0 without rows. Raises LedgerDamaged."""
         with self._opening:
             if self._last_seqno is None:
-                self._last_seqno = dict(read_table_state(self.path).last_seqno)
+                self._last_seqno = {}
+                with contextlib.suppress(LedgerOfBefore):
+                    self._last_seqno.update(read_table_state(self.path).last_seqno)
             return self._last_seqno.get(group, 0)
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
         """Return the newest row up to that seqno; if possible, one that has a sender. Raises LedgerDamaged."""
         with self._opening:
             if self._rows is None:
-                table = open_table(self.path)
+                try:
+                    table = open_table(self.path)
+                except LedgerOfBefore:
+                    return None
                 if table is None:
                     return None
                 self._rows = dataset_of(table, self.path)
@@ -52,7 +62,7 @@ def _read(rows: Dataset, group: str, seqno: int) -> LedgerRow | None:
     from pyarrow import dataset as ds
 
     number = ds.field("seqno")
-    wanted = (ds.field("group") == group) & (number <= seqno) & (number > seqno - _LOOKED_AT)
+    wanted = (ds.field(GROUP) == group) & (number <= seqno) & (number > seqno - _LOOKED_AT)
     columns = [name for name in _COLUMNS if name in rows.schema.names]
     found = rows.to_table(columns=columns, filter=wanted).to_pylist()
     found.sort(key=lambda row: (bool(row["sender"]), row["seqno"]))

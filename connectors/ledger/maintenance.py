@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 
 from connectors.ledger.answer import TABLES
 from connectors.ledger.appending import lock_of_tables
+from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table
 from connectors.spark.session import SMALL_FILE_BYTES
 from connectors.spark.table_store import prepare
@@ -77,7 +78,7 @@ def maintain_tables(spark: SparkSession, data: Location, is_ending: Callable[[],
                 with lock_of_tables(spark, data).held(is_ending):
                     whole = DeltaTable.forPath(spark, str(table)).optimize()
                     # A group's name has no quotation marks (`ordering.base.names`).
-                    (whole.where(f"`group` = '{group}'") if group else whole).executeCompaction()
+                    (whole.where(f"{GROUP} = '{group}'") if group else whole).executeCompaction()
             with lock_of_tables(spark, data).held(is_ending):
                 with_old_ones = _files(table)
                 DeltaTable.forPath(spark, str(table)).vacuum()
@@ -99,7 +100,7 @@ def _tables(data: Location) -> Iterator[tuple[Location, deltalake.DeltaTable]]:
 def _small(opened: deltalake.DeltaTable) -> Counter[str]:
     """By group ("" in a table without partitions), how many small files the newest version has, where two or more."""
     actions = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
-    found = Counter(each.get("partition.group", "") for each in actions if each["size_bytes"] < SMALL_FILE_BYTES)
+    found = Counter(each.get(f"partition.{GROUP}", "") for each in actions if each["size_bytes"] < SMALL_FILE_BYTES)
     return Counter({group: count for group, count in found.items() if count > 1})
 
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
+from connectors.ledger.row import GROUP
 from ordering.base.records import VIEW, WITHOUT_SEQNO
 
 _TOLD_S, _LOOK_S = 30.0, 0.002
@@ -71,7 +72,7 @@ def in_line(rows: DataFrame, following: Mapping[str, Next]) -> InLine:
     )
     counted = Observation()
     judged = (
-        rows.withColumns({"next": line[F.col("group")], "place": _count()})
+        rows.withColumns({"next": line[F.col(GROUP)], "place": _count()})
         .withColumn(
             "is_next",
             F.coalesce(
@@ -86,7 +87,7 @@ def in_line(rows: DataFrame, following: Mapping[str, Next]) -> InLine:
             counted,
             F.count(F.lit(1)).alias("read"),
             F.count_if(~F.col("is_next")).alias("disturbing"),
-            F.collect_list(F.when(F.col("kind").isin(*WITHOUT_SEQNO), F.col("group"))).alias("without_seqno"),
+            F.collect_list(F.when(F.col("kind").isin(*WITHOUT_SEQNO), F.col(GROUP))).alias("without_seqno"),
         )
     )
     undisturbed = _leading(judged.filter("is_next"), "place")

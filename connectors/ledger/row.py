@@ -7,6 +7,10 @@ from typing import Any
 
 from ordering.base.records import Data, Link
 
+GROUP = "group_name"
+"""The column of each table that names the group. Tables of 0.1.0 call it `group`, which is a keyword of SQL."""
+GROUP_BEFORE = "group"
+
 
 def decode_row(row: Mapping[str, Any]) -> Data:
     """The DATA record of a row; a column that is not there counts as null.

@@ -10,7 +10,7 @@ and no other, loads no extension, sees nothing of this process, and lets nobody 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages, tables_in
 from connectors.ledger.delta_files import dataset_of, open_delta
+from connectors.ledger.row import GROUP
 from connectors.local.scratch import make_scratch
 from connectors.storage.location import Location, interruptibly, is_asking
 from ordering.base.errors import UsageError
@@ -49,7 +50,7 @@ _TYPES = {
     "timestamp_ntz": "TIMESTAMP",
 }
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
-_RESERVED_COLUMN = re.compile(r'(?<!")\b(group|order)\b(?!"|\s+by\b)', re.IGNORECASE)
+_RESERVED_COLUMN = re.compile(r'(?<!")\b(order)\b(?!"|\s+by\b)', re.IGNORECASE)
 
 
 class Question:
@@ -115,9 +116,9 @@ def question(data: Location) -> Iterator[Question]:
     files, views = [], []
     for name in tables_in(data):
         table = _open(data / name)
-        of_table = [unquote(file) for file in table.file_uris()] if isinstance(data, Path) else []
+        of_table = _files(table, data / name) if isinstance(data, Path) else {}
         views.append((name, table, of_table))
-        files += of_table
+        files += [file for of_group in of_table.values() for file in of_group]
     with ExitStack() as opened:
         spill = opened.enter_context(closing(make_scratch()))
         session = duckdb.connect()
@@ -157,32 +158,33 @@ def _open(path: Location) -> DeltaTable:
         raise damaged(path, str(error)) from error
 
 
-def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Sequence[str]) -> str:
-    """A SELECT of all columns of the table. Files from before a column was added lack it."""
+def _files(table: DeltaTable, path: Location) -> dict[str | None, list[str]]:
+    """Return the table's files by the group whose rows they have, as Delta's log tells; None of all groups."""
+    files: dict[str | None, list[str]] = {}
+    added, group = table.get_add_actions(flatten=True), f"partition.{GROUP}"
+    names = added.column("path").to_pylist()
+    groups = added.column(group).to_pylist() if group in added.column_names else [None] * len(names)
+    for name, of_group in zip(names, groups, strict=True):
+        files.setdefault(of_group, []).append(str(path / unquote(name)))
+    return files
+
+
+def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Mapping[str | None, Sequence[str]]) -> str:
+    """Return a SELECT of all columns of the table. Files from before a column was added lack it."""
     columns = {field.name: _type(field.type) for field in table.schema().fields}
     if not files:
         return f"SELECT {', '.join(map(_no_value, columns, columns.values()))} WHERE false"
-    partitions = {name: columns[name] for name in table.metadata().partition_columns}
-    options = "union_by_name = true, hive_partitioning = " + str(bool(partitions)).lower()
-    if partitions:
-        options += f", hive_types = {{{', '.join(f'{_literal(name)}: {kind}' for name, kind in partitions.items())}}}"
-    taken_for_null = [name for name in partitions if any(f"/{name}=null/" in file.lower() for file in files)]
-    if taken_for_null:
-        options += ", filename = true"
-    scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], {options})"
-    there = {column[0] for column in session.execute(f"SELECT * {scan} LIMIT 0").description or ()}
-    chosen = (
-        _from_file(name) if name in taken_for_null else _name(name) if name in there else _no_value(name, kind)
-        for name, kind in columns.items()
-    )
-    return f"SELECT {', '.join(chosen)} {scan}"
+    return " UNION ALL ".join(_of_files(session, columns, group, of_group) for group, of_group in files.items())
 
 
-def _from_file(name: str) -> str:
-    """A partition's column, in which DuckDB takes the text `null` for none."""
-    return (
-        f"coalesce({_name(name)}, regexp_extract(filename, {_literal(f'/{name}=([^/]*)/[^/]*$')}, 1)) AS {_name(name)}"
-    )
+def _of_files(
+    session: duckdb.DuckDBPyConnection, columns: Mapping[str, str], group: str | None, files: Sequence[str]
+) -> str:
+    scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], union_by_name = true, hive_partitioning = false)"
+    there = {name: _name(name) for name, *_ in session.execute(f"SELECT * {scan} LIMIT 0").description or ()}
+    if group is not None:
+        there[GROUP] = f"{_literal(group)} AS {_name(GROUP)}"
+    return f"SELECT {', '.join(there.get(name) or _no_value(name, kind) for name, kind in columns.items())} {scan}"
 
 
 def _type(column_type: object) -> str:

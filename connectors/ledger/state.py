@@ -11,7 +11,7 @@ from pyarrow import Table
 from pyarrow import dataset as ds
 
 from connectors.ledger.delta_files import dataset_of
-from connectors.ledger.row import decode_row
+from connectors.ledger.row import GROUP, decode_row
 from connectors.ledger.table_state import open_table
 from connectors.storage.location import Location
 from ordering.base.reader import Seal
@@ -37,7 +37,7 @@ def state_from_ledger(path: Location, group: str) -> SequencerState | None:
     last_seqno = view = own_seqno = 0
     columns = ["seqno", "epoch", "view_id", "kind", "site", "sender", "incarnation", "local_seqno"]
     columns += ["origin_seqno"]
-    for batch in dataset.to_batches(columns=_there(dataset, columns), filter=ds.field("group") == group):
+    for batch in dataset.to_batches(columns=_there(dataset, columns), filter=ds.field(GROUP) == group):
         rows = _with_nulls(Table.from_batches([batch]), columns)
         if not rows.num_rows:
             continue
@@ -86,7 +86,7 @@ def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
 def _control_records(dataset: ds.Dataset, group: str) -> list[Data]:
     """Sorted by seqno."""
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
-    rows = dataset.to_table(columns=columns, filter=(ds.field("group") == group) & (ds.field("kind") != MESSAGE))
+    rows = dataset.to_table(columns=columns, filter=(ds.field(GROUP) == group) & (ds.field("kind") != MESSAGE))
     return [decode_row(row) for row in rows.sort_by("seqno").to_pylist()]
 
 

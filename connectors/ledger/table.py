@@ -50,6 +50,7 @@ from connectors.ledger.appending import (
 )
 from connectors.ledger.batches import BatchWriter
 from connectors.ledger.one_pass import Next, counted_in, in_line
+from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
 from connectors.ledger.table_state import read_table_state as read_table_state
@@ -62,12 +63,12 @@ from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
 LEDGER_SCHEMA = (
-    "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
+    "group_name string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
     "local_seqno long, kind string, payload binary, headers array<struct<key:string,value:binary>>, "
     "forward_partition int, forward_offset long, forwarded_at timestamp, sequenced_at timestamp, "
     "origin_seqno long, data_offset long"
 )
-VIEWS_SCHEMA = "group string, view_id long, seqno long, site string, members array<string>"
+VIEWS_SCHEMA = "group_name string, view_id long, seqno long, site string, members array<string>"
 
 BESIDE = ("topic", "offset", "count", "format")
 """Columns of `ledger_rows` that are none of the table's."""
@@ -76,7 +77,7 @@ _logger = logging.getLogger(__name__)
 _LEDGER = Layout(
     "ledger",
     LEDGER_SCHEMA,
-    ["group"],
+    [GROUP],
     {
         APPEND_ONLY: "true",
         **KEPT,
@@ -106,7 +107,7 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
     source, sender, is_data = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.is_data()
     kind = F.when(is_data, spark_codec.data_field("KIND")).otherwise(STRAY)
     return spark_codec.with_fields(kafka_rows).select(
-        spark_codec.group_of(F.col("topic")).alias("group"),
+        spark_codec.group_of(F.col("topic")).alias(GROUP),
         spark_codec.data_number("SEQNO").alias("seqno"),
         F.when(is_data, spark_codec.data_number("EPOCH")).otherwise(STRAY_EPOCH).alias("epoch"),
         spark_codec.data_number("VIEW").alias("view_id"),
@@ -148,7 +149,7 @@ def view_rows(ledger: DataFrame) -> DataFrame:
     """The views among rows of the ledger (with their topic) → the columns of `views`."""
     lives = F.from_json(F.col("payload").cast("string"), "members array<array<string>>")["members"]
     return ledger.filter(F.col("kind") == VIEW).select(
-        "group",
+        GROUP,
         "view_id",
         "seqno",
         spark_codec.site_of(F.col("topic")).alias("site"),
@@ -228,7 +229,7 @@ class LedgerWriter(BatchWriter):
         """
         ids = rows.select(
             "topic",
-            "group",
+            GROUP,
             "offset",
             "epoch",
             F.coalesce("seqno", F.lit(0)).alias("seqno"),
@@ -250,7 +251,7 @@ class LedgerWriter(BatchWriter):
         views: dict[str, int] = {}
         for topic in pc.unique(ids["topic"]).to_pylist():
             of_topic = ids.filter(pc.equal(ids["topic"], topic)).sort_by("offset")
-            group = of_topic["group"][0].as_py()
+            group = of_topic[GROUP][0].as_py()
             offset, epoch, seqno, count = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno", "count"))
             follower = self._followers[group]
             taken = np.flatnonzero(follower.accept(offset, of_topic["is_control"].to_numpy(), epoch, seqno, count))
@@ -366,7 +367,7 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
                 return
             if self.append_once(
                 effective.filter(
-                    any_of((F.col("group") == group) & (F.col("seqno") > last) for group, last in missing.items())
+                    any_of((F.col(GROUP) == group) & (F.col("seqno") > last) for group, last in missing.items())
                 )
             ):
                 self._reached({group: reached[group] for group in missing})

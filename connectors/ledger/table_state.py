@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
 
@@ -20,6 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from connectors.ledger.answer import CASTS
 from connectors.ledger.delta_files import dataset_of, open_delta
+from connectors.ledger.row import GROUP
 from connectors.storage.location import Location, files_below
 from ordering.base.errors import AbcastError
 
@@ -83,7 +84,7 @@ def appended_in(commit: str) -> dict[str, int]:
     last: dict[str, int] = {}
     for action in map(json.loads, commit.splitlines()):
         if added := action.get("add"):
-            group, seqno = added["partitionValues"]["group"], json.loads(added["stats"])["maxValues"]["seqno"]
+            group, seqno = added["partitionValues"][GROUP], json.loads(added["stats"])["maxValues"]["seqno"]
             last[group] = max(last.get(group, 0), seqno)
     return last
 
@@ -95,10 +96,10 @@ def newest_commit(table: Location, version: int) -> Commit:
     return Commit(version, digest_of(table, version))
 
 
-def open_table(path: Location) -> DeltaTable | None:
-    """The table at `path`; None if nothing was ever committed there. Raises LedgerDamaged."""
+def open_table(path: Location, opened: Callable[[Location], DeltaTable] = open_delta) -> DeltaTable | None:
+    """Return the table at `path`; None if nothing was ever committed there. Raises LedgerDamaged, LedgerUnreadable."""
     try:
-        return open_delta(path)
+        return opened(path)
     except TableNotFoundError:
         if any(name.endswith(".parquet") for name in files_below(path)):
             raise damaged(path, "its log is missing") from None
@@ -142,10 +143,11 @@ def read_table_state(path: Location) -> TableState:
     if table is None:
         return TableState()
     actions = pa.table(table.get_add_actions(flatten=True))
-    if actions.num_rows and "partition.group" not in actions.column_names:
-        raise damaged(path, "it is not partitioned by `group`")
+    if actions.num_rows and f"partition.{GROUP}" not in actions.column_names:
+        raise damaged(path, f"it is not partitioned by `{GROUP}`")
     groups, seqnos = (
-        actions[name].to_pylist() if name in actions.column_names else [] for name in ("partition.group", "max.seqno")
+        actions[name].to_pylist() if name in actions.column_names else []
+        for name in (f"partition.{GROUP}", "max.seqno")
     )
     if len(seqnos) < len(groups) or None in seqnos:  # files without statistics, which are not ours
         return read_views_state(path)
@@ -160,8 +162,8 @@ def read_views_state(path: Location) -> TableState:
     table = open_table(path)
     if table is None:
         return TableState()
-    rows = dataset_of(table, path).to_table(["group", "seqno"]).group_by("group").aggregate([("seqno", "max")])
-    return _state(table, path, {row["group"]: row["seqno_max"] for row in rows.to_pylist()})
+    rows = dataset_of(table, path).to_table([GROUP, "seqno"]).group_by(GROUP).aggregate([("seqno", "max")])
+    return _state(table, path, {row[GROUP]: row["seqno_max"] for row in rows.to_pylist()})
 
 
 def _state(table: DeltaTable, path: Location, last: Mapping[str, int]) -> TableState:

@@ -70,7 +70,7 @@ def query(
     "order" (total, causal, fifo). A cast has no seqno.
 
     `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are bytes: `text(payload)` is their
-    text, null if they are none; `text(payload)->>'field'` reads JSON. The columns `"group"` and `"order"` need their
+    text, null if they are none; `text(payload)->>'field'` reads JSON. The column `"order"` needs its
     double quotes.
 
     With --engine spark: `CAST(payload AS STRING)`, `get_json_object(CAST(payload AS STRING), '$.field')`.

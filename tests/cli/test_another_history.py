@@ -30,7 +30,7 @@ def write_ledger(connection: Connection, group: str, path: Path) -> None:
                 **{name: getattr(stored.data, name) for name in ("kind", "sender", "seqno", "epoch")},
                 "incarnation": stored.data.incarnation,
                 "local_seqno": stored.data.local_seqno,
-                "group": group,
+                "group_name": group,
                 "view_id": stored.data.view,
                 "data_offset": stored.offset,
                 "payload": stored.data.payload,
@@ -41,7 +41,7 @@ def write_ledger(connection: Connection, group: str, path: Path) -> None:
             if stored.data.kind == MESSAGE
         ]
     schema = SCHEMA.append(pa.field("sequenced_at", pa.timestamp("us", "UTC")))
-    write_deltalake(path, pa.Table.from_pylist(rows, schema=schema), partition_by=["group"])
+    write_deltalake(path, pa.Table.from_pylist(rows, schema=schema), partition_by=["group_name"])
 
 
 def test_a_group_that_is_deleted_and_made_anew(broker: EmbeddedBroker, tmp_path: Path) -> None:

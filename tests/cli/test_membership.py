@@ -45,7 +45,7 @@ def test_views_from_the_join_to_the_table(pipeline: Pipeline) -> None:
     assert told[:6] == ["view", "block", "view", "unblock", "hello", "block"]
     pipeline.await_ledger(group, lines[-1]["seqno"])
     table = DeltaTable(str(pipeline.data / "views")).to_pyarrow_table().to_pylist()
-    views = {row["view_id"]: (row["seqno"], row["members"]) for row in table if row["group"] == group}
+    views = {row["view_id"]: (row["seqno"], row["members"]) for row in table if row["group_name"] == group}
     assert views[view.view_id] == (view.seqno, list(view.members))
     checked = pipeline.abcast("check", "--group", group, "--site", SITE)
     assert checked.returncode == 0, checked.stdout

@@ -148,7 +148,7 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     shown = pipeline.abcast("status", *of_group)
     assert f"{group}: engine spark, pid " in shown.stdout
     assert state["ledger_lag"] == 0
-    where = f"""WHERE "group" = '{group}' AND seqno > 4 ORDER BY seqno"""
+    where = f"""WHERE group_name = '{group}' AND seqno > 4 ORDER BY seqno"""
     sql = f"SELECT seqno, text(payload) AS text FROM ledger {where}"
     assert pipeline.json_lines("query", sql) == [{"seqno": 5, "text": "fünf"}, {"seqno": 6, "text": "sechs"}]
 

@@ -534,7 +534,7 @@ def _write_ledger(directory: Path, group: str, deliveries: list[Delivery]) -> No
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     schema = pa.schema(
         [
-            *((name, pa.string()) for name in ("group", "kind", "sender")),
+            *((name, pa.string()) for name in ("group_name", "kind", "sender")),
             *((name, pa.int64()) for name in ("seqno", "epoch", "view_id", "incarnation", "local_seqno")),
             ("payload", pa.binary()),
             ("headers", pa.list_(header)),
@@ -546,7 +546,7 @@ def _write_ledger(directory: Path, group: str, deliveries: list[Delivery]) -> No
             **{
                 name: getattr(d, name) for name in ("seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno")
             },
-            "group": owner,
+            "group_name": owner,
             "kind": "message",
             "payload": d.payload,
             "headers": [{"key": key, "value": value} for key, value in d.headers] or None,

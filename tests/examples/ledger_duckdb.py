@@ -18,7 +18,7 @@ def main() -> None:
     rows = session.execute(
         # decode() makes the text of a payload; casting it to VARCHAR would show its bytes.
         """SELECT seqno, sender, decode(payload) FROM ledger
-           WHERE "group" = ? AND kind = 'message' ORDER BY seqno""",
+           WHERE group_name = ? AND kind = 'message' ORDER BY seqno""",
         [group],
     )
     for seqno, sender, text in rows.fetchall():

@@ -13,7 +13,7 @@ def main() -> None:
     data, group = sys.argv[1:]
     messages = (
         pl.scan_delta(f"{data}/ledger")
-        .filter(pl.col("group") == group, pl.col("kind") == "message")
+        .filter(pl.col("group_name") == group, pl.col("kind") == "message")
         .select("seqno", "sender", pl.col("payload").cast(pl.String).alias("text"))
         .sort("seqno")
         .collect()

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 def messages(spark: SparkSession, data: str, group: str) -> DataFrame:
     """The group's messages in their order."""
     ledger = spark.read.format("delta").load(f"{data}/ledger")
-    mine = ledger.where((F.col("group") == group) & (F.col("kind") == "message"))
+    mine = ledger.where((F.col("group_name") == group) & (F.col("kind") == "message"))
     text = F.col("payload").cast("string").alias("text")
     return mine.select("seqno", "sender", text).orderBy("seqno")
 

@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from kafka.structs import TopicPartition
+from pyspark.sql import SparkSession
 
 from connectors import Member
 from connectors.diagnosis.check import check_ledger
 from connectors.diagnosis.report import check_group
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
+from connectors.ledger.delta_files import LedgerOfBefore
+from connectors.ledger.last_row import LedgerEnd
+from connectors.ledger.spark_sql import ask_spark
+from connectors.ledger.sql import question
 from connectors.ledger.state import state_from_ledger
+from connectors.ledger.table import create_tables
+from connectors.ledger.table_state import TRANSACTION, newest_commit, read_table_state
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -31,6 +39,7 @@ from ordering.checker.checker import Checker
 from tests.engine.test_agreeing import SITES, all_have, effective, running, send
 from tests.formats.make import kafka_of
 
+OF_0_1_0 = Path(__file__).parent / "0.1.0" / "tables"
 VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "group.jsonl").exists())
 
 _SNAPSHOT = """
@@ -142,12 +151,15 @@ def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
 
 
 @each_version
-def test_a_ledger_is_read(version: Path) -> None:
-    """It tells the state that DATA tells, and is checked against it."""
+@pytest.mark.spark
+def test_a_ledger_is_read(version: Path, spark: SparkSession, tmp_path: Path) -> None:
+    """It tells the state that DATA tells, and is checked against it, once its job was started."""
     kafka = kafka_of(version / "group.jsonl")
     with DataLog(kafka, "g", "nyc") as data:
         state, log = data.state(), [stored.data for stored in data.records(0, data.end())]
-    tables = version / "tables"
+    tables = tmp_path / "tables"
+    shutil.copytree(version / "tables", tables)
+    create_tables(spark, tables)
     known = state_from_ledger(tables / "ledger", "g")
     assert known is not None
     assert (known.seqno, known.received) == (state.seqno, state.received)
@@ -159,3 +171,35 @@ def test_a_ledger_is_read(version: Path) -> None:
     assert checker.finish() == []
     assert sum(record.kind == MESSAGE for record in log) == 11
     assert sum(record.kind == EPOCH for record in log) == 4
+
+
+@pytest.mark.spark
+def test_a_ledger_with_the_column_group(spark: SparkSession, tmp_path: Path) -> None:
+    """One commit renames the column; rows, statistics and transactions stay, and SQL needs no quotes."""
+    shutil.copytree(OF_0_1_0, tmp_path, dirs_exist_ok=True)
+    before = DeltaTable(tmp_path / "ledger")
+    create_tables(spark, tmp_path)
+    after, state = DeltaTable(tmp_path / "ledger"), read_table_state(tmp_path / "ledger")
+    assert (after.version(), after.file_uris()) == (before.version() + 1, before.file_uris())
+    assert after.transaction_version(TRANSACTION) == before.transaction_version(TRANSACTION)
+    rows = [table.to_pyarrow_table(columns=["seqno", "payload", "headers"]).to_pylist() for table in (before, after)]
+    assert rows[0] == rows[1]
+    assert state.last_seqno == {"g": 26}
+    sql = (
+        "SELECT max(seqno), count(members) FROM ledger LEFT JOIN views USING (group_name, seqno) WHERE group_name = 'g'"
+    )
+    with question(tmp_path) as asked:
+        assert list(asked.ask(sql).rows) == [(26, 4)]
+    assert list(ask_spark(spark, tmp_path, sql).rows) == [(26, 4)]
+    create_tables(spark, tmp_path)
+    assert newest_commit(tmp_path / "ledger", 0) == state.newest
+
+
+def test_a_ledger_before_its_job_was_started() -> None:
+    """Readers say what to do. A sequencer starts all the same: it is told nothing."""
+    with pytest.raises(LedgerOfBefore, match="Start `abcast ledger`"):
+        read_table_state(OF_0_1_0 / "ledger")
+    with pytest.raises(LedgerOfBefore), question(OF_0_1_0):
+        pass
+    end = LedgerEnd(OF_0_1_0 / "ledger")
+    assert (end.last_seqno("g"), end.row("g", 26)) == (0, None)

@@ -19,7 +19,7 @@ from ordering.sequencer.sequencer import SequencerState, absorb, end_batch, seal
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LEDGER = pa.schema(
     [
-        ("group", pa.string()),
+        ("group_name", pa.string()),
         ("seqno", pa.int64()),
         ("epoch", pa.int64()),
         ("view_id", pa.int64()),
@@ -83,7 +83,7 @@ AnyLocation = TypeVar("AnyLocation", bound=Location)
 def write_ledger(directory: AnyLocation, log: Iterable[Data], group: str = "g") -> AnyLocation:
     rows = [
         {
-            "group": group,
+            "group_name": group,
             "seqno": record.seqno,
             "epoch": record.epoch,
             "view_id": record.view,
@@ -104,5 +104,5 @@ def write_ledger(directory: AnyLocation, log: Iterable[Data], group: str = "g") 
         for record in log
     ]
     table = pa.Table.from_pylist(rows, LEDGER)
-    write_deltalake(str(directory), table, partition_by=["group"], storage_options=delta_options(directory))
+    write_deltalake(str(directory), table, partition_by=["group_name"], storage_options=delta_options(directory))
     return directory

@@ -68,7 +68,7 @@ def test_runs_of_numbers_are_a_set(added: list[tuple[int, int]]) -> None:
 def test_what_rows_hold(rows: list[tuple[int | None, int]]) -> None:
     """By runs where there is no hole, else one by one: the same numbers, and no others."""
     views, numbers = ([row[at] for row in rows] for at in (0, 1))
-    columns = {"group": ["g"] * len(rows), "sender": ["nyc/a"] * len(rows), "incarnation": [7] * len(rows)}
+    columns = {"group_name": ["g"] * len(rows), "sender": ["nyc/a"] * len(rows), "incarnation": [7] * len(rows)}
     table = pa.table({**columns, "view_id": pa.array(views, pa.int64()), "local_seqno": numbers})
     found = {(held.view or None, each) for held, first, last in _runs(table) for each in range(first, last + 1)}
     assert found == set(rows)
@@ -120,7 +120,14 @@ def test_spans() -> None:
 
 def written(path: Path, *rows: tuple[int, int, int]) -> None:
     """Rows of offset, local seqno and second, in a commit of their own."""
-    columns = {"group": "g", "site": "nyc", "sender": "nyc/a", "incarnation": 7, "view_id": None, "cast_partition": 0}
+    columns = {
+        "group_name": "g",
+        "site": "nyc",
+        "sender": "nyc/a",
+        "incarnation": 7,
+        "view_id": None,
+        "cast_partition": 0,
+    }
     table = [
         {
             **columns,
@@ -131,11 +138,11 @@ def written(path: Path, *rows: tuple[int, int, int]) -> None:
         for offset, number, at in rows
     ]
     schema = pa.schema({
-        "group": pa.string(), "site": pa.string(), "sender": pa.string(), "incarnation": pa.int64(),
+        "group_name": pa.string(), "site": pa.string(), "sender": pa.string(), "incarnation": pa.int64(),
         "view_id": pa.int64(), "cast_partition": pa.int32(), "local_seqno": pa.int64(), "cast_offset": pa.int64(),
         "written_at": pa.timestamp("us", "UTC"),
     })  # fmt: skip
-    write_deltalake(path, pa.Table.from_pylist(table, schema), mode="append", partition_by=["group"])
+    write_deltalake(path, pa.Table.from_pylist(table, schema), mode="append", partition_by=["group_name"])
 
 
 def test_where_a_topic_that_was_made_anew_is_read_on(tmp_path: Path) -> None:

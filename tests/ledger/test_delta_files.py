@@ -14,10 +14,10 @@ from connectors.ledger.delta_files import dataset_of
 def test_no_thread_of_arrow_needs_python(tmp_path: Path) -> None:
     """It would abort a process that ends meanwhile: of 240 that ended right after reading, under load, 31 did."""
     table = tmp_path / "a table"
-    write_deltalake(table, pa.table({"group": ["orders.eu", "b"], "seqno": [1, 2]}), partition_by=["group"])
+    write_deltalake(table, pa.table({"group_name": ["orders.eu", "b"], "seqno": [1, 2]}), partition_by=["group_name"])
     dataset = dataset_of(DeltaTable(table), table)
     assert isinstance(dataset.filesystem.base_fs, LocalFileSystem)
     assert dataset.to_table().sort_by("seqno").to_pylist() == [
-        {"group": "orders.eu", "seqno": 1},
-        {"group": "b", "seqno": 2},
+        {"group_name": "orders.eu", "seqno": 1},
+        {"group_name": "b", "seqno": 2},
     ]

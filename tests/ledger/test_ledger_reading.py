@@ -27,7 +27,7 @@ from ordering.sequencer.sequencer import snapshot
 
 SCHEMA = pa.schema(
     [
-        *((name, pa.string()) for name in ("group", "kind", "sender")),
+        *((name, pa.string()) for name in ("group_name", "kind", "sender")),
         *((name, pa.int64()) for name in ("seqno", "epoch", "view_id", "incarnation", "local_seqno", "data_offset")),
         ("payload", pa.binary()),
         ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
@@ -65,7 +65,7 @@ def ledger_rows(connection: MemoryConnection) -> list[dict[str, Any]]:
         stored = [record for record in log.records(0, log.end()) if record.data.kind != EPOCH]
     return [
         {
-            "group": "g",
+            "group_name": "g",
             "kind": data.kind,
             "sender": data.sender or None,
             "seqno": data.seqno,
@@ -113,7 +113,7 @@ def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention
 def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
     """Rows of an earlier layout do not tell it: there the next seqno is looked for from where it can't be before."""
     view = {"members": [["nyc/a", 7]], "joined": [], "left": [], "suspected": [], "flush": 0}
-    common = {"group": "g", "epoch": 1, "view_id": 1, "incarnation": 7, "local_seqno": 1}
+    common = {"group_name": "g", "epoch": 1, "view_id": 1, "incarnation": 7, "local_seqno": 1}
     rows = pa.Table.from_pylist(
         [
             {**common, "kind": VIEW, "seqno": 1, "data_offset": 4, "payload": json.dumps(view).encode()},

@@ -24,7 +24,7 @@ def row(seqno: int, site: str, origin_seqno: int | None, kind: str = MESSAGE) ->
     numbers = {"epoch": 1, "view_id": 0, "incarnation": 1, "local_seqno": seqno}
     at = datetime(2026, 1, 1, tzinfo=timezone.utc)
     return {
-        "group": "g", "seqno": seqno, "site": site, "sender": sender, "kind": kind, "payload": payload,
+        "group_name": "g", "seqno": seqno, "site": site, "sender": sender, "kind": kind, "payload": payload,
         "forwarded_at": at, "origin_seqno": origin_seqno, **numbers,
     }  # fmt: skip
 

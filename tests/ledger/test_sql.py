@@ -19,7 +19,7 @@ from tests.random_examples import examples
 
 VIEWS = pa.schema(
     [
-        ("group", pa.string()),
+        ("group_name", pa.string()),
         ("view_id", pa.int64()),
         ("seqno", pa.int64()),
         ("site", pa.string()),
@@ -52,14 +52,14 @@ def asked(data: Path) -> Iterator[Question]:
 def test_groups_that_are_called_null(tmp_path: Path) -> None:
     """They stand in the names of directories, where DuckDB takes that for no value."""
     groups = ["null", "NULL", "Null", "nullx", "x"]
-    rows = {"group": groups, "seqno": range(len(groups))}
-    write_deltalake(tmp_path / "ledger", pa.table(rows), partition_by=["group"])
+    rows = {"group_name": groups, "seqno": range(len(groups))}
+    write_deltalake(tmp_path / "ledger", pa.table(rows), partition_by=["group_name"])
     write_deltalake(tmp_path / "views", VIEWS.empty_table())
     with question(tmp_path) as asked:
-        assert list(asked.ask('SELECT "group", seqno FROM ledger ORDER BY seqno').rows) == [
+        assert list(asked.ask("SELECT group_name, seqno FROM ledger ORDER BY seqno").rows) == [
             (group, n) for n, group in enumerate(groups)
         ]
-        assert list(asked.ask("SELECT seqno FROM ledger WHERE \"group\" = 'NULL'").rows) == [(1,)]
+        assert list(asked.ask("SELECT seqno FROM ledger WHERE group_name = 'NULL'").rows) == [(1,)]
 
 
 def test_it_answers_with_what_the_tables_hold(asked: Question, data: Path) -> None:
@@ -78,16 +78,19 @@ def test_text_of_a_payload(asked: Question) -> None:
 
 
 def test_an_answer_as_arrow(asked: Question) -> None:
-    assert asked.ask("SELECT max(seqno) AS last FROM ledger WHERE \"group\" = 'g'").arrow().read_all().to_pylist() == [
+    assert asked.ask("SELECT max(seqno) AS last FROM ledger WHERE group_name = 'g'").arrow().read_all().to_pylist() == [
         {"last": len(effective(decided(linked=False)))}
     ]
 
 
 def test_files_from_before_a_column_was_added(tmp_path: Path) -> None:
     """Their rows have null there; a column that no file has yet is there, too, with its type."""
-    first, second = pa.table({"group": ["g"], "seqno": [1]}), pa.table({"group": ["g"], "seqno": [2], "more": ["x"]})
-    write_deltalake(tmp_path / "ledger", first, partition_by=["group"])
-    write_deltalake(tmp_path / "ledger", second, partition_by=["group"], mode="append", schema_mode="merge")
+    first, second = (
+        pa.table({"group_name": ["g"], "seqno": [1]}),
+        pa.table({"group_name": ["g"], "seqno": [2], "more": ["x"]}),
+    )
+    write_deltalake(tmp_path / "ledger", first, partition_by=["group_name"])
+    write_deltalake(tmp_path / "ledger", second, partition_by=["group_name"], mode="append", schema_mode="merge")
     write_deltalake(tmp_path / "views", VIEWS.empty_table())
     DeltaTable(tmp_path / "views").alter.add_columns(DeltaTable(tmp_path / "ledger").schema().fields[2:])
     with question(tmp_path) as asked:
@@ -99,10 +102,10 @@ def test_only_what_the_newest_version_names_is_read(tmp_path: Path) -> None:
     """Not what a compaction has replaced, and no file that was never committed."""
     write_tables(tmp_path)
     ledger = DeltaTable(tmp_path / "ledger")
-    [file] = (tmp_path / "ledger" / "group=g").glob("*.parquet")
+    [file] = (tmp_path / "ledger" / "group_name=g").glob("*.parquet")
     (file.parent / "never-committed.parquet").write_bytes(file.read_bytes())
     before = ledger.to_pyarrow_table().num_rows
-    write_deltalake(tmp_path / "ledger", ledger.to_pyarrow_table(), mode="overwrite", partition_by=["group"])
+    write_deltalake(tmp_path / "ledger", ledger.to_pyarrow_table(), mode="overwrite", partition_by=["group_name"])
     with question(tmp_path) as asked:
         assert list(asked.ask("SELECT count(*) FROM ledger").rows) == [(before,)]
 
@@ -151,7 +154,7 @@ def test_nothing_else_is_read(asked: Question, sql: str) -> None:
     [
         ("SELEC 1", r'DuckDB can\'t run this: syntax error at or near "SELEC".'),
         ("SELECT nosuch FROM ledger", r'Referenced column "nosuch" not found in FROM clause! Candidate bindings: .*'),
-        ("SELECT group FROM ledger", r'.*\(the column is written "group", in double quotes\)\.'),
+        ("SELECT order FROM messages", r'.*\(the column is written "order", in double quotes\)\.'),
         ("SELECT error('at a late row') FROM range(5000) WHERE range = 4000", r".*at a late row\."),
     ],
 )
@@ -166,7 +169,23 @@ def test_what_can_not_run_is_told_in_a_sentence(asked: Question, sql: str, said:
 @given(
     st.lists(
         st.sampled_from(
-            ["SELECT", "FROM", "ledger", "views", "*", "group", '"group"', "WHERE", "=", "'", "(", ")", ",", ";", "1"]
+            [
+                "SELECT",
+                "FROM",
+                "ledger",
+                "views",
+                "*",
+                "group_name",
+                '"group_name"',
+                "WHERE",
+                "=",
+                "'",
+                "(",
+                ")",
+                ",",
+                ";",
+                "1",
+            ]
         )
         | st.text(max_size=5)
     )

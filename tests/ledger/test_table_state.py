@@ -39,13 +39,13 @@ def table(tmp_path: Path) -> Path:
 
 
 def append(path: Path, version: int, partitioned: bool = True) -> None:
-    rows = pa.table({"group": ["a.b", "c"], "seqno": [version + 1, 10 * version + 1]})
+    rows = pa.table({"group_name": ["a.b", "c"], "seqno": [version + 1, 10 * version + 1]})
     properties = CommitProperties(app_transactions=[Transaction(TRANSACTION, version + 1)])
     write_deltalake(
         path,
         rows,
         mode="append",
-        partition_by=["group"] if partitioned else None,
+        partition_by=["group_name"] if partitioned else None,
         commit_properties=properties,
     )
 

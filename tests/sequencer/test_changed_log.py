@@ -57,7 +57,7 @@ def write_ledger(kafka: MemoryConnection, path: Path) -> LedgerEnd:
     log = kafka.topics.partitions[TopicPartition(DATA, 0)]
     times = pa.array([log[row["data_offset"]].timestamp * 1000 for row in rows], pa.timestamp("us", "UTC"))
     table = pa.Table.from_pylist(rows, schema=SCHEMA).append_column("sequenced_at", times)
-    write_deltalake(path, table, partition_by=["group"])
+    write_deltalake(path, table, partition_by=["group_name"])
     return LedgerEnd(path)
 
 

@@ -69,7 +69,7 @@ def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession
         for number, (first, end) in enumerate(itertools.pairwise(cuts)):
             writer.write(source_frame(spark, of_group[first:end]), number)
             writer.check()
-        table = DeltaTable(str(tmp_path / "ledger")).to_pyarrow_table(filters=[("group", "=", group)])
+        table = DeltaTable(str(tmp_path / "ledger")).to_pyarrow_table(filters=[("group_name", "=", group)])
         found = sorted((row["seqno"], row["kind"], row["payload"]) for row in table.to_pylist())
         assert found == wanted
         state = state_from_ledger(tmp_path / "ledger", group)

@@ -85,9 +85,9 @@ def group(request: pytest.FixtureRequest) -> str:
 
 def rows_of(spark: SparkSession, table: Path, group: str) -> list[tuple[int, bytes]]:
     """(seqno, payload) of the group's rows by seqno, of which Spark and delta-rs must have the same opinion."""
-    by_spark = spark.read.format("delta").load(str(table)).where(f"`group` = '{group}'").orderBy("seqno", "payload")
+    by_spark = spark.read.format("delta").load(str(table)).where(f"group_name = '{group}'").orderBy("seqno", "payload")
     rows = [(row["seqno"], bytes(row["payload"])) for row in by_spark.collect()]
-    arrow = DeltaTable(str(table)).to_pyarrow_table(columns=["seqno", "payload"], filters=[("group", "=", group)])
+    arrow = DeltaTable(str(table)).to_pyarrow_table(columns=["seqno", "payload"], filters=[("group_name", "=", group)])
     assert sorted((row["seqno"], row["payload"]) for row in arrow.to_pylist()) == rows
     return rows
 
@@ -298,7 +298,9 @@ def test_views(spark: SparkSession, table: Path, group: str) -> None:
         writer.write(source_frame(spark, log[:4]), 0)
     writer_of(table, BEGINNING, group).write(source_frame(spark, log), 0)
     assert [seqno for seqno, _ in rows_of(spark, table, group)] == [1, 2, 3, 4]
-    views = spark.read.format("delta").load(str(table.parent / "views")).where(f"group = '{group}'").orderBy("seqno")
+    views = (
+        spark.read.format("delta").load(str(table.parent / "views")).where(f"group_name = '{group}'").orderBy("seqno")
+    )
     assert [tuple(row) for row in views.collect()] == [
         (group, 1, 1, "local", ["nyc/a"]),
         (group, 2, 3, "local", ["nyc/a", "nyc/b"]),
@@ -434,7 +436,7 @@ def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
         spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
     writer.check()
     assert "OPTIMIZE" in [commit["operation"] for commit in DeltaTable(str(table)).history(8)]
-    assert len([uri for uri in DeltaTable(str(table)).file_uris() if f"group={group}/" in uri]) < 5
+    assert len([uri for uri in DeltaTable(str(table)).file_uris() if f"group_name={group}/" in uri]) < 5
     spark.sql(f"OPTIMIZE delta.`{table}`")
     writer.write(source_frame(spark, messages(group, 6)), 6)
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5, 6)
@@ -477,7 +479,7 @@ def test_a_start_on_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
     create_tables(spark, tmp_path)
     table = tmp_path / "ledger"
     shutil.rmtree(table)
-    spark.range(3).selectExpr("'g' AS `group`", "id AS seqno").write.format("delta").save(str(table))
+    spark.range(3).selectExpr("'g' AS group_name", "id AS seqno").write.format("delta").save(str(table))
     with pytest.raises(LedgerDamaged, match=r"is damaged \(it has no column .*move .* away, and start it again"):
         create_tables(spark, tmp_path)
     table.rename(tmp_path / "old")
@@ -491,7 +493,7 @@ def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group
     table = tmp_path / "ledger"
     columns = LEDGER_SCHEMA.replace(", origin_seqno long, data_offset long", "")
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in (column.split(maxsplit=1) for column in columns.split(", ")))
-    spark.sql(f"CREATE TABLE delta.`{table}` ({ddl}) USING delta PARTITIONED BY (`group`)")
+    spark.sql(f"CREATE TABLE delta.`{table}` ({ddl}) USING delta PARTITIONED BY (group_name)")
     first = ledger_rows(source_frame(spark, messages(group, 1, 2)))
     old = first.drop(*BESIDE, "origin_seqno", "data_offset")
     old.write.format("delta").mode("append").option("txnAppId", TRANSACTION).option("txnVersion", 1).save(str(table))

@@ -23,8 +23,11 @@ from tests.cli.process import abcast, environment
 
 pytestmark = pytest.mark.spark
 
-SQL = 'SELECT "group", seqno, sender, payload, members FROM ledger LEFT JOIN views USING ("group", seqno) ORDER BY 1, 2'
-SCHEMA = "group string, view_id long, seqno long, members array<string>"
+SQL = (
+    "SELECT group_name, seqno, sender, payload, members FROM ledger LEFT JOIN views USING (group_name, seqno) "
+    "ORDER BY 1, 2"
+)
+SCHEMA = "group_name string, view_id long, seqno long, members array<string>"
 ENDLESS = "SELECT max(a.id) FROM range(1000000) a, range(1000000) b"
 
 
@@ -35,10 +38,10 @@ def data(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     create_tables(spark, data)
     for group in ("orders.eu", "2024-01-01"):
         rows = [(group, n, 1, "nyc/a", bytearray(f"ü{n}".encode())) for n in range(1, 4)]
-        frame = spark.createDataFrame(rows, "group string, seqno long, epoch long, sender string, payload binary")
+        frame = spark.createDataFrame(rows, "group_name string, seqno long, epoch long, sender string, payload binary")
         frame.write.format("delta").mode("append").save(str(data / "ledger"))
     views = spark.createDataFrame(
-        [("orders.eu", 1, 2, ["nyc/a"])], "group string, view_id long, seqno long, members array<string>"
+        [("orders.eu", 1, 2, ["nyc/a"])], "group_name string, view_id long, seqno long, members array<string>"
     )
     views.write.format("delta").mode("append").save(str(data / "views"))
     return data
@@ -59,8 +62,11 @@ def test_duckdb_reads_what_spark_wrote(data: Path) -> None:
 def test_both_engines_answer_alike(spark: SparkSession, data: Path) -> None:
     with question(data) as asked:
         expected = list(asked.ask(SQL).rows)
-    answer = ask_spark(spark, data, SQL.replace('"', "`"))
-    assert (list(answer.columns), list(answer.rows)) == (["group", "seqno", "sender", "payload", "members"], expected)
+    answer = ask_spark(spark, data, SQL)
+    assert (list(answer.columns), list(answer.rows)) == (
+        ["group_name", "seqno", "sender", "payload", "members"],
+        expected,
+    )
     assert len(list(ask_spark(spark, data, "SELECT * FROM ledger", limit=2).rows)) == 2
 
 

@@ -84,8 +84,8 @@ def by_the_rule(log: Log) -> tuple[list[int], bool]:
 
 def seqnos_of(frame: DataFrame) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for row in frame.select("group", "seqno").collect():
-        found.setdefault(row["group"], []).append(row["seqno"])
+    for row in frame.select("group_name", "seqno").collect():
+        found.setdefault(row["group_name"], []).append(row["seqno"])
     return found
 
 

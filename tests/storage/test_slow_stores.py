@@ -50,7 +50,7 @@ def test_ctrl_c_ends_a_query_whose_store_falls_silent(server: S3Server, tmp_path
     """In the middle: the table's log was read, and DuckDB waits for its rows."""
     data, falls_silent, is_over = server.place("silent"), threading.Event(), threading.Event()
     for name in ("ledger", "views"):
-        columns = {"group": ["g"], "view_id": [0], "seqno": [1], "site": ["nyc"]}
+        columns = {"group_name": ["g"], "view_id": [0], "seqno": [1], "site": ["nyc"]}
         write_deltalake(str(data / name), pa.table(columns), storage_options=delta_options(data / name))
 
     def before_get(path: str) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = [
     {
-        "group": "g",
+        "group_name": "g",
         "seqno": seqno,
         "epoch": 1,
         "view_id": 0,
@@ -40,7 +40,7 @@ ROWS = [
 ]
 SCHEMA = pa.schema(
     {
-        "group": pa.string(),
+        "group_name": pa.string(),
         "seqno": pa.int64(),
         "epoch": pa.int64(),
         "view_id": pa.int64(),
@@ -55,7 +55,7 @@ SCHEMA = pa.schema(
         "forwarded_at": pa.timestamp("us", "UTC"),
     }
 )
-VIEWS = pa.schema({"group": pa.string(), "view_id": pa.int64(), "seqno": pa.int64(), "site": pa.string()})
+VIEWS = pa.schema({"group_name": pa.string(), "view_id": pa.int64(), "seqno": pa.int64(), "site": pa.string()})
 
 
 def test_a_ledger_is_read(server: S3Server, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_ledger_is_read(server: S3Server, tmp_path: Path) -> None:
     for rows in (ROWS[:300], ROWS[300:]):
         table = pa.Table.from_pylist(rows, SCHEMA)
         write_deltalake(
-            str(ledger), table, mode="append", partition_by=["group"], storage_options=delta_options(ledger)
+            str(ledger), table, mode="append", partition_by=["group_name"], storage_options=delta_options(ledger)
         )
     views = data / "views"
     write_deltalake(str(views), pa.Table.from_pylist([], VIEWS), storage_options=delta_options(views))
@@ -79,7 +79,7 @@ def test_a_ledger_is_read(server: S3Server, tmp_path: Path) -> None:
     assert state is not None
     assert state.seqno == 600
     with question(data) as asked:
-        sql = "SELECT count(*), max(text(payload)::int) FROM ledger WHERE \"group\" = 'g' AND seqno > 100"
+        sql = "SELECT count(*), max(text(payload)::int) FROM ledger WHERE group_name = 'g' AND seqno > 100"
         assert list(asked.ask(sql).rows) == [(500, 600)]
     assert plan_care(data)[0].merged == 2
     command = ("query", "--data", f"s3://{BUCKET}/read", "--json", "SELECT count(*) AS n FROM messages")
