@@ -42,7 +42,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_copy import changed_copies
 from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
 from connectors.takeover.fencing import check_not_fenced
-from connectors.takeover.notices import told
+from connectors.takeover.notices import describe
 from ordering.agreement.site_state import Notice
 from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.names import Topic
@@ -341,7 +341,7 @@ class SiteLoop:
 
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
-            level, words = told(notice)
+            level, words = describe(notice)
             _logger.log(level, "site %s, group %s: %s", self._agreement.neighbours.site, group, words)
 
     def _poll(self) -> Polled:

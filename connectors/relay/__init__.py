@@ -1,1 +1,1 @@
-"""What carries DATA from site to site."""
+"""Relays: jobs that carry records from site to site."""

@@ -1,12 +1,11 @@
 """The relay between sites that agree on one order: a site's FORWARD and its log, in one query.
 
-What comes of one may overtake the other. A run waits for its records where it comes before them
-(`ordering.agreement.site`, rule 3), and records wait for their run. So both are carried as they come, each in its own
-order, and a batch has what a step of the site has left.
+Records of one may overtake records of the other. A run that arrives before its records waits for them
+(`ordering.agreement.site`, rule 3), and records wait for their run. So each of the two is carried in its own order, and
+a batch has the records that a step of the site has written.
 
-Spark divides a batch by how much waits of each partition, and takes one record of each at least. So behind a backlog of
-FORWARD the site is heard all the same, once in a batch, and a batch is bounded: it must not last for as long as a site
-may be silent.
+Spark shares a batch among the partitions by their backlogs, with at least one record of each. So even behind a backlog
+of FORWARD, each batch brings an entry of the site. A batch is bounded, as it must end before the site counts as silent.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ordering.base.names import Topic
 from ordering.base.records import Partition
 
 MAX_BATCH_RECORDS = 3 * MAX_RUN_RECORDS
-"""A second's worth, about."""
+"""Roughly the records of a second."""
 
 
 class Agreed(Relay):
@@ -33,39 +32,40 @@ class Agreed(Relay):
 
     carries = "agreed"
     real_time_batch = "1 minute"
-    """A run takes several ways, of which each may meet the end of a batch; and nobody asks how far a batch has come."""
+    """Long, as a run crosses several links and may meet the end of a batch on each."""
 
     def is_read(self, topic: Topic) -> bool:
-        """FORWARD and DATA of the site."""
+        """Whether the topic is FORWARD or DATA of the source."""
         return topic.role in ("forward", "data") and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
-        """The other site's topics for this neighbour."""
+        """Return the other site's topic for this neighbour."""
         source, target = self.direction
         return Topic(topic.group, "relayed" if topic.role == "forward" else "entries", target, source)
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
-        """With a bound of its own."""
+        """Return the options of every relay, with a smaller bound on a batch."""
         source = super().kafka_source(topics, positions)
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_BATCH_RECORDS)
         return {**source, "maxOffsetsPerTrigger": str(most)}
 
     def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
-        """Raise EnvironmentProblem: at other sites, it may be read."""
+        """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
         raise EnvironmentProblem(
             f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
-            "agree read the same. Start again with more: spark.driver.memory, or spark.executor.memory in a cluster."
+            "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
+            "or spark.executor.memory in a cluster."
         )
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Marked with where it came from; FORWARD also with when it was there."""
+        """Mark each record with its source, and FORWARD also with its broker's time."""
         return relay_agreed(rows, self.direction)
 
     def position_in_new(self, partition: TopicPartition, position: int) -> int:
-        """Raise HistoryUnavailable: the sites have agreed on records by their offsets in the one before."""
+        """Raise HistoryUnavailable: the sites have agreed on records by their offsets in the former topic."""
         source, target = self.direction
         raise HistoryUnavailable(
-            f"{Partition(*partition)} at {source} was made anew: what stands before offset {position} is not what "
-            f"{target} has of it. The sites have agreed on records of the one before, so {source} can't go on under "
-            f"that name: `abcast site exclude {source}`."
+            f"{Partition(*partition)} at {source} was made anew: its records before offset {position} are not those "
+            f"that {target} has of it. The sites have agreed on records of the former topic, so {source} can't go on "
+            f"under that name: `abcast site exclude {source}`."
         )

@@ -1,4 +1,4 @@
-"""Whether a home of a hub may begin a group: not where another site has an order of it already."""
+"""A check of a hub's home that begins a group: no other site may have an order of it already."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _logger = logging.getLogger(__name__)
 
 
 def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], None] | None:
-    """Return what raises UsageError where a group would begin at its new home, not go on; None where there is no hub.
+    """Return a check that raises UsageError if a group would begin at its new home, not go on; None without a hub.
 
-    A new home without a history, started before it was promoted, would give the first numbers again. What a site that
-    does not answer has is not known, and holds up nothing.
+    A new home without a history, started before it was promoted, would give the first numbers again. A site that does
+    not answer holds up nothing.
     """
     if sites is None or sites.home != site:
         return None
@@ -41,7 +41,7 @@ def _has_order(sites: Sites, group: str, other: str) -> bool:
     except TopicMissing:
         return False
     except KafkaRefused:
-        _logger.info("group %s begins here. Its rights don't show whether %s has an order of it", group, other)
+        _logger.info("group %s begins here. This job has no right to see whether %s has an order of it", group, other)
     except BrokerUnreachable as error:
         _logger.warning("group %s begins here: whether %s has an order of it is not known (%s)", group, other, error)
     return False

@@ -1,8 +1,8 @@
-"""Giving a new site the history from another site's ledger, for what Kafka's retention there has dropped.
+"""Bootstrap of a new site: the history that Kafka's retention has dropped, written from another site's ledger.
 
-A hub's new site gets DATA itself. A mesh's new site gets a session of a link, as a relay would have brought it. Both
-are written in the order of seqnos, and go on where the new site's own rows say. So a bootstrap may be cut off and
-started again. In a mesh the relay begins its own session once the site has ordered enough of this one
+A hub's new site gets DATA itself. A mesh's new site gets a session of a link, as from a relay. Both are written in the
+order of seqnos, and begin behind the last seqno in the new site's own rows. So a bootstrap may be cut off and started
+again. In a mesh the relay begins its own session once the site has ordered enough of this one
 (`connectors.relay.link_start`).
 """
 
@@ -38,10 +38,10 @@ from ordering.sequencer.sequencer import seal
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
 ACKNOWLEDGED_S = 120.0
-"""How long to wait for the acknowledgement of a record."""
+"""The longest wait for the acknowledgement of a record."""
 
 TellRecords = Callable[[int], None]
-"""Is told a number of records."""
+"""A callback that gets a number of records."""
 
 
 def bootstrap(
@@ -52,9 +52,9 @@ def bootstrap(
     to_write: TellRecords = lambda _: None,
     written: TellRecords = lambda _: None,
 ) -> int:
-    """Write what the ledger of `direction.source` has and `direction.target` lacks; return the ledger's last seqno.
+    """Write the records of the source's ledger that the target lacks; return the ledger's last seqno.
 
-    `to_write` is told once how many records there are, `written` how many more were written.
+    `to_write` gets the number of these records once, `written` the number of further ones that were written.
 
     Raises UsageError (no ledger, or none of this group), BrokerUnreachable, TopicMissing.
     """
@@ -82,9 +82,10 @@ def bootstrap(
 
 
 def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], epoch: int) -> Iterator[Record]:
-    """DATA as the sequencer wrote it, as far as the ledger tells. `epoch`: the one in force before.
+    """Yield DATA as the sequencer wrote it, as far as the ledger tells. `epoch`: the one in force before.
 
-    With the seals, of which a copy tells who has decided what: also one that was cut off, or becomes the home.
+    Seals are written, too: they tell the epoch of each record in a copy, even if the copy is cut off or becomes the
+    home.
     """
     for chunk in rows:
         for row in chunk:
@@ -99,7 +100,7 @@ def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], ep
 
 
 def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
-    """The DATA of a row of a hub's ledger. What the sequencer decides by itself (a view, say) has no source."""
+    """Return the DATA of a row of a hub's ledger. A record of the sequencer's own (a view, say) has no source."""
     data = decode_row(row)
     if not data.sender:
         return data
@@ -117,7 +118,7 @@ def _write_session(
     begins_after: TellRecords,
     written: TellRecords,
 ) -> None:
-    """A session that begins before the first message that the target lacks. `begins_after` is told a seqno."""
+    """Write a session that begins before the first message that the target lacks; pass the seqno to `begins_after`."""
     target, carries = sites.connection(direction.target), functools.partial(sites.carries, direction)
     start = _link_start(ledger, group, reached, carries)
     begins_after(start.seqno)
@@ -128,7 +129,7 @@ def _write_session(
 
 
 def _link_start(ledger: Location, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
-    """The `link-start` of a session that begins right before what is lacking, as the ledger tells it."""
+    """Return the `link-start` of a session that begins right before the first message that the target lacks."""
     columns = message_numbers(ledger, group)
     rows = zip(*(columns[name].to_pylist() for name in ("site", "seqno", "origin_seqno")), strict=True)
     numbers = ((name, seqno, seqno if number is None else number) for name, seqno, number in rows)
@@ -138,7 +139,7 @@ def _link_start(ledger: Location, group: str, reached: Mapping[str, int], carrie
 def _session(
     source: str, session: int, carries: Callable[[str], bool], rows: Iterator[list[dict[str, Any]]]
 ) -> Iterator[Record]:
-    """What the relay from `source` would carry of the ledger's rows."""
+    """Yield the records that the relay from `source` would make of the ledger's rows."""
     for chunk in rows:
         for row in chunk:
             data = decode_row(row)
@@ -148,7 +149,7 @@ def _session(
 
 
 def _write(connection: Connection, topic: str, records: Iterator[Record], written: TellRecords) -> None:
-    """Append in order; the producer never gives up on a record, so nothing is left out in the middle."""
+    """Append the records in order. The producer never gives up on one, so none is missing in the middle."""
     waiting: deque[Future] = deque()
     with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:
         for key, value, headers in records:

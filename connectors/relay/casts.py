@@ -1,27 +1,27 @@
 """Casts between sites: each site's cast topic has a copy of the same name, and of as many partitions, in other Kafkas.
 
-What a cast's VIEW, AFTER and CLOCK mean is decided where DATA is. So what is carried follows from the mode:
+VIEW, AFTER and CLOCK of a cast refer to the DATA of its site. So the mode decides which casts are carried:
 
 * *Hub, and sites that agree*: all sites have the same seqnos and the same views. A cast means the same everywhere, so
-  all are carried. A receiver (`ordering.casts.merging`) takes records of any partition in any order against each other,
-  and asks no more than that what stands in one log comes to all. So the table of `ordering.casts.casts` holds between
-  sites as it does within one: a cast, or a total message, that is here before what it depends on is held.
-* *Mesh*: seqnos and views are each site's own. A cast of a view is for that view, whose members are all at one site:
-  it stays there. A cast of no view needs neither, only its sender's numbers, and is carried.
+  all are carried. A receiver (`ordering.casts.merging`) takes the partitions' records in any order against each other,
+  and needs only that all records of a log arrive. So the table of `ordering.casts.casts` holds between sites as it does
+  within one: a cast, or a total message, that arrives before its dependencies is held back.
+* *Mesh*: each site has its own seqnos and views. A cast of a view is for the members of that view, who are all at one
+  site: it is not carried. A cast of no view needs only its sender's numbers, and is carried.
 
-Invariant. The copies of a partition are a beginning of it, as a set (`connectors.relay.job`). A receiver discards what
-it has by the sender, the incarnation and the number. So a relay that is killed at any point loses nothing, and what it
-repeats is not delivered again.
+Invariant. The copies of a partition are a beginning of it, as a set (`connectors.relay.job`). A receiver discards
+repeats by sender, incarnation and number. So a relay that is killed at any point loses nothing, and no cast is
+delivered twice.
 
-Invariant, *once over each bridge, and never back*. A topic is filled in one Kafka by one direction, by `is_entrance`:
-of the sites in that Kafka, the one that is nearest to the sender's site takes it in, from its next hop there. In a
-Kafka where the sender's site is itself, nobody does. So each copy is made from one that is nearer to the original, by
-at least a link, and there is no circle. By sites' files of different age there may be several directions, and circles:
-what has been in the target's Kafka is not carried (`connectors.relay.columns`), so a cast comes once by each way.
+Invariant, *once over each bridge, and never back*. In each Kafka one direction fills a topic (`is_entrance`): the site
+in that Kafka that is nearest to the sender's site takes it in, from its next hop towards the sender. In the Kafka of
+the sender's site no direction does. So each copy is made from one that is at least a link nearer to the original, and
+there is no circle. With sites' files of different age there may be several directions, and circles. A cast that has
+been in the target's Kafka is not carried (`connectors.relay.columns`), so a cast comes once by each way.
 
-Reading begins behind the last record that the copy has from this relay's source. Where it has none, it begins at the
-oldest cast that the source still has: a site that is new has no member who could miss what retention has dropped. Of
-a copy that retention has emptied, nobody knows what it had: the log says so.
+Reading begins behind the last record that the copy has from this relay's source. If the copy has none, reading begins
+at the oldest cast that the source still has: a new site has no member who could miss the casts that retention has
+dropped. If retention has emptied the copy, the casts that it had are unknown, and the log says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 
 def is_entrance(sites: Sites, direction: Direction, origin: str, at_target: Collection[str]) -> bool:
-    """Whether a direction carries the casts of an origin. `at_target`: the sites in the same Kafka as its target."""
+    """Whether a direction carries the casts of an origin. `at_target`: the sites in the target's Kafka."""
     if origin in at_target or sites.next_hop(direction.target, origin) != direction.source:
         return False
     distances = {site: sites.distance(site, origin) for site in at_target if site in sites.connections}
@@ -55,36 +55,36 @@ def is_entrance(sites: Sites, direction: Direction, origin: str, at_target: Coll
 
 
 class Casts(Relay):
-    """Casts of the sites that lie behind the source, and its own."""
+    """Casts of the source and of the sites behind it."""
 
     carries = "casts"
     _at_target: Mapping[str, set[str]] = MappingProxyType({})
-    """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
+    """For each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
 
     def is_read(self, topic: Topic) -> bool:
-        """The cast topics that enter the other Kafka by this direction."""
+        """Whether the topic is a cast topic that enters the other Kafka by this direction."""
         return topic.role == "cast" and is_entrance(
             self.sites, self.direction, topic.site, self._at_target.get(topic.group, ())
         )
 
     def filled(self, topic: Topic) -> Topic:
-        """The topic of the same name in the other Kafka."""
+        """Return the topic of the same name in the other Kafka."""
         return topic
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with the mark of this relay; from a mesh, those of no view. Not what has been there."""
+        """Copy casts with this relay's mark, unless they have been there; in a mesh, only casts of no view."""
         at_target = self.in_kafka_of_target(self._at_target.values())
         return relay_casts(rows, self.direction, at_target, of_views=self.sites.one_order)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """None where both ends share one Kafka."""
+        """Return no topic if both ends share one Kafka."""
         if not self.is_apart:
             return {}
         self._at_target = self._find_at_target()
         return super().select_topics(topics)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """As every relay, where there is anything to carry; and which sites are in the target's Kafka."""
+        """Return the refusals of every relay, and refusals that hide sites in the target's Kafka; none in one Kafka."""
         if not self.is_apart:
             return []
         beside = set(self.sites.connections).difference(self.direction)
@@ -102,7 +102,7 @@ class Casts(Relay):
         return found
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Where the source begins, if the copy has nothing. Raises HistoryUnavailable if it has a part of it."""
+        """Return the source's beginning if the copy has nothing. Raises HistoryUnavailable if it has a part."""
         if 0 < position < beginning:
             source, target = self.direction
             raise HistoryUnavailable(
@@ -115,13 +115,19 @@ class Casts(Relay):
         return max(position, beginning)
 
     def _warn_if_it_had_more(self, partition: TopicPartition, beginning: int) -> None:
-        """Where retention has dropped all of a copy, nothing tells any more how far it had come."""
+        """Warn if retention has emptied the copy, so that its former end is unknown."""
         with closing(self.target.consumer()) as there, self.target.reachable():
             end = int(there.end_offsets([partition])[partition])
         if end:
             source, target = self.direction
             _logger.warning(
-                "retention has dropped offsets 0 to %d of %s at %s, and what %s had of %s: if casts among them had not "
-                "come there, they never will. If members there wait for them, delete %s there, and start them again",
-                *(beginning - 1, Partition(*partition), source, target, source, partition.topic),
+                "retention has dropped offsets 0 to %d of %s at %s, and all that %s had from %s: casts among them that "
+                "had not been carried are lost. If members at %s wait for them, delete %s there, and start them again",
+                beginning - 1,
+                Partition(*partition),
+                source,
+                target,
+                source,
+                target,
+                partition.topic,
             )

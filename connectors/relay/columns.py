@@ -1,29 +1,29 @@
-"""What a relay carries, as Spark columns: rows of one site's topics in, rows for the neighbour's topics out.
+"""The records that a relay carries, as Spark columns: rows of a site's topics in, rows for the neighbour's topics out.
 
-Stateless, record by record. Nothing here needs to be exactly-once: the neighbour recognises what arrives twice.
+Stateless, record by record. Nothing here needs to be exactly-once: the neighbour recognises repeats.
 
-* `HomeData` (a hub's home to another site): DATA as it stands, with its epoch records and with what fenced sequencers
-  have left. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
+* `HomeData` (a hub's home to another site): DATA unchanged, with its epoch records and the records of fenced
+  sequencers. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
 * `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
-* `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as
-  `ordering.sequencer.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and
-  all else a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a
-  sender had delivered before it sent is there first.
+* `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, by the rules of
+  `ordering.sequencer.links`. Messages become FORWARD of their original senders, views become `remote-view`, and all
+  other records a `skip`. So a message of a new member comes after the view that has it. If the links form a tree, the
+  messages that a sender had delivered before it sent arrive first.
 * `Agreed` (between sites that agree, `ordering.agreement.site`): FORWARD, partition by partition, into the neighbour's
-  relayed topic, with the time of its broker; and out of DATA what makes the site's log.
+  relayed topic, with the time of its broker; and the records of DATA that make the site's log.
 * `Letters`: the inbox topics, partition by partition.
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 
-The field RELAYED_FROM says which record a FORWARD, a letter or a cast was made from. A relay that starts goes on after
-the last one. Letters and casts have the marks of all relays on their way there, the newest first.
+The field RELAYED_FROM names the record that a FORWARD, a letter or a cast was made from. A relay that starts goes on
+behind the last one. Letters and casts have the marks of all relays on their way, the newest first.
 
-Invariant, *never back*. A letter or a cast is carried into no Kafka out of which a relay has brought it. Each copy is
-of one Kafka more. So none goes round, though each relay goes by its own site's file, and these may be of different age:
-of a record there are at most as many copies in a Kafka as there are ways without a circle. What is not carried stands
-where it was to go.
+Invariant, *never back*. A letter or a cast is carried into no Kafka out of which a relay has brought it, so each copy
+has the mark of one Kafka more. None goes round, though each relay follows its own site's file, and these may be of
+different age: a Kafka has at most as many copies of a record as there are ways without a circle. A record that is not
+carried is already in the target's Kafka.
 
-Spark plans all expressions anew for each batch. So one of our own (`conf/scala/Carried.scala`) makes the whole row, but
-of a mesh's DATA.
+Spark plans all expressions anew for each batch. So one expression of our own (`conf/scala/Carried.scala`) makes the
+whole row, except for a mesh's DATA.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ from ordering.base.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
 from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 MOST_LINE_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""So much is carried of the header `abcast`. No codec looks at what is behind that, or takes a field of that length."""
+"""The bytes of the header `abcast` that are carried. No codec reads further, or takes a field of that length."""
 
 
 class _Way(NamedTuple):
-    """How records are carried of the topics whose names end with `source`: to those that end with `target` instead.
+    """The rule for topics whose names end with `source`: their records go to the topics that end with `target`.
 
-    `takes`: `data` is DATA as it stands, but for strays; `log` is of DATA the entries and seals; `all` is whatever a
-    client may write. The last two say which record they were made from, in the place of the fields from `begin` to
-    `end` of the header `abcast`, with the text `behind` and the time of the broker (`says_when`) behind it.
+    `takes`: `data` takes DATA unchanged, but no strays; `log` takes the entries and seals of DATA; `all` takes every
+    record that a client may write. The last two name the record that a copy was made from, in place of the fields from
+    `begin` to `end` of the header `abcast`, followed by the text `behind` and, with `says_when`, by the broker's time.
 
-    All else of the headers stays as it is (but for what is cut, see `_carried`), so that what is wrong with a record
-    has the same name at the other site; what lacks fields gets `-` for them. The header is the first one then, where
-    the sequencer need not search for it.
+    The rest of the headers is unchanged (except for cuts, see `_carried`), so a faulty record has the same fault at the
+    other site. Missing fields become `-`. The header `abcast` comes first, so the sequencer need not search for it.
     """
 
     takes: Literal["data", "log", "all"]
@@ -81,10 +80,10 @@ def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
 
 
 def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
-    """FORWARD and DATA of a site → FORWARD at one that agrees with it, and of DATA what stands there of the site's log
-    (`ordering.agreement.log`): entries and seals. FORWARD says when the broker had it, by which time goes on.
+    """FORWARD and DATA of a site → FORWARD and the site's log at one that agrees with it.
 
-    In the copy of the log nobody sees any more what made a record a stray: its key, or its SOURCE.
+    The log (`ordering.agreement.log`) is the entries and seals of DATA. FORWARD gets its broker's time, which the
+    clock there follows. Strays must be left out here: the copy lacks the key and the SOURCE that tell a stray.
     """
     forward = _forward(direction, f" {codec.NOTHING} ")._replace(says_when=True)
     at = codec.DATA_FIELDS.index("SOURCE")
@@ -146,21 +145,21 @@ def relay_mesh_data(
 
 
 def _session(sessions: Mapping[str, int]) -> Column:
-    """The session of the row's topic."""
+    """Return the session of the row's topic."""
     return F.coalesce(*(F.when(F.col("topic") == topic, F.lit(str(name))) for topic, name in sorted(sessions.items())))
 
 
 def relay_letters(rows: DataFrame, direction: Direction, at_target: Collection[str]) -> DataFrame:
     """Letters → the same letters, in the topic and the partition of the same name.
 
-    `at_target`: the sites in the target's Kafka, here and below. What has been there is not carried.
+    `at_target`: the sites in the target's Kafka, here and below. Letters that have been there are not carried.
     """
     at = codec.LETTER_FIELDS.index("RELAYED_FROM")
     return _carried(rows.filter(~_has_been_at(at, at_target)), direction, _Way("all", begin=at, end=at))
 
 
 def relay_casts(rows: DataFrame, direction: Direction, at_target: Collection[str], *, of_views: bool) -> DataFrame:
-    """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
+    """Casts → the same casts, in the topic and the partition of the same name. `of_views`: casts of a view, too."""
     at = CAST_FIELDS.index("RELAYED_FROM")
     is_carried = ~_has_been_at(at, at_target)
     if not of_views:
@@ -171,10 +170,10 @@ def relay_casts(rows: DataFrame, direction: Direction, at_target: Collection[str
 
 
 def _has_been_at(at: int, sites: Collection[str]) -> Column:
-    """Whether relays have brought a record out of the Kafka of these sites, as the marks from field `at` on tell.
+    """Whether relays have brought a record out of the Kafka of these sites, by the marks from field `at` on.
 
-    Relays write their header as the first one. Few records name one of the sites at all, and of the others no field is
-    looked at.
+    Relays write their header as the first one. Few records name one of the sites at all: the fields of the others are
+    not split.
     """
 
     def names_one(text: Column) -> Column:
@@ -188,11 +187,11 @@ def _has_been_at(at: int, sites: Collection[str]) -> Column:
 
 
 def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
-    """What is written of records of topics of the source.
+    """Return the rows to write for records of the source's topics.
 
-    Of a key, a value or headers that are larger than those of any good record, only so much is carried that this is
-    seen. Kafka refuses a record by its compressed size. So one may come that no topic takes as it is read, and it would
-    stop the relay for good.
+    A key, a value or headers larger than in any good record are cut to a length that still shows this. Kafka
+    limits the compressed size of a record. So a source may hold a record that is too large for every topic once it is
+    read, and it would stop the relay for good.
     """
     rules = {
         "site": direction.source,
@@ -215,11 +214,11 @@ def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
 
 
 def _relayed(direction: Direction) -> str:
-    """How the name of a topic ends that a relay fills with FORWARD."""
+    """Return the end of the name of a topic that a relay fills with FORWARD."""
     return f".relayed-{direction.source}.{direction.target}"
 
 
 def _renamed(suffix: str, other: str) -> Column:
-    """The topic, whose name ends with `suffix`, with `other` in its place."""
+    """Return the topic's name with the end `suffix` replaced by `other`."""
     topic = F.col("topic")
     return F.concat(F.left(topic, F.length(topic) - len(suffix)), F.lit(other)).alias("topic")

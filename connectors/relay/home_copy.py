@@ -1,4 +1,4 @@
-"""The DATA of a hub's home, and its copy at another site: where the copy goes on, and from what its readers start."""
+"""The DATA of a hub's home, and its copy at another site: the offset where the copy goes on, and its readers' base."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ordering.base.records import Data
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 _LAST_RECORDS = 50
-"""So far back the copy's last message is looked for: seals and snapshots may stand behind it."""
+"""Records read back from the copy's end for its last message: seals and snapshots may come after it."""
 
 
 class HomeCopy:
@@ -25,7 +25,7 @@ class HomeCopy:
         self.home = DataLog(home, group, direction.source)
         self.copy = DataLog(there, group, direction.target)
         self._unseen: SequencerState | None = None
-        """The home's at the start, until the copy has its epoch. Then no other home's is taken any more."""
+        """The home's epoch at the start, until the copy has it. From then on the copy takes no other home's DATA."""
         self._base: SequencerState | None = None
         self._looked_at = 0
 
@@ -35,10 +35,10 @@ class HomeCopy:
         self.copy.close()
 
     def start(self) -> int:
-        """The offset at the home from which the copy lacks something.
+        """Return the offset at the home from which the copy lacks records.
 
-        The copy learns the epoch in force there first: its seal may be among what retention has dropped at the home,
-        and what a fenced sequencer left behind it may not.
+        A seal of the epoch in force there is written first. Retention may have dropped the home's seal, but not the
+        records that a fenced sequencer wrote behind it.
         """
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
@@ -70,13 +70,13 @@ class HomeCopy:
             )
 
     def _check_same(self, home: SequencerState) -> None:
-        """Raise UsageError if the copy has what another home has decided, by a state of this one."""
+        """Raise UsageError if, compared with a state of this home, the copy has decisions of another home."""
         differing = first_difference(self.copy.state(), home)
         if differing is not None:
             raise UsageError(f"{self.copy.topic} has another seqno {differing} than {self.home.topic}: {self._anew}")
 
     def _check_counts(self, epoch: int) -> None:
-        """Raise UsageError if an epoch that the copy has seen is above all of the home's."""
+        """Raise UsageError if the copy has seen an epoch above all of the home's."""
         if epoch > self.home.highest_epoch():
             raise UsageError(
                 f"{self.copy.topic} follows a home that came after {self.home.topic.site}, or beside it: give this "
@@ -84,9 +84,9 @@ class HomeCopy:
             )
 
     def post_base(self) -> None:
-        """Post the home's state of some time ago, once the copy has everything that it counts.
+        """Post an earlier state of the home, once the copy has all the records that it counts.
 
-        Raises UsageError if the copy was made the home meanwhile, or another home fills it, too.
+        Raises UsageError if the copy has become the home, or another home fills it, too.
         """
         self._check_is_copy()
         if self._unseen is not None and self._has_epoch(self._unseen.epoch):
@@ -103,9 +103,9 @@ class HomeCopy:
             self._base = None
 
     def _has(self, base: SequencerState) -> bool:
-        """Whether the copy has all that it counts.
+        """Whether the copy has all the records that the base counts.
 
-        Records come in the order of the home's. So it has all up to the last seqno if it has that one or a later one,
+        Records come in the home's order. So the copy has all up to the last seqno if it has that seqno or a later one,
         of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
         """
         decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
@@ -122,5 +122,5 @@ class HomeCopy:
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
-    """Say that the copy has all that `base` counts (see `connectors.kafka.log.data_log`). Raises BrokerUnreachable."""
+    """Post that the copy has all that `base` counts (see `connectors.kafka.log.data_log`). Raises BrokerUnreachable."""
     append(connection, epoch_topic, encode_data(snapshot(base)))

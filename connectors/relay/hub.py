@@ -33,22 +33,22 @@ class HomeData(Relay):
         self._copies: list[HomeCopy] = []
 
     def is_read(self, topic: Topic) -> bool:
-        """DATA of the home."""
+        """Whether the topic is DATA of the home."""
         return topic.role == "data" and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
-        """DATA of the other site."""
+        """Return DATA of the other site."""
         return Topic(topic.group, "data", self.direction.target)
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Where each copy lacks something. Raises UnservableGroups of those that are refused: others may come."""
+        """Return the offset from which each copy lacks records. Raises UnservableGroups with the groups refused."""
         try:
             return dict(ask_each(topics, self._position_of).values())
-        except UsageError as error:  # of all
+        except UsageError as error:  # all groups are refused
             raise UnservableGroups({topic.group: error for topic in topics}) from error
 
     def try_again(self, group: str) -> None:
-        """See whether the copy can go on."""
+        """Try whether the copy can go on."""
         with closing(HomeCopy(self.source, self.target, group, self.direction)) as copy:
             copy.start()
 
@@ -59,24 +59,24 @@ class HomeData(Relay):
         return copy.home.partition, copy.start()
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As it stands."""
+        """Copy the records unchanged."""
         return relay_home_data(rows, self.direction)
 
     def check(self) -> None:
-        """Post what readers of the copies may start from. Raises UnservableGroups of those that are copies no more."""
-        unfit: dict[str, AbcastError] = {}
+        """Post the bases for readers of the copies. Raises UnservableGroups if some are copies no more."""
+        refused: dict[str, AbcastError] = {}
         for copy in self._copies:
             try:
                 copy.post_base()
             except UsageError as error:
-                unfit[copy.home.topic.group] = error
-            except BrokerUnreachable as error:  # it is looked at again
+                refused[copy.home.topic.group] = error
+            except BrokerUnreachable as error:  # the next check tries again
                 _logger.debug("%s: %s", self.name, error)
-        if unfit:
-            raise UnservableGroups(unfit)
+        if refused:
+            raise UnservableGroups(refused)
 
     def close_query(self) -> None:
-        """Close what `check` reads."""
+        """Close the logs that `check` reads."""
         for copy in self._copies:
             copy.close()
         self._copies = []
@@ -88,27 +88,31 @@ class SiteForward(Relay):
     carries = "site-forward"
 
     def is_read(self, topic: Topic) -> bool:
-        """FORWARD of the site."""
+        """Whether the topic is FORWARD of the site."""
         return topic.role == "forward" and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
-        """The home's topic for this neighbour."""
+        """Return the home's topic for this neighbour."""
         return Topic(topic.group, "relayed", self.direction.target, self.direction.source)
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Where retention has left something; that is told. What is lost was ordered, or its sender sends it again.
+        """Return the first offset that retention has left, and warn. Lost records were ordered, or are sent again.
 
-        A home that is new has nothing from here, and what is gone may have been ordered by the one before.
+        A new home has no copy from here, and the former home may have ordered the records that are gone.
         """
         if position < beginning:
             source, target = self.direction
             _logger.warning(
-                "retention has dropped offsets %d to %d of %s at %s, which have not come to %s: the relay goes on "
-                "behind them. What was not ordered of them is sent again by its sender, if that still runs",
-                *(position, beginning - 1, Partition(*partition), source, target),
+                "retention has dropped offsets %d to %d of %s at %s, which had not been carried to %s: the relay goes "
+                "on behind them. A message among them that was not ordered is sent again if its sender still runs",
+                position,
+                beginning - 1,
+                Partition(*partition),
+                source,
+                target,
             )
         return max(position, beginning)
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Marked with where it came from."""
+        """Mark each record with its source."""
         return relay_forward(rows, self.direction)

@@ -1,15 +1,15 @@
-"""What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of relay
-(`connectors.relay.kinds`, `connectors.relay.columns`).
+"""The common part of all relay jobs: from one site's Kafka to its neighbour's, with a query for each kind of relay.
 
-The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.sequencer.links`).
+The kinds are in `connectors.relay.kinds`, their columns in `connectors.relay.columns`. The links of a mesh need no
+invariant here: the neighbour judges the records of a session (`ordering.sequencer.links`).
 
 Invariant of all others. In each topic partition that a relay fills, the copies from one source partition are a
 beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. A query
 copies a partition in order. It has one producer, which never gives up on a record and has one request under way. It
-starts at or before the first record that the neighbour lacks, and only the neighbour is asked for that:
+starts at or before the first record that the neighbour lacks. Only the neighbour's own log tells where that is:
 
-* of a hub's DATA, the seqno that the copy has reached tells;
-* of FORWARD, letters and casts, RELAYED_FROM of the last record tells, if that was made from what stands there now.
+* for a hub's DATA, by the seqno that the copy has reached;
+* for FORWARD, letters and casts, by RELAYED_FROM of the last record, if the source still has that record.
 
 So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
 rule, the sequencer's received table and the receivers of casts drop the repeats.
@@ -45,20 +45,20 @@ from ordering.base.records import Partition, Source
 _logger = logging.getLogger(__name__)
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
-"""What relays read."""
+"""The roles of the topics that relays read."""
 
 
 class Relay(StreamingJob):
-    """Carries what belongs together in one direction, for all groups that have a DATA topic at both ends."""
+    """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
     real_time_batch: ClassVar[str] = "5 seconds"
-    """How long a real-time query runs before it notes its offsets. Nothing is carried meanwhile."""
+    """The time after which a real-time query notes its offsets. Nothing is carried while it notes them."""
     keeps_trying = True
     waits_s = (10.0, 30.0, 60.0, 300.0)
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
-        """The connection and the site of `options` are ignored: the direction tells."""
+        """Use the direction's connection and site in place of those in `options`."""
         self.name = f"relay-{direction}-{self.carries}"
         self.sites = sites
         self.direction = direction
@@ -70,22 +70,22 @@ class Relay(StreamingJob):
 
     @cached_property
     def is_apart(self) -> bool:
-        """Whether the two ends are two Kafkas; in one, letters and casts are where they should be."""
+        """Whether the two ends are two Kafkas. In one Kafka, letters and casts need no relay."""
         return self.source.cluster_id() != self.target.cluster_id()
 
     def in_kafka_of_target(self, found: Iterable[Collection[str]] = ()) -> set[str]:
-        """The sites in the target's Kafka: those of the sites' file, and those that were `found` by their topics."""
+        """Return the sites in the target's Kafka: by the sites' file, and those `found` by their topics."""
         target = self.direction.target
-        told = {site for site in self.sites.connections if self.sites.shares_kafka(site, target)}
-        return told.union(*found)
+        by_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, target)}
+        return by_file.union(*found)
 
     def run(self) -> None:
-        """Work until stopped, as every job."""
+        """Work until stopped."""
         with closing(self.target_finder):
             super().run()
 
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """At both ends."""
+        """Return the groups with a partition without a leader, at either end."""
         filled = {
             str(self.filled(topic))
             for names in found.values()
@@ -105,14 +105,14 @@ class Relay(StreamingJob):
 
     @abstractmethod
     def filled(self, topic: Topic) -> Topic:
-        """The topic of the target that a topic of the source fills."""
+        """Return the topic of the target that a topic of the source fills."""
 
     @abstractmethod
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Rows of the source's topics → rows for the target's."""
+        """Make rows for the target's topics from rows of the source's."""
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """The source's topics of every group that is at both ends."""
+        """Return the source's topics of every group that is at both ends."""
         groups = {
             topic.group
             for topic in self.target_finder.find()
@@ -125,7 +125,7 @@ class Relay(StreamingJob):
         return selected
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """At both ends, of the groups of which anything is seen that is the source's."""
+        """Return the refusals at both ends, for the groups that have a visible topic of the source."""
         source, target = self.direction
         groups = {topic.group for topic in topics if topic.site == source}
         here = {Topic(group, role, site) for group in groups for role in CARRIED for site in self.sites.connections}
@@ -137,12 +137,12 @@ class Relay(StreamingJob):
         ]
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Ask the neighbour what it has, and carry on after that."""
+        """Start the query behind the last records that the neighbour has."""
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
         source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
         if self.in_real_time:
-            # There are no batches to bound, and what is not there yet is waited for.
+            # There are no batches to bound, and the query itself waits for records.
             del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
         rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
@@ -158,19 +158,19 @@ class Relay(StreamingJob):
         return writer.start()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """For every source partition, the offset after the last record that the neighbour has of it."""
+        """Return, for every source partition, the offset after the last record that the neighbour has of it."""
         with closing(self.source.consumer()) as here:
             found = ask_each(topics, lambda topic: self._positions_of(here, topic))
         return {partition: offset for each in found.values() for partition, offset in each.items()}
 
     def try_again(self, group: str) -> None:
-        """See whether the group can be carried now."""
+        """Try whether the group can be carried now."""
         for topic in self.topics_of(group):
             with closing(self.source.consumer()) as here:
                 self._positions_of(here, topic)
 
     def topics_of(self, group: str) -> list[Topic]:
-        """Those of the source that are to be carried. Raises BrokerUnreachable."""
+        """Return the source's topics of the group that are to be carried. Raises BrokerUnreachable."""
         names = self.select_topics(self.finder.find()).get(group, [])
         return [topic for topic in map(Topic.parse, names) if topic]
 
@@ -194,19 +194,23 @@ class Relay(StreamingJob):
         return positions
 
     def position_in_new(self, partition: TopicPartition, position: int) -> int:
-        """The offset to go on from in a source that was made anew: marks up to `position` tell of the one before.
+        """Return the offset to go on from in a source that was made anew: marks up to `position` are of the former one.
 
-        All of it is carried, as receivers drop what they have had. That is told.
+        All of it is carried, with a warning, as receivers drop repeats.
         """
         source, target = self.direction
         _logger.warning(
-            "%s at %s was made anew, as what stands before offset %d is not what %s has of it: all of it is carried",
-            *(Partition(*partition), source, position, target),
+            "%s at %s was made anew, as its records before offset %d are not those that %s has of it: all of it is "
+            "carried",
+            Partition(*partition),
+            source,
+            position,
+            target,
         )
         return 0
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.
+        """Return the offset to go on from if the neighbour lacks `position`, and the source begins at `beginning`.
 
         Raises HistoryUnavailable.
         """
@@ -220,5 +224,5 @@ class Relay(StreamingJob):
 
 
 def ask_the_ledger(target: str, source: str) -> str:
-    """What to do where retention was faster than a relay, as a sentence."""
-    return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
+    """Return a sentence that says what to do if retention was faster than a relay."""
+    return f"`abcast site add {target} --ledger DIR` writes them from the ledger of {source}."

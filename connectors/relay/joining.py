@@ -1,4 +1,4 @@
-"""From where a site that joins a group may take the history."""
+"""The site whose ledger may give the history to a site that joins a group."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ordering.base.errors import BrokerUnreachable, UsageError
 
 
 def check_has_begun(sites: Sites, group: str, name: str) -> None:
-    """Raise UsageError if the group is at none of the other sites: then its name is wrong, or there is nothing to join.
+    """Raise UsageError if none of the other sites has the group: its name is wrong, or there is nothing to join.
 
-    A site that does not answer may have it.
+    A site that does not answer counts as having it.
     """
     for other, connection in sites.connections.items():
         try:
@@ -22,9 +22,9 @@ def check_has_begun(sites: Sites, group: str, name: str) -> None:
 
 
 def direction_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:
-    """From where a ledger's history comes to a new site: in a hub from the home, in a mesh from the neighbour `source`.
+    """Return the direction in which a ledger's history comes: in a hub from the home, in a mesh from `source`.
 
-    None without a ledger: then the relays bring what there is. Raises UsageError if the site can't take any from there.
+    None without a ledger: the relays bring the history then. Raises UsageError if the site can't take it from there.
     """
     source = source or sites.home
     if source == name:

@@ -1,4 +1,4 @@
-"""Which relays a direction has, in each mode."""
+"""The relays of a direction, in each mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from connectors.relay.mesh import MeshData
 
 
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
-    """What is carried in a direction."""
+    """Return the kinds of relays that a direction needs."""
     if sites.mode == "isis":
         return [] if sites.shares_kafka(*direction) else [Agreed, Letters, Casts]
     if sites.home is None:

@@ -1,8 +1,9 @@
-"""What the neighbours of a site lack of its DATA: as long as they do, `connectors.kafka.topics.data_purge` keeps it.
+"""The records of a site's DATA that its neighbours lack. Until they have them, `connectors.kafka.topics.data_purge`
+keeps them.
 
-The neighbour's own log tells, as it does for a relay that starts (`connectors.relay.link_start`): a hub's copy by the
-seqno that it has reached, a site of a mesh by its rows. Both only grow, so what is found stays true. A neighbour that
-can't be asked may lack anything.
+The neighbour's own log tells, as for a relay that starts (`connectors.relay.link_start`): a hub's copy by the seqno
+that it has reached, a site of a mesh by its rows. Both only grow, so the answer stays true. A neighbour that does not
+answer counts as lacking everything.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ordering.sequencer.sequencer import SequencerState
 
 
 def lacking_beside(sites: Sites, site: str) -> Lacking:
-    """For a site of this file."""
+    """Return the check of what the neighbours of `site` lack, by this sites' file."""
     return lambda group, state: next(
         filter(None, (_lacks(sites, Direction(site, other), group, state) for other in sites.neighbours(site))), ""
     )
@@ -32,7 +33,7 @@ def _lacks(sites: Sites, direction: Direction, group: str, state: SequencerState
     except TopicMissing:
         return ""  # the group is not there
     except AbcastError as error:
-        return f"{target} does not tell what it lacks of it: {error}"
+        return f"it is not known what {target} lacks of it: {error}"
     if sites.one_order:
         has_all = there.seqno >= state.seqno
     else:

@@ -1,16 +1,17 @@
-"""Deleting letters from the copies of other sites' inboxes that stand on the way, when they have arrived.
+"""The purge of letters that have arrived, from the copies of other sites' inboxes on their way.
 
-Invariant. What is deleted stands in the inbox itself: a record there says that it was made from this one, or from one
-behind it (`connectors.relay.marks`), and a relay carries a partition in its order. Where the way has several relays,
-that is asked step by step, from the last one back. So a relay that starts goes on behind what is deleted, one that runs
-is past it, and one on another way, that a new sites' file has, begins behind it and misses nothing. The newest record
-of each relay that fills the copy stays, as it says where that relay goes on. Nobody else reads a copy.
+Invariant. Each deleted letter is in the inbox itself: a record there was made from it, or from a later one
+(`connectors.relay.marks`), and a relay carries a partition in its order. On a way of several relays this is checked
+step by step, from the last relay back. So a relay that starts goes on behind the deleted letters, and a relay that runs
+is past them. A relay on another way, by a new sites' file, begins behind them and misses nothing. The newest record of
+each relay that fills the copy stays, as it tells where that relay goes on. No other process reads a copy.
 
-A crash at any point leaves what is to be deleted the next time. An inbox that its operator has deleted and made anew
-does not get these letters again.
+After a crash at any point, the next purge deletes the rest. An inbox that its operator has deleted and made anew does
+not get these letters again.
 
-Left alone: the copies in a Kafka that several sites share, since each has a relay that reads them; what is the inbox
-itself, as its site has the same Kafka by another address; and a copy that was made anew, until marks tell of it.
+Three kinds of copies are left alone: those in a Kafka that several sites share, since each site has a relay that reads
+them; a copy that is the inbox itself, as its site has the same Kafka by another address; and a copy that was made anew,
+until marks tell of it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _logger = logging.getLogger(__name__)
 def purge_copies(
     sites: Sites, site: str, group: str, *, dry_run: bool = False, settled_s: float = SETTLED_S
 ) -> list[Purged]:
-    """Delete from the copies in the site's Kafka what is older than so many seconds, and has arrived.
+    """Delete letters from the copies in the site's Kafka that are older than `settled_s` and have arrived.
 
-    Where a Kafka on the way does not answer, or another one deletes, letters are left for the next time. Raises
-    BrokerUnreachable of the site's own; KafkaRefused for a right that is missing here or on the way; AbcastError if
-    Kafka refuses.
+    If a Kafka on the way does not answer, or another purge runs there, its letters are left for the next time. Raises
+    BrokerUnreachable for the site's own Kafka; KafkaRefused for a right that is missing here or on the way; AbcastError
+    if Kafka refuses.
     """
     here, done = sites.connection(site), list[Purged]()
     for other in sites.copied_inboxes(site):
@@ -59,7 +60,7 @@ def purge_copies(
 
 
 def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, settled_s: float) -> int:
-    """Below which offset a partition may be deleted."""
+    """Return the offset below which a partition may be deleted."""
     here = sites.connection(site)
     with here.reachable():
         beginning = int(consumer.beginning_offsets([place])[place])
@@ -67,7 +68,7 @@ def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, s
     below = min(settled, beginning + MAX_RECORDS)
     if below <= beginning:
         return beginning
-    try:  # the rest costs reading
+    try:  # from here on records have to be read
         if _is_the_inbox(sites, site, place):
             return beginning
         below = min(below, _arrived(sites, site, place))
@@ -78,7 +79,7 @@ def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, s
 
 
 def _is_the_inbox(sites: Sites, site: str, place: TopicPartition) -> bool:
-    """Whether its site is in the same Kafka, by another address."""
+    """Whether the copy's site has the same Kafka, by another address."""
     return sites.connection(_site_of(place)).cluster_id() == sites.connection(site).cluster_id()
 
 
@@ -89,9 +90,9 @@ def _site_of(place: TopicPartition) -> str:
 
 
 def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
-    """Below which offset all of the site's copy stands in the inbox itself.
+    """Return the offset below which all of the site's copy is in the inbox itself.
 
-    Raises BrokerUnreachable; HistoryUnavailable of a copy that was made anew, where the marks tell of the old one.
+    Raises BrokerUnreachable; HistoryUnavailable if the copy was made anew, and the marks are of the former one.
     """
     if sites.shares_kafka(site, _site_of(place)):
         return sys.maxsize  # this is the inbox
@@ -107,14 +108,14 @@ def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
     here = sites.connection(site)
     with closing(here.consumer()) as consumer:
         if is_anew(here, consumer, place, copy):
-            raise HistoryUnavailable(f"{site} has other ones than were carried to {hop}: it was made anew.")
+            raise HistoryUnavailable(f"the copy at {site} was made anew: {hop} has letters of the former one.")
     return copy.made_from + 1 if copy is not None else 0
 
 
 def _newest_of_relays(
     here: Connection, consumer: Consumer, place: TopicPartition, beginning: int, below: int
 ) -> list[int]:
-    """Of each relay that fills the copy, its newest record in this range."""
+    """Return the offset of the newest record in this range from each relay that fills the copy."""
     records = read_range(here, consumer, place, beginning, below)
     newest = {mark: record.offset for record in records if (mark := relayed_from(record))}
     return list(newest.values())

@@ -1,11 +1,11 @@
 """Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way.
 
 Invariant. By one sites' file, each step of a letter's way leads into a Kafka that is nearer to the inbox
-(`leads_nearer`). So the Kafka of the nearest site that has the group always has a direction that carries it on. Out of
-a Kafka that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats,
-so none of the sites need wait for another one's. By files of different age a step may lead back. What has been in the
-target's Kafka is not carried (`connectors.relay.columns`), so no letter goes round. It waits where it is until the next
-file says another way, and that relay begins where its own last one is.
+(`leads_nearer`). So the Kafka of the nearest site that has the group always has a direction that carries the letter on.
+A Kafka that several sites share may have several: each site's relay carries the letter then, so no site depends on
+another one's relay, and the receiver drops the repeats. By files of different age a step may lead back. A letter that
+has been in the target's Kafka is not carried (`connectors.relay.columns`), so no letter goes round. It waits until the
+next file has another way, whose relay begins behind its own last copy.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _logger = logging.getLogger(__name__)
 def leads_nearer(
     sites: Sites, direction: Direction, site: str, at_source: Collection[str], at_target: Collection[str]
 ) -> bool:
-    """Whether letters to a site are carried in this direction. The last two: the sites in each end's Kafka.
+    """Whether letters to a site are carried in this direction. A Kafka is as near as the nearest site in it.
 
-    A Kafka is as near as the nearest site in it.
+    `at_source`, `at_target`: the sites in the Kafka at each end.
     """
     if not sites.leads_to_inbox(direction, site):
         return False
     return _links_between(sites, at_target, site) < _links_between(sites, at_source, site)
 
 
-def _links_between(sites: Sites, those: Collection[str], site: str) -> float:
-    return min((links for each in those if (links := sites.distance(each, site)) is not None), default=math.inf)
+def _links_between(sites: Sites, others: Collection[str], site: str) -> float:
+    return min((links for each in others if (links := sites.distance(each, site)) is not None), default=math.inf)
 
 
 def _sites_of_groups(topics: Iterable[Topic]) -> Mapping[str, Collection[str]]:
-    """Of each group, the sites in a Kafka, by the topics there."""
+    """Return for each group the sites in a Kafka, by the topics there."""
     found: dict[str, set[str]] = {}
     for topic in topics:
         if topic.role == "data":
@@ -62,39 +62,43 @@ class Letters(Relay):
     _at_target: Mapping[str, Collection[str]] = MappingProxyType({})
 
     def is_read(self, topic: Topic) -> bool:
-        """The inboxes of the sites that lie in this direction."""
+        """Whether the topic is the inbox of a site that lies in this direction."""
         at_source = self._at_source.get(topic.group, {self.direction.source})
         at_target = self._at_target.get(topic.group, {self.direction.target})
         return topic.role == "inbox" and leads_nearer(self.sites, self.direction, topic.site, at_source, at_target)
 
     def filled(self, topic: Topic) -> Topic:
-        """The topic of the same name in the other Kafka."""
+        """Return the topic of the same name in the other Kafka."""
         return topic
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with the mark of this relay; but for those that have been in the target's Kafka."""
+        """Copy letters with this relay's mark, unless they have been in the target's Kafka."""
         return relay_letters(rows, self.direction, self.in_kafka_of_target(self._at_target.values()))
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Where the copy begins, if what comes before was deleted and not carried on this way; that is told.
+        """Return the source's beginning if letters before it were deleted and not carried on this way, and warn.
 
-        A way that a new sites' file has, or has again, begins so where letters were purged: those have arrived
-        (`connectors.relay.letter_copies`). Inbox topics have no retention.
+        Inbox topics have no retention, but letters that have arrived are purged (`connectors.relay.letter_copies`). A
+        way that is new, or used again, in a sites' file begins behind them.
         """
         if position < beginning:
             _logger.warning(
                 "letters %d to %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: "
                 "the relay to %s goes on behind them. If anything else has deleted them, they never arrive",
-                *(position, beginning - 1, Partition(*partition), self.direction.source, self.direction.target),
+                position,
+                beginning - 1,
+                Partition(*partition),
+                self.direction.source,
+                self.direction.target,
             )
         return max(position, beginning)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """As every relay, where there is anything to carry."""
+        """Return the refusals of every relay; none if both ends share one Kafka."""
         return super().hidden(topics) if self.is_apart else []
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
+        """Return no topic if both ends share one Kafka. Creates the copies that members at the source write to."""
         if not self.is_apart:
             return {}
         there = self.target_finder.count_partitions()
@@ -111,8 +115,8 @@ class Letters(Relay):
         return super().select_topics(topics)
 
     def _ask_last(self, topic: Topic) -> int:
-        """How many partitions the inbox has where it is; 0 if that Kafka does not answer, or does not know us."""
+        """Return the number of the inbox's partitions in its own Kafka; 0 if that does not answer, or refuses."""
         try:
             return count_partitions(self.sites.connection(topic.site), topic)
         except (BrokerUnreachable, KafkaRefused):
-            return 0  # not known yet; this is asked again, here and of the neighbour
+            return 0  # not known yet: asked again later, here and from the neighbour

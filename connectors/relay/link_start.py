@@ -1,9 +1,9 @@
-"""Where a session of a link begins: at an offset of the site's DATA that the neighbour has reached, by its own rows.
+"""The start of a session of a link: an offset of the site's DATA that the neighbour has reached, by its own rows.
 
-Invariant. What stands before the beginning of a session, and would be carried, has been ordered at the neighbour. The
-state of the site's DATA at that offset says how far each origin was known there, and the neighbour's rows are as far.
-Rows only grow, so this is still true when the neighbour judges the session's `link-start` (`ordering.sequencer.links`),
-even if other relays have brought it more meanwhile. A beginning that is too early costs repeats, which are dropped.
+Invariant. The neighbour has ordered every record before the start that the link would carry. The state of the site's
+DATA at that offset has the last seqno of each origin, and the neighbour's rows are as high. Rows only grow, so this is
+still true when the neighbour judges the session's `link-start` (`ordering.sequencer.links`), whatever other relays have
+brought by then. A start that is too early costs repeats, which are dropped.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class SessionStart(NamedTuple):
 
 
 def known_origins(state: SequencerState, site: str) -> dict[str, int]:
-    """The last seqno of each origin that was ordered at `site`, its own included."""
+    """Return the last seqno of each origin that was ordered at `site`, its own included."""
     return {**state.origins, site: state.own_seqno}
 
 
 def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carries) -> SessionStart:
-    """About the newest offset of DATA before which a neighbour with these origin rows lacks nothing.
+    """Return a late offset of DATA before which a neighbour with these origin rows lacks nothing.
 
-    Looks back from the end, in steps that grow, down to the oldest offset of which the state is known. Raises
-    HistoryUnavailable if the neighbour lacks records before that one.
+    Looks back from the end, in steps that grow, down to the oldest offset with a known state. Raises
+    HistoryUnavailable if the neighbour lacks records before that offset.
     """
     end = here.end()
     back = 0
@@ -49,14 +49,12 @@ def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carri
         if beginning is not None and covers(origins, link_start(beginning.state, here.topic.site, carries).origins):
             return beginning
         if is_last:
-            raise HistoryUnavailable(
-                f"{here.topic} no longer holds what its neighbour lacks: retention has dropped it."
-            )
+            raise HistoryUnavailable(f"retention has dropped records of {here.topic} that its neighbour lacks.")
         back = max(SNAPSHOT_EVERY_RECORDS, 4 * back)
 
 
 def _at(here: DataLog, offset: int) -> SessionStart | None:
-    """The start at an offset of DATA, or None if the state there is not known."""
+    """Return the start at an offset of DATA, or None if the state there is not known."""
     try:
         return SessionStart(offset, here.state(offset))
     except HistoryUnavailable:
@@ -64,7 +62,7 @@ def _at(here: DataLog, offset: int) -> SessionStart | None:
 
 
 def _oldest(here: DataLog, end: int) -> SessionStart | None:
-    """The beginning of DATA, or right behind the oldest snapshot in force if retention has dropped that."""
+    """Return the start at the beginning of DATA; if retention has dropped that, right behind the oldest snapshot."""
     beginning = here.beginning()
     if beginning == 0:
         return _at(here, 0)
@@ -77,21 +75,22 @@ def _oldest(here: DataLog, end: int) -> SessionStart | None:
 
 
 def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
-    """What the `link-start` says of a session that begins where the log of `site` has this state."""
+    """Return the `link-start` of a session that begins where the log of `site` has this state."""
     origins = {name: seqno for name, seqno in known_origins(state, site).items() if seqno and carries(name)}
     return LinkStart(state.epoch, state.seqno, origins)
 
 
 def is_ordered(here: SequencerState, there: SequencerState, site: str, carries: Carries) -> bool:
-    """Whether a neighbour in the state `there` has all that DATA of `site` had in the state `here`, and its view."""
+    """Whether a neighbour in the state `there` has all records of `site` up to the state `here`, and its view."""
     relay_row = there.received.get(relay_of(site), NOTHING_ACCEPTED)
     return relay_row.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
 
 
 def ledger_start(numbers: Iterable[tuple[str, int, int]], origins: Mapping[str, int], carries: Carries) -> LinkStart:
-    """Where a session of a ledger's rows begins: right before what a neighbour with these origin rows lacks.
+    """Return the start of a session of a ledger's rows: right before the first that this neighbour lacks.
 
-    `numbers` has the origin, the seqno, and the seqno at the origin of each message in the ledger, in any order.
+    `origins` are the neighbour's origin rows. `numbers` has the origin, the seqno, and the seqno at the origin of each
+    message in the ledger, in any order.
     """
     carried = [row for row in numbers if carries(row[0])]
     after_all = 1 + max((seqno for _, seqno, _ in carried), default=0)

@@ -1,4 +1,4 @@
-"""Of what a relay fills, which record of the source came last: each copy says from which record it was made."""
+"""Marks of relays: each copy names the record that it was made from, so the last copy of a source can be found."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MARKS: Mapping[str, tuple[Sequence[str], str]] = {
     "cast": (CAST_FIELDS, "RELAYED_FROM"),
     "entries": (DATA_FIELDS, "SOURCE"),
 }
-"""In which field a topic of that role says what its records were made from; all others have it as FORWARD does."""
+"""The field with the source of a record, for topics of these roles; all other topics have it as FORWARD does."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
-_PURGES_MEANWHILE = 3
+_TRIES_DURING_PURGES = 3
 
 
 class Copy(NamedTuple):
@@ -55,9 +55,9 @@ def last_copy(
 ) -> Copy | None:
     """Return the newest record in `topic` that was made from one of the source; None if none was.
 
-    `source` names its topic as `SITE/TOPIC`. `below`: only what stands there counts. Where a purge deletes meanwhile,
-    this looks again: a purge leaves the newest record of each source. Raises BrokerUnreachable; HistoryUnavailable if
-    purges don't end.
+    `source` names its topic as `SITE/TOPIC`. `below`: only records below this offset count. If a purge deletes records
+    under the search, it begins again: a purge leaves the newest record of each source. Raises BrokerUnreachable;
+    HistoryUnavailable if purges don't end.
     """
     at = _place_of_mark(topic)
 
@@ -69,16 +69,17 @@ def last_copy(
     with closing(connection.consumer()) as consumer, connection.reachable():
         if partition not in (consumer.partitions_for_topic(topic) or ()):
             return None
-        for _ in range(_PURGES_MEANWHILE):
+        for _ in range(_TRIES_DURING_PURGES):
             with suppress(HistoryUnavailable):
                 return _newest(connection, consumer, filled, copy_of, below)
         return _newest(connection, consumer, filled, copy_of, below)
 
 
 def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, copy: Copy | None) -> bool:
-    """Whether the source at `place` was made anew since a copy was made of it, so that marks tell of the one before.
+    """Whether the source at `place` was made anew since the copy was made, so that marks are of the former one.
 
-    Then it ends before that record, or has another one there. Where retention has dropped it, nobody knows.
+    If so, the source ends before the copied record, or has another one there. If retention has dropped the record, it
+    counts as the same.
     """
     if copy is None:
         return False
@@ -95,9 +96,9 @@ def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, c
 
 
 def _is_made_from(copy: Record, original: Record) -> bool:
-    """Whether a relay may have made the one of the other: all before the mark is the same, and key and value.
+    """Whether a relay may have made the copy from the original: key, value and all fields before the mark are equal.
 
-    Of those that are too large, only the beginning is carried.
+    If they are too large, only their beginnings are carried and compared.
     """
     at = _place_of_mark(copy.topic)
     said, read = (first_fields(record.headers, at) for record in (original, copy))
@@ -121,7 +122,7 @@ def _newest(
     copy_of: Callable[[Record], Copy | None],
     below: int | None,
 ) -> Copy | None:
-    """Return what `copy_of` says of the last record of which it says anything."""
+    """Return `copy_of` of the last record that it takes for a copy; None if there is none."""
     beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
     end = end if below is None else min(end, below)
     for start, stop in windows_back(beginning, end, _FIRST_WINDOW):
@@ -132,7 +133,7 @@ def _newest(
 
 
 def _parse_mark(mark: Sequence[bytes]) -> Source | None:
-    """Return what RELAYED_FROM says, its topic as `SITE/TOPIC`; None if it is not there."""
+    """Return the source in RELAYED_FROM, its topic as `SITE/TOPIC`; None if the field is empty."""
     try:
         return Source.parse(b"".join(mark).decode("ascii"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The link of a mesh, in one direction (`ordering.sequencer.links`): what the other relays of the sites do not need."""
+"""A direction of a mesh's link (`ordering.sequencer.links`): a relay with sessions, and a check of their effect."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavaila
 from ordering.base.names import Topic
 
 LOOK_EVERY_S = 30.0
-"""How often a link looks whether what it has carried counts at the neighbour."""
+"""The seconds between two checks that the neighbour has ordered the records carried."""
 
 
 class LinkStalled(AbcastError):
-    """What a session has carried does not count at the neighbour: another one begins."""
+    """The neighbour has not ordered the records of a session: another session begins."""
 
     retriable = True
 
 
 class MeshData(SiteForward):
-    """A link of a mesh: the DATA of a site to its neighbour (`ordering.sequencer.links`), and what `Presence` says."""
+    """Carries DATA of a mesh's site to its neighbour (`ordering.sequencer.links`), with the records of `Presence`."""
 
     carries = "mesh-data"
 
@@ -50,7 +50,7 @@ class MeshData(SiteForward):
         self._began_at = self._looked_at = 0.0
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """As every relay."""
+        """Start the query of every relay, with a `Presence` beside it."""
         self._presence = Presence(self.source, self.target, self.direction)
         self._query = super().start_query(topics, checkpoint)
         self._carried, self._ends_there = {}, {}
@@ -58,10 +58,10 @@ class MeshData(SiteForward):
         return self._query
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Begin a session in each group, where the neighbour's own rows say."""
+        """Begin a session in each group, at the offset that follows from the neighbour's own rows."""
         assert self._presence is not None
         starts = ask_each(topics, self._start_of)
-        # All of them are known before the first session begins, which ends the one before.
+        # All starts are found first: a session that begins ends the one before.
         self._sessions = {
             str(topic): self._presence.begin(topic.group, beginning, self._is_carried)
             for topic, beginning in starts.items()
@@ -69,7 +69,7 @@ class MeshData(SiteForward):
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
     def try_again(self, group: str) -> None:
-        """See whether a session can begin."""
+        """Try whether a session can begin."""
         for topic in self.topics_of(group):
             self._start_of(topic)
 
@@ -85,7 +85,7 @@ class MeshData(SiteForward):
                 ) from error
 
     def check(self) -> None:
-        """Say that the relay is there, and look whether what it carries counts.
+        """Write signs of the relay, and check that the neighbour orders what it carries.
 
         Raises BrokerUnreachable, LinkStalled.
         """
@@ -98,11 +98,11 @@ class MeshData(SiteForward):
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """What was carried at the last look must have been ordered since: only this relay would send it again.
+        """Check that the records carried at the last look have been ordered: only this relay would send them again.
 
-        It is not ordered if the neighbour has lost rows, or if it keeps to the session of another relay that has ended.
-        Then another session begins. It begins at once if the neighbour has written anything since the last look, as its
-        sequencer runs then. Else it begins after a time that doubles, so that a neighbour that is away for long is sent
+        They are not ordered if the neighbour has lost rows, or if it follows the session of another relay that has
+        ended. Then another session begins: at once if the neighbour has written anything since the last look, which
+        shows that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long gets
         its backlog about twice in all.
         """
         for name, offset in self._carried.items():
@@ -113,13 +113,13 @@ class MeshData(SiteForward):
                     if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
                         continue
                     end, before = there.end(), self._ends_there.get(name)
-            except BrokerUnreachable:  # of this group; it is looked at again
+            except BrokerUnreachable:  # this group is looked at again
                 continue
             self._ends_there[name] = end
             if before not in (None, end) or now - self._began_at >= self._patience_s:
                 self._patience_s *= 2
                 raise LinkStalled(
-                    f"group {topic.group}: {self.direction.target} has not ordered what was carried there. "
+                    f"group {topic.group}: {self.direction.target} has not ordered the records carried there. "
                     "Does its sequencer run?"
                 )
             return
@@ -134,12 +134,12 @@ class MeshData(SiteForward):
         return self.sites.carries(self.direction, origin)
 
     def _read_by_query(self) -> dict[str, int]:
-        """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
+        """Return the offset after the last record of each DATA topic that the query reports as copied."""
         batch = newest(self._query) if self._query is not None else None
         return {} if batch is None else {topic: int(partitions["0"]) for topic, partitions in batch.ends.items()}
 
     def close_query(self) -> None:
-        """Take leave if the relay is stopped, rather than its query started anew."""
+        """Close the presence, with a farewell if the relay is stopped and not only its query."""
         if self._presence is not None:
             if self._stop.is_set():
                 self._presence.farewell()
@@ -147,10 +147,10 @@ class MeshData(SiteForward):
             self._presence = None
 
     def is_read(self, topic: Topic) -> bool:
-        """DATA of the site."""
+        """Whether the topic is DATA of the site."""
         return topic.role == "data" and topic.site == self.direction.source
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Every record, as the link says it."""
+        """Make a record of the link from each record of DATA."""
         not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
         return relay_mesh_data(rows, self.direction, self._sessions, not_carried)

@@ -1,10 +1,9 @@
-"""What a relay between the sites of a mesh says for itself. Its driver writes that; the query carries all else.
+"""The records that a relay between the sites of a mesh writes in its own name, from its driver.
 
-* The *beginning of a session* (`ordering.sequencer.links`): where it begins, and the view that is in force there. The
-  query brings the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no
-  harm.
+* The *beginning of a session* (`ordering.sequencer.links`): its offset, and the view in force there. The query brings
+  the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
 * A *heartbeat* each second for every group that has had a view at its site. Without it the neighbour's sequencer takes
-  the site for unreachable. For the other groups now and then, so that a running relay can be told from one that is not.
+  the site for unreachable. Other groups get one now and then, so that a running relay can be told from a stopped one.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
 
 A crash between any two of them loses nothing: the next start begins a session of its own.
@@ -32,9 +31,9 @@ from ordering.base.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VI
 from ordering.sequencer.sequencer import SequencerState
 
 FAREWELL_S = 5.0
-"""How long to wait until Kafka has a farewell."""
+"""The longest wait until Kafka has a farewell."""
 QUIET_BEAT_S = 10.0
-"""How often a relay beats for a group that never had a view at its site."""
+"""The seconds between heartbeats for a group that never had a view at its site."""
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Presence:
         return session
 
     def tell(self) -> None:
-        """Say that the relay is there. Raises BrokerUnreachable if the site's own Kafka does not answer."""
+        """Write the heartbeats that are due. Raises BrokerUnreachable if the site's own Kafka does not answer."""
         is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
         try:
             for name, group in self._groups.items():
@@ -77,7 +76,7 @@ class Presence:
             self._beat_at = time.monotonic()
 
     def farewell(self) -> None:
-        """Say that the relay is stopped; the neighbour finds it out by itself if that gets lost."""
+        """Write that the relay is stopped. If that gets lost, the neighbour misses the heartbeats."""
         try:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)
@@ -96,7 +95,7 @@ class Presence:
         return append(self._target, self._topic(group), record, producer=self._producer)
 
     def _send(self, group: str, kind: str) -> FutureRecordMetadata:
-        """Without waiting."""
+        """Send a record of this kind, without waiting."""
         sender = relay_of(self._direction.source)
         headers = forward_headers(1, 1, kind=kind)
         return self._producer.send(
@@ -112,7 +111,7 @@ def _members(state: SequencerState) -> bytes:
 
 
 class _Group:
-    """A group's DATA at the relay's site, and whether there ever was a view in it."""
+    """The DATA of a group at the relay's site, and whether it ever had a view."""
 
     def __init__(self, data: DataLog) -> None:
         self.log = data
@@ -120,7 +119,7 @@ class _Group:
         self._end = 0
 
     def look(self) -> None:
-        """Find out whether there has been a view: the newest records tell. Raises BrokerUnreachable."""
+        """Find out from the newest records whether there has been a view. Raises BrokerUnreachable."""
         if self.had_view:
             return
         end = self.log.end()

@@ -1,28 +1,26 @@
-"""Making a copy the home of a hub, when the home is lost or is to be replaced.
+"""The promotion of a copy to the home of a hub, when the home is lost or is to be replaced.
 
 1. If another site answers that was a home, it is fenced: a *move* in its EPOCH topic, so that its sequencer stops and
-   none starts there again; a claim behind the move; and that claim's seal in its DATA, so that nothing counts that is
-   still written there.
-2. What other sites have and the new home lacks is copied: from the old home up to its seal, or from the copy that
-   reaches furthest.
+   none starts there again; a claim behind the move; and that claim's seal in its DATA, so that readers ignore whatever
+   is still written there.
+2. Records that the new home lacks are copied: from the old home up to its seal, or from the copy that reaches furthest.
 3. A move is appended to the EPOCH topic of the new home. From there on the topic is claimed as every home's is
    (`connectors.takeover.takeover`): claim, seal, opening snapshot.
 
-Invariant. The new home goes on after everything that any reachable site has, in an epoch that no home before had or
-will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands. So a crash
-before that leaves a copy, and the same again makes it the home.
+Invariant. The new home goes on after every record that any reachable site has, in an epoch that no former home had or
+will have: each move begins a new thousand million of epochs. A sequencer starts only at a site with the move. So a
+crash before the move leaves a copy, and another promotion makes it the home.
 
-Each step may be cut off at any point and done again. A site is fenced when the seal of a claim behind the move stands
-in its DATA, and not before. A crash before the seal leaves a sequencer whose DATA counts up to the next try, and is
-copied then; one after the last step leaves a home.
+Each step may be cut off at any point and done again. A site is fenced once its DATA has the seal of a claim behind the
+move, and not before. After a crash before the seal, the old home's DATA counts up to the next try, which copies it.
+After a crash behind the last step, the site is the home.
 
-If the old home does not answer, what only it had is not in the order any more; `Promotion.not_copied` says so. Its
-members may have delivered it. So when the old home answers again, the first relay that is to bring it the order fences
-it (1). The relay refuses to fill its topics, as with any copy that has another message under a seqno: they must be made
-anew.
+If the old home does not answer, records that only it had are no longer in the order, as `Promotion.not_copied` says.
+Its members may have delivered them. So when the old home answers again, the first relay towards it fences it (1), and
+refuses to fill its topics, as with any copy that has another message under a seqno: they must be made anew.
 
-Of two sites that were made homes while neither knew of the other, the later one is the home: the thousand millions go
-by the time, so hers are the higher ones.
+If two sites were made homes while neither knew of the other, the later one is the home: the thousand millions grow
+with the time, so its epochs are the higher ones.
 """
 
 from __future__ import annotations
@@ -46,17 +44,17 @@ from ordering.sequencer.sequencer import SequencerState, seal
 
 EPOCHS_OF_A_HOME = 10**9
 _SHARE_S = 10
-"""A thousand million of epochs is for the moves of so many seconds. MAX_NUMBER is reached in thousands of years."""
+"""The seconds whose moves share a thousand million of epochs. MAX_NUMBER is reached in thousands of years."""
 _MOST_SHARES = 10**8 * 5
-"""So many are given by the time. A clock that is far ahead leaves as many for the moves that come then."""
+"""The highest share that a clock can give. If a clock is far ahead, as many more are left for later moves."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Promotion(NamedTuple):
-    """What was done: the order goes on after `last_seqno`, of which `copied` seqnos were copied just now.
+    """The result of a promotion: the order goes on after `last_seqno`; the last `copied` seqnos were copied just now.
 
-    `not_copied`: sites that did not answer before it was the home, so that what only they had is not in the order.
+    `not_copied`: sites that did not answer before the move, so that records that only they had are not in the order.
     """
 
     last_seqno: int
@@ -67,7 +65,7 @@ class Promotion(NamedTuple):
 def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
     """Make `site`, which must be the home in the sites' file, the home of the group. May be done again.
 
-    EPOCH tells who did so, and `why`.
+    EPOCH records the user, and `why`.
 
     Raises UsageError (it has a sequencer, or another order than a site that reaches further), BrokerUnreachable.
     """
@@ -102,7 +100,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
             silent += [other.topic.site for other in others if _has_more(other, copy)]
             return Promotion(copy.state().seqno, 0, tuple(silent))
         before = copy.state().seqno
-        for other in sorted(others, key=lambda known: known.state().seqno):  # one may have got on meanwhile
+        for other in sorted(others, key=lambda known: known.state().seqno):  # anew: some may have grown
             copy_rest(other, copy)
         state = copy.state()
         above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
@@ -111,13 +109,13 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
 
 
 def _has_more(other: DataLog, home: DataLog) -> bool:
-    """Whether a site has what the home has not, or has other messages."""
+    """Whether a site has messages that the home lacks, or has others."""
     theirs, known = other.state(), home.state()  # in this order: a copy is never ahead of its home
     return theirs.seqno > known.seqno or first_difference(theirs, known) is not None
 
 
 def _epochs_above(known: int) -> int:
-    """Below the epochs of a new home. `known`: the highest epoch of those before."""
+    """Return the number above which the epochs of a new home begin. `known`: the highest epoch of former homes."""
     share = max(known // EPOCHS_OF_A_HOME + 1, min(int(time.time()) // _SHARE_S, _MOST_SHARES))
     return share * EPOCHS_OF_A_HOME
 
@@ -128,7 +126,7 @@ def _move(log: DataLog, move: Move, act: Act) -> None:
 
 
 def fence(old_home: DataLog, new_home: str, act: Act) -> None:
-    """No sequencer of the old home decides anything from here on. May be cut off anywhere, and done again."""
+    """Keep every sequencer of the old home from deciding more. May be cut off anywhere, and done again."""
     move = old_home.move()
     if move is None or move.home != new_home:
         above = move.above if move is not None else 0
@@ -144,7 +142,7 @@ def fence(old_home: DataLog, new_home: str, act: Act) -> None:
 
 
 def _is_sealed(old_home: DataLog) -> bool:
-    """Whether the seal of a claim behind the move stands in DATA; if retention may have dropped it, it does not."""
+    """Whether DATA has the seal of a claim behind the move; False if retention may have dropped it."""
     for claim in old_home.claims_since_move():
         start, end = max(claim.floor, old_home.beginning()), old_home.end()
         behind = (stored.data for stored in old_home.records(start, end))
@@ -154,7 +152,7 @@ def _is_sealed(old_home: DataLog) -> bool:
 
 
 def fence_former_home(home: DataLog, other: DataLog) -> bool:
-    """Fence the other site's sequencer, if `home` was made the home in its place; whether it was.
+    """Fence the other site's sequencer if `home` was made the home in its place; return whether it was.
 
     Raises UsageError if it was the other way round: the relay of a home that was replaced has an old sites' file.
     """
@@ -176,9 +174,10 @@ def _check_is_later(home: DataLog, other: DataLog) -> None:
 
 
 def _check_can_follow(copy: DataLog, others: Iterable[DataLog]) -> None:
-    """See that the others still hold what the copy lacks; they come in the order of how far they reach.
+    """Check that the others, ordered by their last seqnos, still hold the records that the copy lacks.
 
-    Raises UsageError, before anybody is fenced. One that was left behind with other messages is fenced all the same.
+    Raises UsageError, before any site is fenced. A site that was left behind with other messages is fenced all the
+    same.
     """
     known = copy.state()
     for other in others:
@@ -201,7 +200,7 @@ def _after(other: DataLog, copy: DataLog, seqno: int) -> Start:
 
 
 def copy_rest(other: DataLog, copy: DataLog) -> None:
-    """Write what another site's log has beyond the copy's end, as it stands. Raises UsageError if it can't follow."""
+    """Append another site's records beyond the copy's end. Raises UsageError if the copy can't follow."""
     known, theirs = copy.state(), other.state()
     if theirs.seqno <= known.seqno:
         return
@@ -215,22 +214,22 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
     if start.reader.epoch > known.epoch:
         append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch, theirs.format)))
     with producing(copy.connection) as producer:
-        for stored in other.records(start.offset, other.end()):  # they are few, and this is done once
+        for stored in other.records(start.offset, other.end()):  # one by one: they are few
             if stored.data.kind != STRAY:
                 append(copy.connection, str(copy.topic), encode_data(stored.data), producer=producer)
 
 
 def first_difference(one: SequencerState, other: SequencerState) -> int | None:
-    """The first seqno that two epochs have decided, or from which on the logs differ; None if they tell of none.
+    """Return the first seqno that two epochs have decided, or from which on the logs differ; None if there is none.
 
-    An epoch is one sequencer's, and begins with one seqno. So where it is the same in both, the messages are, and a log
-    in which it begins later has others before it.
+    An epoch is one sequencer's, and begins with one seqno. So records of the same epoch are the same in both logs, and
+    a log in which the epoch begins later has other messages before it.
     """
     begins = ({seal.epoch: seal.first_seqno for seal in state.seals} for state in (one, other))
     ours, theirs = begins
     found = {min(ours[epoch], theirs[epoch]) for epoch in ours.keys() & theirs if ours[epoch] != theirs[epoch]}
     for seqno in {*ours.values(), *theirs.values()}:
-        decided = {epoch_of(one.seals, seqno), epoch_of(other.seals, seqno)} - {0}  # of 0 nothing is known
+        decided = {epoch_of(one.seals, seqno), epoch_of(other.seals, seqno)} - {0}  # 0: not known
         if seqno <= min(one.seqno, other.seqno) and len(decided) > 1:
             found.add(seqno)
     return min(found, default=None)

@@ -70,7 +70,7 @@ from connectors.sequencer.query import (
 )
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
-from connectors.takeover.notices import told
+from connectors.takeover.notices import describe
 from ordering.agreement import group as isis_group
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.group import Group, going_on
@@ -412,7 +412,7 @@ class GroupStep:
         site = self.group.site
         own = f".forward.{site.me.name}"
         positions = {str(place): n for place, n in site.sequenced.state.positions.items() if place.topic.endswith(own)}
-        return json.dumps([site.group, [told(notice) for notice in site.notices], positions, self._has_room()])
+        return json.dumps([site.group, [describe(notice) for notice in site.notices], positions, self._has_room()])
 
     def _has_room(self) -> bool:
         """Whether something was left out that could be read now."""

@@ -1,1 +1,1 @@
-"""How a sequencer takes over its groups and looks after them, with either engine."""
+"""Takeover and maintenance of a sequencer's groups, for either engine."""

@@ -1,7 +1,7 @@
-"""Where a site that agrees with others begins, with either engine: behind the takeover of a group.
+"""The state from which a site that agrees with others goes on after the takeover of a group, with either engine.
 
-A takeover (`connectors.takeover.takeover`) claims the group and seals its DATA; what the site's log has below the seal
-is then all that the site has promised to the others, and was promised.
+A takeover (`connectors.takeover.takeover`) claims the group and seals its DATA. The site's log below the seal then
+holds every promise that the site made to the others, and every promise that they made to it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ordering.base.errors import UsageError
 from ordering.sequencer.sequencer import SequencerState
 
 RESEND_AFTER_MS = 2_000
-"""Between sites nothing gets lost, but a view that ends purges what is under way."""
+"""Links between sites lose nothing, but a view that ends drops the messages under way."""
 ISIS = "isis"
-"""What the claim of a job says that agrees."""
+"""The mode in the claim of a job that agrees."""
 
 
 class AgreementSettings(NamedTuple):
-    """With which sites a site agrees on the order, and how long one may be silent until the others go on."""
+    """The sites that agree on the order, and how long one may be silent before the others go on without it."""
 
     neighbours: Neighbours
     suspect_after_ms: int = SUSPECT_AFTER_MS
 
     def check(self) -> AgreementSettings:
-        """Itself. Raises UsageError if the site is none of the names."""
+        """Return these settings. Raises UsageError if the site is none of the names."""
         if self.neighbours.site not in self.neighbours.names:
             raise UsageError(f"site {self.neighbours.site} is none of {', '.join(self.neighbours.names)}.")
         return self
 
 
 def known_state(connection: Connection, agreement: AgreementSettings, taken: SequencerState) -> SiteState:
-    """What the site's log tells of a group that was taken over. Raises UsageError, HistoryUnavailable."""
+    """Return the state that the site's log tells of a group just taken over. Raises UsageError, HistoryUnavailable."""
     (site, names, _), group = agreement.neighbours, taken.group
     with DataLog(connection, group, site) as data:
         state = last_state(data, data.end())
@@ -59,7 +59,7 @@ def known_state(connection: Connection, agreement: AgreementSettings, taken: Seq
 
 
 def neighbours_of(sites: Sites, site: str) -> Neighbours:
-    """What the sites' file says for the job of one of them. Raises UsageError."""
+    """Return the neighbours of a site by the sites' file. Raises UsageError."""
     sites.connection(site)
     shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
     return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))

@@ -1,4 +1,4 @@
-"""Whether a group is still a sequencer's: no newer one has claimed it, and no other site is its home."""
+"""Checks that a group still belongs to a sequencer: no newer one has claimed it, and no other site is its home."""
 
 from __future__ import annotations
 

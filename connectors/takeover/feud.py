@@ -1,4 +1,4 @@
-"""Two hosts whose sequencers take groups over from each other again and again: who starts gives the other time."""
+"""Feuds: two hosts whose sequencers fence each other again and again. A sequencer that starts gives the rival time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from connectors.kafka.topics.topics import find_groups
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError
 
-_TOLD_S = 0.5
-"""When no claims were told for so long, the others are not waited for."""
+_ANSWER_S = 0.5
+"""After so long without an answer, the groups that are left are skipped."""
 
 _logger = logging.getLogger(__name__)
 
@@ -26,16 +26,16 @@ _logger = logging.getLogger(__name__)
 def yield_to_rival(
     connection: Connection, site: str, wait: Callable[[float], object], groups: GroupChoice = ALL_GROUPS
 ) -> bool:
-    """Before the first takeover of a process: leave the groups for a while to a sequencer that is in a feud with us.
+    """Wait before the first takeover of a process if a sequencer on another host is in a feud with this one.
 
-    A feud over fewer than half of the groups holds up no start: nobody ends by it who serves others.
+    A feud over fewer than half of the groups holds up no start, as it ends no process that serves others.
 
-    `wait` waits for so many seconds, and returns something true if it was woken to stop; so does this.
+    `wait` waits for so many seconds, and returns something true if it was woken to stop. So does this function.
     """
     try:
         claims = _claims_of_groups(connection, site, groups)
     except AbcastError:
-        return False  # the takeover meets the same error, and tells it
+        return False  # the takeover meets the same error, and reports it
     now_ms = time.time_ns() // 1_000_000
     asked = ((group, seconds_to_yield(of_group, this_host(), now_ms)) for group, of_group in claims.items())
     feuds = {group: found for group, found in asked if found is not None}
@@ -53,7 +53,7 @@ def yield_to_rival(
 
 
 def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) -> dict[str, list[Claim]]:
-    """The claims of each group, as far as they are told at once."""
+    """Return the claims of each group that answers at once."""
 
     def claims(group: str, consumer: Consumer) -> list[Claim]:
         return DataLog(connection, group, site, consumer).claims()
@@ -63,8 +63,8 @@ def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) ->
     try:
         for group in filter(groups.has, find_groups(connection, site)):
             asking.ask(group, functools.partial(claims, group))
-        while answers := asking.answers(_TOLD_S):
+        while answers := asking.answers(_ANSWER_S):
             found |= {group: answer for group, answer in answers.items() if not isinstance(answer, AbcastError)}
-    finally:  # what is not answered is not waited for
+    finally:  # closing would wait for questions that are still open
         threading.Thread(target=asking.close, name="abcast-closing", daemon=True).start()
     return found

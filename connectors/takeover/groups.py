@@ -1,4 +1,4 @@
-"""Which groups a sequencer of a site has, which topics of them it reads, and from where."""
+"""The groups of a site's sequencer, the topics that it reads, and the offsets where it begins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ordering.sequencer.sequencer import SequencerState
 
 
 def groups_at(topics: Iterable[Topic], site: str) -> list[str]:
-    """The groups that have a DATA topic at the site, sorted."""
+    """Return the groups that have a DATA topic at the site, sorted."""
     return sorted(topic.group for topic in topics if topic.role == "data" and topic.site == site)
 
 
 def forward_topics(topics: Iterable[Topic], site: str) -> dict[str, list[str]]:
-    """The groups that have a DATA topic at the site, each with its forward topic and those that relays fill."""
+    """Map each group with a DATA topic at the site to its forward topics: its own, and the ones that relays fill."""
     found = list(topics)
     forward: dict[str, list[str]] = {group: [] for group in groups_at(found, site)}
     for topic in found:
@@ -26,10 +26,10 @@ def forward_topics(topics: Iterable[Topic], site: str) -> dict[str, list[str]]:
 
 
 def needed_to_order(topic: Topic, site: str) -> bool:
-    """Whether a sequencer of the site can't order the topic's group without it."""
+    """Whether a sequencer of the site needs this topic to order the topic's group."""
     return topic.site == site and topic.role in ("data", "epoch", "forward", "dead-letter")
 
 
 def positions_of(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
-    """The first offset of each forward partition that is not yet considered."""
+    """Return the first offset of each forward partition that is not yet considered."""
     return {TopicPartition(*partition): offset for state in states for partition, offset in state.positions.items()}

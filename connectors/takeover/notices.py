@@ -1,4 +1,4 @@
-"""What a site that agrees with others tells an operator."""
+"""Notices of a site that agrees with others, in words for an operator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ordering.agreement.messages import Installed, NotExcluded, Outside
 from ordering.agreement.site_state import Dropped, Notice, OtherLog
 
 
-def told(notice: Notice) -> tuple[int, str]:
-    """A notice in words, behind a level of logging."""
+def describe(notice: Notice) -> tuple[int, str]:
+    """Return the level of logging of a notice, and its text."""
     if isinstance(notice, Installed):
         return logging.INFO, f"view {notice.view.id} of sites: {', '.join(life.name for life in notice.view.members)}"
     if isinstance(notice, Outside):
@@ -18,12 +18,12 @@ def told(notice: Notice) -> tuple[int, str]:
         return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
     if isinstance(notice, OtherLog):
         return logging.WARNING, (
-            f"the log of site {notice.site} was lost, and begun anew: what it says does not count here. Exclude it"
+            f"the log of site {notice.site} was lost and begun anew: its entries do not count here. Exclude the site"
         )
     if isinstance(notice, Dropped):
         return logging.WARNING, (
-            f"what comes next in the order stood in {notice.place}, and retention has dropped it here: it waits until "
-            "a relay brings it again"
+            f"the next message in the order was at {notice.place}, and retention has dropped it here: the site waits "
+            "until a relay brings it again"
         )
     reached = ", ".join(life.name for life in notice.reached)
-    return logging.WARNING, f"it waits for more sites: {notice.needed} must answer, and these do: {reached}"
+    return logging.WARNING, f"the site waits for more sites: {notice.needed} must answer, and these do: {reached}"

@@ -1,11 +1,11 @@
-"""Is FORWARD the log that DATA was made from? Where it is not, it is read from its beginning.
+"""Checks whether FORWARD is still the log that DATA was made from. A partition that is not is read from its beginning.
 
-Each DATA record says from which FORWARD record it was made. So the newest of each partition tells whether the position
-that DATA has for it is one in this log. A partition that was made anew, or has lost its end, may have grown past that
-position: what stands before it has never been looked at.
+Each DATA record names the FORWARD record that it was made from. So the newest DATA record of a partition tells whether
+the partition's position in DATA belongs to this log. A partition that was made anew, or has lost its end, may have
+grown past that position, and its records before the position were never considered.
 
-Reading it all again is safe: what was ordered is recognised by its sender's row, and of senders that were forgotten
-nothing old is taken (`ordering.membership.forgetting`).
+Reading all of it again is safe. The received row of a sender tells which messages were ordered, and forgotten senders
+get nothing old ordered (`ordering.membership.forgetting`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ordering.base.records import Data, Forward, Partition
 from ordering.sequencer.sequencer import SequencerState
 
 LOOKED_AT = 20
-"""So many of the newest DATA records are looked at."""
+"""The number of newest DATA records that are compared."""
 
 _logger = logging.getLogger(__name__)
 
 
 def changed_inputs(data: DataLog, consumer: Consumer, topics: Collection[str], end: int) -> set[Partition]:
-    """Return the partitions of these topics that are not those which DATA below `end` was made from.
+    """Return the partitions of these topics that are not the logs from which DATA below `end` was made.
 
     Raises BrokerUnreachable.
     """
@@ -39,11 +39,11 @@ def changed_inputs(data: DataLog, consumer: Consumer, topics: Collection[str], e
         record = stored.data
         if record.source is not None and record.sender and record.source.topic in topics:
             newest[record.source.topic_partition] = record
-    return {partition for partition, record in newest.items() if not _stands(data, consumer, record)}
+    return {partition for partition, record in newest.items() if not _has_source(data, consumer, record)}
 
 
-def _stands(data: DataLog, consumer: Consumer, record: Data) -> bool:
-    """Return whether what the record was made from is there, or retention has dropped it."""
+def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
+    """Whether the FORWARD record that the record was made from is there, or retention has dropped it."""
     source = record.source
     assert source is not None
     place = TopicPartition(*source.topic_partition)
@@ -62,10 +62,11 @@ def from_the_beginning(state: SequencerState, changed: Collection[Partition]) ->
     if not changed:
         return state
     _logger.warning(
-        "group %s: %s: not what DATA was made from. It was made anew, or has lost its end, and is read from its "
-        "beginning: what was ordered is not ordered again, and what is lost of the rest is sent again by members that "
-        "live",
-        *(state.group, ", ".join(sorted(map(str, changed)))),
+        "group %s: %s is not the log that DATA was made from. It was made anew, or has lost its end, and is read from "
+        "its beginning. No message is ordered twice. Lost messages that were not ordered are sent again by members "
+        "that still run",
+        state.group,
+        ", ".join(sorted(map(str, changed))),
     )
     positions, decided = (
         {partition: offset for partition, offset in known.items() if partition not in changed}

@@ -1,4 +1,4 @@
-"""What a group's DATA and EPOCH tell before it is claimed, and what is wrong with it. Nothing is written here."""
+"""The reading of a group's DATA and EPOCH before a claim, and the checks of them. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ordering.base.records import MAX_RECORD_BYTES, Partition
 from ordering.sequencer.sequencer import SequencerState
 
 MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
-"""Beside it a record has a header, and the state gets a seal more."""
+"""The largest state that fits into a record: a record has a header as well, and a claim adds a seal to the state."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Survey(NamedTuple):
-    """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody.
+    """The state that a group's DATA tells below offset `end`.
 
-    `format`: the group's from here on. `changed`: partitions of FORWARD that are not what DATA was made from.
+    `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
+    `changed`: partitions of FORWARD that are not the logs from which DATA was made.
     """
 
     data: DataLog
@@ -42,9 +43,9 @@ class Survey(NamedTuple):
 def survey(
     data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, ledger: Ledger | None = None
 ) -> Survey:
-    """Read what there is, and find what is wrong with it. Writes nothing.
+    """Read a group's DATA and EPOCH, and check them. Writes nothing.
 
-    `signed`: how far DATA went, as signs of life tell. `ledger`: as of a `Claimer`.
+    `signed`: the end of DATA by signs of life. `ledger`: as in `Claimer`.
     """
     group = data.topic.group
     if group in claimed:
@@ -70,28 +71,28 @@ def survey(
 
 
 def _format(data: DataLog, state: SequencerState) -> int:
-    """The group's format from here on: what EPOCH and DATA say; a group that begins has the newest.
+    """Return the group's format from here on: that of EPOCH and DATA, or the newest for a group that begins.
 
-    Raises LaterVersion where that is not known, before anything is claimed.
+    Raises LaterVersion if this version does not know the format, before anything is claimed.
     """
-    begins = not data.claims() and data.move() is None  # strays may stand in DATA
+    begins = not data.claims() and data.move() is None  # DATA may have strays even then
     return NEWEST.number if begins else max(data.format(), state.format)
 
 
 def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
-    """See that the ledger has nothing of this log above `seqno`, the last that DATA tells. Raises HistoryChanged."""
+    """Check that the ledger has nothing of this log above `seqno`, the last in DATA. Raises HistoryChanged."""
     group = data.topic.group
     if ledger is None or ledger.last_seqno(group) <= seqno:
         return
     found = fit(data, ledger)
     if found is Fit.LOST:
-        raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which stands in the ledger")
+        raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which the ledger has")
     if found is Fit.OTHER:
-        _logger.warning("group %s: what the ledger below --data has is of another group of that name.", group)
+        _logger.warning("group %s: the ledger below --data is that of another group of the same name.", group)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
-    """An order is decided by one site, or agreed on by several, from its beginning on. Raises UsageError."""
+    """Check that the group keeps its mode: decided by one site, or agreed on by several. Raises UsageError."""
     newest = data.newest_claim()
     if newest is not None and newest.agreement != agreement:
         was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
@@ -99,7 +100,7 @@ def _check_agreement(data: DataLog, agreement: str) -> None:
 
 
 def _check_size(state: SequencerState) -> None:
-    """See that the state can be written as a snapshot: a claim without one would be in vain. Raises UsageError."""
+    """Check that the state fits into a snapshot: a claim without one would be in vain. Raises UsageError."""
     size = len(state.to_bytes())
     if size > MAX_SNAPSHOT_BYTES:
         raise UsageError(
@@ -111,8 +112,9 @@ def _check_size(state: SequencerState) -> None:
 def horizon(
     connection: Connection, consumer: Consumer, forward: Iterable[str], state: SequencerState
 ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-    """The ends of the forward partitions; and of those of which something is to be read (see
-    `ordering.membership.log_time`).
+    """Return the ends of all forward partitions, and the ends of the partitions with records to read.
+
+    See `ordering.membership.log_time`.
     """
     with connection.reachable("READ", " and ".join(forward)):
         backlog = find_backlog(consumer, forward, {})
@@ -126,12 +128,15 @@ def horizon(
 
 
 def of_these(decided: Mapping[Partition, int], ends: Mapping[Partition, int]) -> dict[Partition, int]:
-    """What was decided of partitions, without those that end before it: they were made anew, and nothing is known."""
+    """Drop the decided offsets that lie beyond the end of their partition: such a partition was made anew."""
     return {partition: offset for partition, offset in decided.items() if offset <= ends.get(partition, offset)}
 
 
 def find_state(data: DataLog, end: int) -> SequencerState:
-    """What DATA tells below `end`. Raises HistoryUnavailable: waiting does not help who is waited for."""
+    """Return the state that DATA tells below `end`.
+
+    Raises HistoryUnavailable instead of NoSnapshot: only a takeover could write the snapshot that is missing.
+    """
     try:
         return data.state(end)
     except NoSnapshot as gone:

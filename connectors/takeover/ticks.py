@@ -1,12 +1,12 @@
-"""Ticks: heartbeats of the sequencer's job, which it writes into the forward partitions of groups with members.
+"""Ticks: heartbeats that the sequencer's job writes into the forward partitions of groups with members.
 
-The log's clock is what its records say (`ordering.membership.membership`). When all the members of a partition die,
-nothing is written there any more. Its clock would stand still, and no member would be missed. A tick lost, late or
-doubled does no harm; it only says that the broker was there at that time, and that DATA was written up to a seqno,
-which it has in the place of its local seqno.
+The log's clock follows the records (`ordering.membership.membership`). When all members of a partition die, nothing
+more is written there: without ticks its clock would stop, and no member would be suspected. A tick that is lost, late
+or doubled does no harm. It says that the broker was there at that time, and that DATA was written up to the seqno in
+the field of its local seqno.
 
-After a large batch a group without members gets one too: the batch that it makes begins with the snapshot that is due,
-so that a successor need not read the large one back.
+A group without members gets a tick after a large batch. The tick makes a batch that begins with the snapshot that is
+due, so a successor need not read the large batch back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ordering.base.records import HEARTBEAT
 
 
 def tick(producer: Producer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
-    """Write one into each of the topic's partitions; does not wait. `seqno` stands in DATA. Raises KafkaError."""
+    """Write a tick into each of the topic's partitions, without waiting. DATA has `seqno`. Raises KafkaError."""
     topic = Topic.parse(forward_topic)
     assert topic is not None
-    # In a relay's topic it speaks for the members there: if their relay is silent, they are.
+    # In a topic that a relay fills, the tick bears the neighbour's name: members there are silent if their relay is.
     sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
     headers = forward_headers(1, max(seqno, 1), kind=HEARTBEAT)
     for partition in partitions:

@@ -1,11 +1,11 @@
-"""The watchdog: does what a sequencer decides come to count?
+"""The watchdog: checks that readers of DATA take the records that a sequencer writes.
 
-A sequencer writes DATA and never reads it. Its records may not count for readers: a hole stands before them, a higher
-epoch is in force, or the topic was made anew. The sequencer would not notice, and its group would stand still. So the
-watchdog compares how many seqnos finished batches have given with how far readers of DATA have come.
+A sequencer writes DATA and never reads it. Readers ignore its records if there is a hole before them, if a higher epoch
+is in force, or if the topic was made anew. The sequencer would not notice, and its group would stop. So the watchdog
+compares the number of seqnos that finished batches gave with the seqno that a reader of DATA has reached.
 
-It is cheap: it looks only where something was decided, only now and then, and only at the end of DATA. So it may miss a
-hole further up. It never raises a false alarm: before it raises one, it reads the whole state that DATA tells.
+It is cheap: it looks only at groups with new decisions, only now and then, and only at the end of DATA. So it may miss
+a hole further up. It never raises a false alarm: before it raises one, it reads the whole state that DATA tells.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ordering.base.reader import Reader
 
 LOOK_S = 5.0
 BEHIND_S = 10.0
-"""Batches are written before they are reported, so a reader should have them at once."""
+"""The time for which readers may lack seqnos. Batches are written before they are reported, so none should lack."""
 LOOK_RECORDS = 64
-"""Of more than that, only so many at the end are read."""
+"""The number of records at the end of DATA that a look reads at most."""
 
 
 class NotCounting(AbcastError):
-    """What the sequencer of a group has written does not count for readers: it has to take over anew."""
+    """Readers ignore the records of a group's sequencer, which has to take over anew."""
 
     retriable = True
 
@@ -38,7 +38,7 @@ class Watchdog:
         log: Callable[[str], DataLog],
         trouble_of: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`trouble_of`: what is not answered of a group within it is kept from the others."""
+        """Errors inside `trouble_of(group)` are that group's alone: the look goes on with the others."""
         self._log, self._trouble_of = log, trouble_of
         self._watched: dict[str, _Group] = {}
         self._decided = 0
@@ -47,11 +47,11 @@ class Watchdog:
         self._behind_since: float | None = None
 
     def watch(self, group: str, epoch: int, seqno: int, offset: int) -> None:
-        """`seqno` is the last one before the takeover, and `offset` stands behind the seal."""
+        """Watch a group after a takeover: `seqno` is the last one before it, `offset` the one behind the seal."""
         self._watched[group] = _Group(epoch, seqno, offset)
 
     def decided(self, groups: Iterable[str], seqnos: int) -> None:
-        """Batches that are finished gave so many seqnos, in these groups."""
+        """Count the seqnos that finished batches gave in these groups."""
         self._fresh.update(groups)
         self._decided += seqnos
 
@@ -76,7 +76,7 @@ class Watchdog:
 
     def _confirm(self) -> None:
         for group in self._fresh:
-            # Retention may have left too little to know: then a takeover would not know better.
+            # If retention has dropped too much to tell, a takeover could not tell either.
             with suppress(HistoryUnavailable), self._trouble_of(group):
                 self._watched[group].read_state(self._log(group))
         if (missing := self._missing()) > 0:
@@ -88,7 +88,7 @@ class Watchdog:
 
 
 class _Group:
-    """How far readers of one group have come since the takeover of `epoch`."""
+    """The seqno that readers of one group have reached since the takeover of `epoch`."""
 
     def __init__(self, epoch: int, seqno: int, offset: int) -> None:
         self._epoch = epoch
@@ -100,10 +100,10 @@ class _Group:
         return self._reader.last_seqno - self._before
 
     def read_on(self, data: DataLog) -> None:
-        """Read what is new at the end."""
+        """Read the new records at the end of DATA."""
         end = data.end()
         if end < self._offset:
-            return  # another topic, then; what stands in it is for the whole state to tell
+            return  # the topic was made anew: only `read_state` can tell
         skips = end - self._offset > LOOK_RECORDS
         start = max(end - LOOK_RECORDS if skips else self._offset, data.beginning())
         self._offset = end
@@ -115,7 +115,7 @@ class _Group:
             self._reader.judge(record)
 
     def read_state(self, data: DataLog) -> None:
-        """Read what DATA tells as a whole."""
+        """Read the whole state that DATA tells."""
         self._offset = data.end()
         state = data.state(self._offset)
         if state.epoch == self._epoch:
