@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from connectors.kafka.connection.sites import Sites
     from connectors.kafka.topics.data_purge import Lacking
     from connectors.kafka.topics.purge import Purged
-    from connectors.ledger.maintenance import Care
+    from connectors.ledger.maintenance import TableMaintenance
     from connectors.ledger.maintenance_job import Idle, Maintained, PurgeCopies
     from connectors.spark.job import JobOptions, SparkJob
     from jobs.terminal.streaming import MakeJob
@@ -99,19 +99,19 @@ def maintain(
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
     from connectors.kafka.log.acts import act_of_this_user
-    from connectors.ledger.maintenance_job import Wishes
-    from connectors.ledger.maintenance_job import maintain as take_care
+    from connectors.ledger.maintenance_job import MaintenanceOptions
+    from connectors.ledger.maintenance_job import maintain as maintain_site
 
     kept = {"dead letters": dead_letters, "letters": letters, "DATA": data_retention, "idle senders": forget_senders}
     what = ", ".join(f"{name} older than {text}" for name, text in kept.items() if text)
-    wishes = Wishes(
+    wanted = MaintenanceOptions(
         *(kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site), data_s, _lacking(topology, site)),
         act=act_of_this_user("purge", what, why) if why else None,
     )
     session = functools.cache(lambda: _session(data))
     while True:
         try:
-            done = take_care(session, options, wishes)
+            done = maintain_site(session, options, wanted)
             typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
             for failure in done.failures.values():
                 typer.echo(f"abcast: {failure}", err=True)
@@ -123,7 +123,7 @@ def maintain(
             _logger.warning("maintain: %s Trying again in %.0f s.", error, pause_s)
         if pause_s is None:
             return
-        wishes = replace(wishes, act=None)  # it is told once
+        wanted = replace(wanted, act=None)  # it is told once
         time.sleep(pause_s)
 
 
@@ -168,10 +168,12 @@ def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None =
     """What makes the job that does so every so many seconds, beside others."""
 
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
-        from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
+        from connectors.ledger.maintenance_job import MaintenanceJob, MaintenanceOptions
 
-        wishes = Wishes(purge_copies=_purge_of_copies(sites, site), data_s=data_s, lacking=_lacking(sites, site))
-        return MaintenanceJob(spark, options, pause_s, wishes)
+        wanted = MaintenanceOptions(
+            purge_copies=_purge_of_copies(sites, site), data_s=data_s, lacking=_lacking(sites, site)
+        )
+        return MaintenanceJob(spark, options, pause_s, wanted)
 
     return make
 
@@ -188,8 +190,8 @@ def _as_json(done: Maintained, *, dry_run: bool) -> str:
     tables = [
         {**each._asdict(), "before": each.before._asdict(), "after": each.after._asdict()} for each in done.tables
     ]
-    done_for = {name: [each._asdict() for each in getattr(done, name)] for name in ("topics", "senders")}
-    return json.dumps({"dry_run": dry_run, "tables": tables, **done_for})
+    of_table = {name: [each._asdict() for each in getattr(done, name)] for name in ("topics", "senders")}
+    return json.dumps({"dry_run": dry_run, "tables": tables, **of_table})
 
 
 def _as_text(done: Maintained, *, dry_run: bool) -> str:
@@ -199,10 +201,10 @@ def _as_text(done: Maintained, *, dry_run: bool) -> str:
     return "\n".join(lines) or "nothing to do"
 
 
-def _of_table(care: Care, *, dry_run: bool) -> str:
-    before, after = care.before, care.after
+def _of_table(table: TableMaintenance, *, dry_run: bool) -> str:
+    before, after = table.before, table.after
     would = "would be " if dry_run else ""
-    done = f"{care.table}: {care.merged:,} small files {would}merged, {care.deleted:,} old files {would}deleted"
+    done = f"{table.table}: {table.merged:,} small files {would}merged, {table.deleted:,} old files {would}deleted"
     now = (
         f"{after.files:,} files with {after.bytes:,} bytes, and {after.log_files:,} of its log with {after.log_bytes:,}"
     )

@@ -1,1 +1,1 @@
-"""The Delta table of all that was ordered: how it is written, locked, read, and asked for a state."""
+"""The ledger, the Delta table of all DATA: its writers, its lock, its readers, and the state that it tells."""

@@ -1,4 +1,4 @@
-"""What a query over the Delta tables is answered with, whichever engine ran it."""
+"""The answer to a query over the Delta tables, the same from each SQL engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CASTS = "casts"
 TABLES = ("ledger", "views", CASTS)
-"""The Delta tables. `casts` is there if there ever was one."""
+"""The Delta tables. The table `casts` exists once there was a cast."""
 MESSAGES = "messages"
 OF_MESSAGES = (
     *(GROUP, "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),
@@ -23,15 +23,15 @@ OF_MESSAGES = (
 
 
 def tables_in(data: Location) -> list[str]:
-    """Those that are there to be asked."""
+    """Return the names of the tables that exist."""
     has_casts = any(name.endswith(".json") for name in files_below(data / CASTS / "_delta_log", deep=False))
     return [name for name in TABLES if has_casts or name != CASTS]
 
 
 def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str], str]) -> str:
-    """The query of the view `messages`, from the tables of which these are the columns (an old one may lack some).
+    """Return the query of the view `messages`. `columns`: by table; an old table may lack some.
 
-    `quote` makes a name what it is in the engine's SQL.
+    `quote` writes a name in the engine's SQL.
     """
 
     def part(table: str, instead: Mapping[str, str]) -> str:
@@ -51,7 +51,7 @@ ONLY_TABLES = "nothing but the tables is read, which are {}."
 
 
 class Answer(NamedTuple):
-    """The columns of an answer, and its rows: as Python values, or as Arrow's. They can be taken once, in one way."""
+    """The columns of an answer, and its rows, as Python values or as Arrow's. They can be taken once, in one way."""
 
     columns: Sequence[str]
     rows: Iterator[tuple[Any, ...]]

@@ -1,17 +1,17 @@
-"""How rows get into a Delta table of ours: tables that only grow, and appends that are a compare-and-set.
+"""Appends to the project's Delta tables: the tables only grow, and an append is a compare-and-set.
 
-Invariant. An append stands in the table if, and only if, nobody has appended since its writer has read what the table
-holds. It carries Delta's transaction identifier `abcast-ledger` with the version after the one that was read. Of two
-writers that read the same version, one commits; the other finds that it did not (under the lock of
-`connectors.ledger.table_lock` it reads the table again before it tries; without, Delta refuses it, or skips it). So
-what a writer leaves out because the table has it, it has; and what it appends, the table had not.
+Invariant. The table takes an append if, and only if, no other writer has appended since this one read the table. An
+append carries Delta's transaction identifier `abcast-ledger` with the version after the one that was read. If two
+writers read the same version, one commits, and the other finds that it did not: under the lock of
+`connectors.ledger.table_lock` it reads the table again before it tries; without the lock, Delta refuses the append, or
+skips it. So the table has every row that a writer leaves out, and had none of the rows that a writer appends.
 
 A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
-that commit before each append, and stops if it is not there. Else Delta would make a new table, of these rows alone.
+that commit before each append, and stops if it is missing. Otherwise Delta would make a new table of these rows alone.
 
-A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and the files written so
-far belong to no version. After the rename, the table itself says what it holds. Making a table, adding a column and
-setting a property are one commit each; the next start looks which of them are still to be done.
+A crash at any point keeps the invariant. Before the rename that makes the commit, the table is unchanged, and the files
+written so far belong to no version. After the rename, the table itself tells its rows. Creating a table, adding a
+column and setting a property are one commit each; the next start makes the missing ones.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from ordering.base.errors import AbcastError
 
 APPEND_ONLY = "delta.appendOnly"
 KEPT = {
-    # A commit a second makes 86,400 files a day, of which Delta would keep those of 30 days.
+    # A commit a second makes 86,400 files a day, and by default Delta keeps them for 30 days.
     "delta.logRetentionDuration": "interval 2 days",
     "delta.deletedFileRetentionDuration": "interval 2 days",
-    # A checkpoint names all files: after every tenth commit that is more work than the commits are.
+    # A checkpoint names all files: one after every tenth commit, Delta's default, costs more than the commits.
     "delta.checkpointInterval": "100",
 }
-"""So much of the past stays, for readers that have opened an older version. Who has set another, keeps it."""
+"""The history that is kept for readers of an older version. A value that an operator has set is not changed."""
 PLAIN = {"delta.columnMapping.mode": "none", "delta.enableDeletionVectors": "false"}
-"""Features that not all who read the tables can read: Spark's defaults may have them for each new table."""
+"""Features that some readers lack: Spark's defaults may turn them on for each new table."""
 MAX_ATTEMPTS = 20
 
 
@@ -66,7 +66,7 @@ State = TypeVar("State", bound=TableState)
 
 
 class Layout(NamedTuple):
-    """How one of the tables is made."""
+    """The layout of a table."""
 
     name: str
     schema: str
@@ -77,25 +77,25 @@ class Layout(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """The type of each column."""
+        """Return the type of each column."""
         return {name: kind for name, _, kind in (column.partition(" ") for column in self.schema.split(", "))}
 
 
 def lock_of_tables(spark: SparkSession, data: Location) -> TableLock:
-    """What all that commit to the tables below `data` take."""
+    """Return the lock that every writer of the tables below `data` takes."""
     jvm = spark._jvm  # noqa: SLF001 - there is no public way
     assert isinstance(jvm, JVMView)
     return TableLock(jvm, data / "ledger.lock" if isinstance(data, Path) else None)
 
 
 def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
-    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock, if there is one.
+    """Create a table if it is missing, and bring an older one up to date. The caller holds the lock, if there is one.
 
     Raises LedgerDamaged.
     """
     table = open_table(path, open_any)
     if table is None:
-        # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
+        # Delta takes a log directory without a commit for a table: a job killed in its first start leaves that.
         remove_empty(spark, path / "_delta_log")
         new = DeltaTable.createIfNotExists(spark).location(str(path)).partitionedBy(*layout.partitioned_by)
         for name, kind in layout.columns.items():
@@ -106,7 +106,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
             new.execute()
             return
         except (PySparkException, Py4JJavaError):
-            # Where no lock keeps it away, another start may have been faster: then its table is to be mended.
+            # Without a lock another start may have been faster: then its table is brought up to date below.
             table = open_table(path, open_any)
             if table is None:
                 raise
@@ -136,7 +136,7 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 
 class AppendOnlyTable(Generic[State]):
-    """A Delta table as its one writer here knows it: `state` is what it holds."""
+    """A Delta table for the one writer of this process. `state`: the table's content as the writer knows it."""
 
     def __init__(self, path: Location, read_state: Callable[[Location], State]) -> None:
         self._path = path
@@ -145,18 +145,18 @@ class AppendOnlyTable(Generic[State]):
         if self.state.newest is None:
             raise self._replaced()
         self._seen = self.state.newest
-        """The last commit that is known to stand in the log. It goes ahead of those that are counted: while nothing is
-        written here, others' commits may shorten the log."""
+        """The last commit known to be in the log. It may be later than the commits counted in `state`: while nothing is
+        written here, other commits may shorten the log."""
 
     def check(self) -> None:
-        """Raise LedgerReplaced unless the last known commit stands in the log."""
-        if not self._seen.stands(self._path):
+        """Raise LedgerReplaced unless the log still has the last known commit."""
+        if not self._seen.is_in_log(self._path):
             raise self._replaced()
         if not self._seen.is_newest(self._path):
             self._seen = newest_commit(self._path, self._seen.version)
 
     def has_appended(self, state: State) -> None:
-        """It holds that now."""
+        """Note the state after an append."""
         newest = newest_commit(self._path, self._newest_version)
         self.state = replace(state, version=self.state.version + 1, newest=newest)
         self._seen = newest
@@ -164,8 +164,8 @@ class AppendOnlyTable(Generic[State]):
     def contended(self) -> LedgerContended:
         """The error for a writer that has tried MAX_ATTEMPTS times."""
         return LedgerContended(
-            f"somebody changed the ledger at {self._path} {MAX_ATTEMPTS} times in a row without its lock: run nothing "
-            "else that writes there."
+            f"another process changed the ledger at {self._path} {MAX_ATTEMPTS} times in a row without its lock: stop "
+            "whatever else writes there."
         )
 
     def look_again(self) -> None:
@@ -183,11 +183,11 @@ class AppendOnlyTable(Generic[State]):
         return self.state.newest.version
 
     def append_once(self, rows: DataFrame) -> str | None:
-        """Append if no other writer has since the table was read; return the commit's text, None if it was not done."""
+        """Append unless another writer has since the table was read; return the commit's text, None if one has."""
         tag = uuid.uuid4().hex
         try:
             (
-                # One file a group. Each topic's rows come in their order.
+                # One file a group, with each topic's rows in their order.
                 rows.coalesce(1)
                 .write.format("delta")
                 .mode("append")
@@ -197,17 +197,17 @@ class AppendOnlyTable(Generic[State]):
                 .save(str(self._path))
             )
         except (PySparkException, Py4JJavaError) as error:
-            # Delta's own exceptions come through py4j as they are.
+            # Delta's own exceptions come through py4j unchanged.
             if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
                 return None
-            self.check()  # else it is no wonder
+            self.check()  # a replaced table explains the error
             raise
         return self._commit_with(tag)
 
     def _commit_with(self, tag: str) -> str | None:
-        """The text of the commit with the tag, which is after the last known.
+        """Return the text of the commit with the tag, behind the last known one; None if there is none.
 
-        Delta skips an append whose transaction version is already taken, without a word.
+        Delta silently skips an append whose transaction version is already taken.
         """
         version = self._newest_version + 1
         while (file := commit_file(self._path, version)).exists():
@@ -219,8 +219,8 @@ class AppendOnlyTable(Generic[State]):
 
     def _replaced(self) -> LedgerReplaced:
         return LedgerReplaced(
-            f"the Delta table {self._path} is gone, or is not the one that it was: somebody deleted or replaced it. "
-            f"Put it back, or start again without it: it is written anew from {source_of(self._path)}."
+            f"the Delta table {self._path} was deleted or replaced. Put it back, or start again without it: it is "
+            f"written anew from {source_of(self._path)}."
         )
 
 
@@ -231,7 +231,7 @@ class LedgerContended(AbcastError):
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Whether one of them holds: as a flat tree, as Spark would go down a long row by as many nested calls."""
+    """Return the OR of the conditions as a flat tree: Spark walks a long chain with as many nested calls."""
     level = list(conditions)
     while len(level) > 1:
         level = [functools.reduce(operator.or_, level[at : at + 2]) for at in range(0, len(level), 2)]

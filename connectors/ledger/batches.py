@@ -1,4 +1,4 @@
-"""How a job of the ledger takes the batches of its query: what fails is kept for the job, not raised within Spark."""
+"""The writer of a ledger job's batches: it keeps an error for the job and does not raise it within Spark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from ordering.base.errors import AbcastError
 class BatchWriter(ABC):
     """Appends batches to tables; `write` is the function of Spark's foreachBatch.
 
-    Once `is_ending` says so, no further batch is begun. What keeps it from writing is raised by `check`, and no further
-    batch is begun. (Raised by `write`, it would come with Spark's stack traces. Spark counts the batch as done; nothing
-    depends on that.)
+    Once `is_ending` returns true, or after an error, no further batch is begun. `check` raises the error: raised by
+    `write`, it would come with Spark's stack traces. Spark counts the failed batch as done; nothing depends on that.
     """
 
     def __init__(self, is_ending: Callable[[], bool]) -> None:
@@ -26,19 +25,19 @@ class BatchWriter(ABC):
         self._failure: AbcastError | None = None
 
     def check(self) -> None:
-        """Raise what has kept the last batch from being written, if something has, and what `check_tables` raises."""
+        """Raise the error that kept the last batch from being written, if any; then check the tables."""
         if self._failure is not None:
             raise self._failure
         self.check_tables()
 
     @abstractmethod
     def check_tables(self) -> None:
-        """Raise LedgerReplaced if a table is gone, or another one, since it was last read or written."""
+        """Raise LedgerReplaced if a table was deleted or replaced since it was last read or written."""
 
     def write(self, batch: DataFrame, _batch_id: int) -> None:
-        """Append what the tables do not hold yet of one micro-batch."""
+        """Append the records of a micro-batch that the tables lack."""
         if self._is_ending() or self._failure is not None:
-            return  # what is not written now, the next start finds missing
+            return  # the next start finds the records missing
         try:
             self._write(batch)
         except StoppedWaiting:
@@ -46,11 +45,11 @@ class BatchWriter(ABC):
         except AbcastError as error:
             self._failure = error
         except (Py4JJavaError, PySparkException):
-            # Cut off by the end of the job. Spark looks for that in what is raised here, with a pattern that takes
-            # stack by the character: a long text ends in an overflow, and its trace.
+            # Cut off by the end of the job. Spark matches the text of this error with a pattern that takes stack for
+            # each character: a long text would end in an overflow, and its trace.
             if not self._is_ending():
                 raise
 
     @abstractmethod
     def _write(self, batch: DataFrame) -> None:
-        """The same. Raises StoppedWaiting if `is_ending` while another job commits, and AbcastError."""
+        """Append the batch. Raises StoppedWaiting if `is_ending` while another job commits, and AbcastError."""

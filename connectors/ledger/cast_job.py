@@ -27,10 +27,10 @@ _logger = logging.getLogger(__name__)
 
 
 class CastLedgerJob(StreamingJob):
-    """Writes the casts of all groups at the site to `data/casts`: those of its members, and those that relays bring.
+    """Writes the casts of all groups at the site to `data/casts`: its members' casts, and casts that relays bring.
 
-    A group whose cast topics are empty is not read: where they end is asked for now and then, by one connection. Every
-    start goes on behind the table's last rows.
+    Empty cast topics are not read: one connection asks now and then for their ends. Every start goes on behind the
+    table's last rows.
     """
 
     name = "ledger-casts"
@@ -46,14 +46,14 @@ class CastLedgerJob(StreamingJob):
         self._looked_at = float("-inf")
 
     def run(self) -> None:
-        """Work until stopped, as every job."""
+        """Work until stopped."""
         try:
             super().run()
         finally:
             self._stop_asking()
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """Of each group that has DATA at this site, the cast topics in which something stands, or has stood."""
+        """Return the cast topics of each group with DATA at this site, if they have, or had, records."""
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
         of_groups = [topic for topic in topics if topic.role == "cast" and topic.group in groups]
         away = set(self.finder.leaderless())
@@ -65,13 +65,13 @@ class CastLedgerJob(StreamingJob):
         return selected
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """Of groups that have a DATA topic at the site."""
+        """Return the refusals for cast topics of groups that have a DATA topic at the site."""
         site = self.options.site
         expected = {Topic(topic.group, "cast", site) for topic in topics if (topic.role, topic.site) == ("data", site)}
         return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
 
     def _look(self, names: list[str]) -> None:
-        """Find out in which of these something stands."""
+        """Find out which of these topics have records."""
         if not names or time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -92,7 +92,7 @@ class CastLedgerJob(StreamingJob):
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Read on behind the table's last rows."""
         if self._writer is not None:
-            self._writer.check()  # else it would be made anew while the job runs
+            self._writer.check()  # a table deleted while the job runs is not created again
         path = create_cast_table(self.spark, self.options.data, self._stop.is_set)
         self._writer = CastWriter(path, self._query_ends.is_set)
         names = [name for group in topics.values() for name in group]
@@ -109,20 +109,20 @@ class CastLedgerJob(StreamingJob):
         )
 
     def try_again(self, group: str) -> None:
-        """See whether the group can be read now."""
+        """Try whether the group can be read now."""
         assert self._writer is not None
         names = [name for name in self._with_casts if (topic := Topic.parse(name)) and topic.group == group]
         self._positions({group: names}, self._writer.state)
 
     def check(self) -> None:
-        """Raise what keeps the writer from going on."""
+        """Raise the error that keeps the writer from going on."""
         if self._writer is not None:
             self._writer.check()
 
     def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
-        """Where each partition goes on; at its beginning if it is another log, or retention has been there.
+        """Return the offset where each partition goes on: its beginning if it is another log, or retention was there.
 
-        Raises UnservableGroups, what is wrong with all.
+        Raises UnservableGroups, or the error itself if all groups have it.
         """
         with closing(self.options.connection.consumer()) as consumer:
             found = ask_each(
@@ -140,23 +140,26 @@ class CastLedgerJob(StreamingJob):
             position = state.offsets.get((place.topic, place.partition), 0)
             if position < beginnings[place]:
                 _logger.warning(
-                    "retention has dropped offsets %d to %d of %s-%d: the table `casts` lacks what stood there",
-                    *(position, beginnings[place] - 1, *place),
+                    "retention has dropped offsets %d to %d of %s-%d: the table `casts` lacks these casts",
+                    position,
+                    beginnings[place] - 1,
+                    *place,
                 )
             is_there = beginnings[place] <= position <= ends[place]
             if is_there and position > beginnings[place]:
-                is_there = self._stands(consumer, place, position, state.written_ms.get((place.topic, place.partition)))
+                is_there = self._has_last_row(
+                    consumer, place, position, state.written_ms.get((place.topic, place.partition))
+                )
             if position > beginnings[place] and not is_there:
                 _logger.warning(
-                    "%s-%d was made anew, or has lost its end: it is read from its beginning; the table keeps what "
-                    "it has",
+                    "%s-%d was made anew, or has lost its end: it is read from its beginning; the table keeps its rows",
                     *place,
                 )
             positions[place] = position if is_there else int(beginnings[place])
         return positions
 
-    def _stands(self, consumer: Consumer, place: TopicPartition, position: int, at_ms: int | None) -> bool:
-        """Return whether what the table has last stands before that position; it came at `at_ms`, None: not known."""
+    def _has_last_row(self, consumer: Consumer, place: TopicPartition, position: int, at_ms: int | None) -> bool:
+        """Whether the record before that position is the table's last row. `at_ms`: its time; None: not known."""
         if at_ms is None:
             return True
         before = read_range(self.options.connection, consumer, place, position - 1, position)

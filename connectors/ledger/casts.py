@@ -1,29 +1,29 @@
 """The table `casts`: the messages in FIFO and causal order, each once. They have no seqno.
 
-It is a table of its own. What makes the ledger exact is that seqnos are one line without a gap: its end says where to
-go on, and a batch is held against it, row by row (`connectors.ledger.one_pass`). Casts are no such line. They stand in
-several partitions, of which each brings its own numbers, some of them twice; among the ledger's rows they would take
-that argument away. `abcast query` puts both together, as `messages`.
+Casts have a table of their own. The ledger is exact because seqnos form one line without a gap: the end of the line
+says where to go on, and a batch is compared with it, row by row (`connectors.ledger.fast_path`). Casts form no such
+line: they come from several partitions, each with its own numbers, some of them repeated. `abcast query` joins both
+tables in the view `messages`.
 
-Invariant. The table has each cast that the job has read from the cast topics of its site's Kafka, once. What makes it
-the same cast is (sender, incarnation, view or none, local seqno): in a view no life gives a number twice. (In the next
-one it may. Then the view between them has left the first one to nobody: `ordering.casts.outgoing`.) It rests on three
-things:
+Invariant. The table has each cast that the job has read from the cast topics of its site's Kafka, once. A cast is known
+by (sender, incarnation, view or none, local seqno): within a view no incarnation gives a number twice. (In the next
+view it may. Then no member can deliver the first cast any more: `ordering.casts.outgoing`.) The invariant rests on
+three things:
 
-* what the table holds of each life's numbers is read from the table itself, as is up to which offset of a partition it
-  has rows. Reading begins there, and reading more again does no harm: a number that is held is left out. So neither
-  a crash nor a lost checkpoint, a sender who writes again, or a relay that repeats brings a row twice;
-* an append is a compare-and-set (`connectors.ledger.appending`), and what is left out is decided by the version that it
-  follows;
-* rows of a partition are appended in the order of offsets, and a batch as a whole: so all before the highest offset
-  in the table were looked at.
+* the numbers of each incarnation, and the offset up to which each partition was read, come from the table itself.
+  Reading begins at that offset, and reading records again does no harm: a number that the table has is left out. So
+  no crash, lost checkpoint, repeating sender or repeating relay adds a row twice;
+* an append is a compare-and-set (`connectors.ledger.appending`), so rows are left out by the very version that the
+  append follows;
+* rows of a partition are appended in the order of offsets, and a batch as a whole: so every record below the highest
+  offset in the table was considered.
 
-It has what was cast, not what was delivered: the last casts of a member that died may be among it, which no member of
-the view has delivered. Who asks for a member's deliveries keeps a delivery log.
+The table has casts, whether delivered or not: it may have the last casts of a member that died, which no member of the
+view has delivered. A delivery log tells a member's deliveries.
 
-Where retention has dropped casts before they were read, they are missing, and the log of the job says so.
+Casts that retention drops before they are read are missing, and the log of the job says so.
 
-A group without casts has no table, and its cast topics are looked at, not read.
+A group without casts has no table. The ends of its cast topics are asked for, but no records are read.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _OF_STATE = sorted({*_OF_NUMBERING, *_OF_PLACE, "local_seqno", "cast_offset", "w
 
 
 class Numbering(NamedTuple):
-    """Whose numbers: a life's in a view, or in none."""
+    """The name of a sequence of local seqnos: an incarnation's in a view, or in none."""
 
     group: str
     sender: str
@@ -103,18 +103,18 @@ class Numbering(NamedTuple):
 class Numbers(NamedTuple):
     """A set of numbers, as runs without a hole (first, last): few, as casts nearly always come in their order.
 
-    What retention, or a sender that has died, leaves out costs a run more, however many follow.
+    A gap that retention or a dead sender leaves costs one run more, however many numbers follow.
     """
 
     runs: tuple[tuple[int, int], ...] = ()
 
     def has(self, number: int) -> bool:
-        """Whether that is one of them."""
+        """Whether the set has the number."""
         at = bisect_right(self.runs, number, key=itemgetter(0))
         return at > 0 and number <= self.runs[at - 1][1]
 
     def with_run(self, first: int, last: int) -> Numbers:
-        """These and all from `first` to `last`."""
+        """Return the set with all numbers from `first` to `last` added."""
         begin = bisect_left(self.runs, first - 1, key=itemgetter(1))
         end = bisect_right(self.runs, last + 1, key=itemgetter(0))
         touched = self.runs[begin:end]
@@ -128,21 +128,21 @@ NONE = Numbers()
 
 @dataclass(frozen=True, slots=True)
 class CastTableState(TableState):
-    """What the table holds: of each life the numbers, of each partition the offset behind its last row.
+    """The content of the table: the numbers of each incarnation, and the offset behind each partition's last row.
 
-    The last row is the newest one by the broker's clock: where a topic was made anew, the table has greater offsets of
-    the old one.
+    The last row is the newest one by the broker's clock: if a topic was made anew, the table has greater offsets of
+    the former one.
     """
 
     numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """By topic and partition."""
+    """The offset behind the last row, by topic and partition."""
     written_ms: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """When the broker had the record before that offset, as the table tells; by topic and partition."""
+    """The broker's time of the last row, in milliseconds, by topic and partition."""
 
 
 def read_cast_state(path: Location) -> CastTableState:
-    """Nothing, if there is no table. Reads no payloads. Raises LedgerDamaged."""
+    """Read the table's state, without payloads; the empty state if there is no table. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
         return CastTableState()
@@ -162,7 +162,7 @@ def read_cast_state(path: Location) -> CastTableState:
 
 
 def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
-    """All numbers of these rows as runs: one for each numbering, unless it has holes."""
+    """Yield the numbers of these rows as runs: one for each numbering, or more if it has holes."""
     counted = [("local_seqno", "min"), ("local_seqno", "max"), ("local_seqno", "count_distinct")]
     for row in rows.group_by(_OF_NUMBERING).aggregate(counted).to_pylist():
         numbering = Numbering(row[GROUP], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
@@ -175,7 +175,7 @@ def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
 
 
 def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[datetime, int]]]:
-    """Of each partition, when its newest row was written, and the offset behind it."""
+    """Yield for each partition the time of its newest row, and the offset behind it."""
     for row in rows.group_by(_OF_PLACE).aggregate([("written_at", "max")]).to_pylist():
         row["written_at"] = row["written_at_max"]
         newest = _alike(rows, row, [*_OF_PLACE, "written_at"])["cast_offset"].to_pylist()
@@ -184,13 +184,13 @@ def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[datetime
 
 
 def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.Table:
-    """Those that have the same there as `row`."""
+    """Return the rows with the values of `row` in these columns."""
     same = (pc.field(name).is_null() if row[name] is None else pc.field(name) == row[name] for name in names)
     return rows.filter(functools.reduce(operator.and_, same))
 
 
 def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], bool] = lambda: False) -> Place:
-    """Make the table `casts` below `data` if it is missing. Raises as `connectors.ledger.table.create_tables` does."""
+    """Create the table `casts` below `data` if it is missing. Raises the same as `create_tables` of the ledger."""
     prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
         create_or_mend(spark, data / CASTS, _LAYOUT)
@@ -200,7 +200,7 @@ def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], 
 def cast_rows(kafka_rows: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source over cast topics → the columns of `casts`, plus topic and offset.
 
-    They must be casts (`decode_cast`): what the header says is not judged here.
+    The rows must be casts (`decode_cast`): their headers are not checked here.
     """
     headers = spark_codec.all_headers()
     header = spark_codec.own_header(headers)
@@ -230,7 +230,7 @@ def cast_rows(kafka_rows: DataFrame) -> DataFrame:
 
 
 class _Place(NamedTuple):
-    """Where in a batch a cast stands, and which one it is."""
+    """A cast of a batch: its place in Kafka, and its number."""
 
     topic: str
     partition: int
@@ -249,11 +249,11 @@ class CastWriter(BatchWriter):
 
     @property
     def state(self) -> CastTableState:
-        """What the table holds, as far as this writer knows."""
+        """Return the table's content, as far as this writer knows."""
         return self._table.state
 
     def check_tables(self) -> None:
-        """Raise LedgerReplaced if the table is gone, or another one, since it was last read or written."""
+        """Raise LedgerReplaced if the table was deleted or replaced since it was last read or written."""
         self._table.check()
 
     def _write(self, batch: DataFrame) -> None:
@@ -278,7 +278,7 @@ class CastWriter(BatchWriter):
 
 
 def _places(batch: DataFrame) -> Iterable[_Place]:
-    """The rows of a batch, in the order of their offsets. The payload of none is read here."""
+    """Yield the casts of a batch, in the order of their offsets. No payload is read here."""
     size = F.octet_length("value").alias("size")
     at = F.unix_millis("timestamp").alias("at")
     columns = batch.select("topic", "partition", "offset", "key", size, "headers", at)
@@ -286,18 +286,18 @@ def _places(batch: DataFrame) -> Iterable[_Place]:
         topic = Topic.parse(row["topic"])
         assert topic is not None
         headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
-        # Of the payload, only whether it is there and too large is judged.
+        # For the payload only its size, and whether it is null, are checked.
         value = None if row["size"] is None else bytes(row["size"] if row["size"] > MAX_PAYLOAD_BYTES else 0)
         cast = decode_cast(row["key"], value, headers, row["at"], topic.site)
         place = row["topic"], row["partition"], row["offset"]
         if isinstance(cast, Cast):
             yield _Place(*place, Numbering(topic.group, *cast.life, cast.view), cast.local_seqno)
         else:
-            _logger.warning("passed over what is no cast at %s-%d:%d: %s", *place, cast)
+            _logger.warning("skipped a record that is no cast at %s-%d:%d: %s", *place, cast)
 
 
 def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Place], CastTableState]:
-    """Of these casts, those that the table lacks, each once; and what it holds with them."""
+    """Return the casts that the table lacks, each once, and its state with them added."""
     numbers, offsets, written_ms = dict(state.numbers), dict(state.offsets), dict(state.written_ms)
     missing = []
     for place in found:
@@ -311,7 +311,7 @@ def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Plac
 
 
 def _spans(places: Iterable[_Place]) -> list[tuple[str, int, int, int]]:
-    """Topic, partition, first and last offset of rows that stand next to each other."""
+    """Return topic, partition, first and last offset of each run of rows with consecutive offsets."""
     spans: list[tuple[str, int, int, int]] = []
     for place in places:
         if spans and spans[-1][:2] == place[:2] and spans[-1][3] + 1 == place.offset:

@@ -1,4 +1,4 @@
-"""The files of a Delta table as Arrow reads them, without a JVM."""
+"""Reading the files of a Delta table with Arrow, without a JVM."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 ONLY_SPARK_READS = frozenset({"columnMapping", "deletionVectors"})
-"""Features with which a file does not tell by itself which rows and columns the table has."""
+"""Features with which the files alone don't tell the rows and columns of the table."""
 
 
 class LedgerUnreadable(AbcastError):
-    """A table was given a feature of Delta that only Spark can read, or a version before this one wrote it."""
+    """A table has a feature of Delta that only Spark can read, or an earlier version wrote it."""
 
 
 class LedgerOfBefore(LedgerUnreadable):
@@ -28,9 +28,9 @@ class LedgerOfBefore(LedgerUnreadable):
 
 
 def open_delta(path: Location) -> DeltaTable:
-    """The table at `path`, as it is now.
+    """Open the table at `path` at its newest version.
 
-    Raises LedgerUnreadable, DeltaError; of a store that lets us not in, what to do about it.
+    Raises LedgerUnreadable, DeltaError; if a store refuses access, an error that says what to do.
     """
     table = open_any(path)
     if is_of_before(table):
@@ -71,20 +71,20 @@ def _readable(table: DeltaTable, path: Location) -> DeltaTable:
         features.add("columnMapping")
     if found := sorted(features & ONLY_SPARK_READS):
         raise LedgerUnreadable(
-            f"the Delta table {path} was given {' and '.join(found)}, which nothing but Spark reads (`abcast query "
-            "--engine spark` does). With the job stopped, take its feature away with Spark (ALTER TABLE), or move "
-            f"the tables of {path.parent} away, and start it: what DATA and the cast topics still have is written anew."
+            f"the Delta table {path} has {' and '.join(found)}, which only Spark reads (`abcast query --engine spark` "
+            "does). With the job stopped, drop the feature with Spark (ALTER TABLE), or move the tables of "
+            f"{path.parent} away, and start the job: it writes them anew from what DATA and the cast topics still have."
         )
     return table
 
 
 def dataset_of(table: DeltaTable, path: Location) -> Dataset:
-    """The rows of the table at `path`, as it was when it was opened.
+    """Return the rows of the table at `path`, at the version that was opened.
 
-    Through Delta's own way to the files, which is written in Python, Arrow's threads may still want Python while the
-    process ends, and abort it (exit code 134).
+    Arrow's own file system is used: Delta's is written in Python, so Arrow's threads may need Python while the process
+    ends, and abort it (exit code 134).
     """
-    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # who opens a table need not wait for it, nor for pandas
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # imported late: slow, and it loads pandas
 
     files, root = path.arrow() if isinstance(path, RemotePath) else (LocalFileSystem(), str(path))
     return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(root, files))

@@ -1,4 +1,4 @@
-"""Reads old messages from the ledger without a JVM, for members that come back after retention."""
+"""Reading old messages from the ledger without a JVM, for members that come back after retention."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 FIRST_CHUNK_ROWS = 256
 MAX_CHUNK_ROWS = 20_000
 CHUNK_BYTES = 16 * 1024 * 1024
-"""A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
+"""The size that chunks aim at after a small first one: payloads may have a few bytes each, or a million."""
 
 
 def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
-    """The ledger's rows of the group from `from_seqno` on, in order and without a gap, chunk by chunk.
+    """Yield the group's rows from `from_seqno` on, in order and without a gap, chunk by chunk.
 
-    The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
-    in `directory`, ProtocolViolation if a row is missing.
+    Rows that are appended after the call are not read. Raises UsageError if there is no table in `directory`,
+    ProtocolViolation if a row is missing.
     """
     from pyarrow.dataset import field
 
@@ -48,9 +48,9 @@ def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list
 
 
 def message_numbers(directory: Location, group: str) -> Table:
-    """Of each message of the group in the ledger: seqno, site (of its sender) and origin_seqno (null: the same).
+    """Return seqno, site (of the sender) and origin_seqno (null: the seqno) of each message of the group.
 
-    In no order. Raises UsageError if there is no table in `directory`.
+    The rows have no order. Raises UsageError if there is no table in `directory`.
     """
     from pyarrow.dataset import field
 
@@ -59,7 +59,7 @@ def message_numbers(directory: Location, group: str) -> Table:
 
 
 def _dataset(directory: Location) -> Dataset:
-    # Only those who need old history pay for loading Delta and Arrow.
+    # Imported late: only readers of old history pay for loading Delta and Arrow.
     from connectors.ledger.delta_files import dataset_of
     from connectors.ledger.table_state import open_table
 

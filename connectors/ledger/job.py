@@ -29,14 +29,13 @@ TRIGGER_S = 1
 class LedgerJob(StreamingJob):
     """Writes the DATA of all groups at the site to `data/ledger`. Every start goes on after the table's last seqno.
 
-    A group that can't go on there, as `start_after` says, is left out, and looked at again now and then; the others
-    are written. What keeps the writer from going on ends its query: the job then starts anew (if rows were passed
-    over), or ends with the writer's own words.
+    A group that can't go on there (`start_after`) is left out, and tried again now and then; the others are written. An
+    error of the writer ends its query: the job starts anew if rows were skipped, and else ends with that error.
     """
 
     name = "ledger"
     ends_alone_with: tuple[type[AbcastError], ...] = BEFORE_ITS_START
-    """What is wrong with groups, of which none is left. The sequencer goes on, and so do the members."""
+    """The errors of groups that end the job alone, if no group is left. The sequencer and the members go on."""
     waits_s = (10.0, 30.0, 60.0, 300.0)
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
@@ -44,17 +43,17 @@ class LedgerJob(StreamingJob):
         self._writer: LedgerWriter | None = None
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """The DATA topic, at this site, of every group that has one."""
+        """Return the DATA topic, at this site, of every group that has one."""
         return {
             topic.group: [str(topic)] for topic in topics if topic.role == "data" and topic.site == self.options.site
         }
 
     def needs(self, topic: Topic) -> bool:
-        """EPOCH tells where in DATA a seqno stands."""
+        """Whether the topic is EPOCH, which tells the offset of a seqno in DATA."""
         return (topic.role, topic.site) == ("epoch", self.options.site)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """Of groups that have an EPOCH topic at the site."""
+        """Return the refusals for groups that have an EPOCH topic at the site."""
         site = self.options.site
         expected = {Topic(topic.group, "data", site) for topic in topics if (topic.role, topic.site) == ("epoch", site)}
         return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
@@ -62,7 +61,7 @@ class LedgerJob(StreamingJob):
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Read on after the table's last seqno of each group."""
         if self._writer is not None:
-            self._writer.check_tables()  # else they would be made anew while the job runs
+            self._writer.check_tables()  # tables deleted while the job runs are not created again
         path = self.options.data / "ledger"
         create_tables(self.spark, self.options.data, self._stop.is_set)
         last_seqno = read_table_state(path).last_seqno
@@ -82,7 +81,7 @@ class LedgerJob(StreamingJob):
         )
 
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
-        """Where each group goes on. Raises UnservableGroups, what is wrong with all."""
+        """Return where each group goes on. Raises UnservableGroups, or the error itself if all groups have it."""
         starts, ledger = dict[str, Start](), LedgerEnd(self.options.data / "ledger")
         unfit: dict[str, AbcastError] = {}
         with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:
@@ -98,12 +97,12 @@ class LedgerJob(StreamingJob):
         return starts
 
     def try_again(self, group: str) -> None:
-        """See whether the group can be written now."""
+        """Try whether the group can be written now."""
         path = self.options.data / "ledger"
         start_after(read_table_state(path).last_seqno.get(group, 0), self.options, group, LedgerEnd(path))
 
     def check(self) -> None:
-        """Raise what keeps the writer from going on."""
+        """Raise the error that keeps the writer from going on."""
         if self._writer is not None:
             self._writer.check()
 
@@ -115,11 +114,10 @@ class LedgerJob(StreamingJob):
 def start_after(
     seqno: int, options: JobOptions, group: str, ledger: LedgerEnd, consumer: Consumer | None = None
 ) -> Start:
-    """Where in DATA a ledger goes on that holds the group up to `seqno`.
+    """Return where in DATA a ledger goes on that has the group up to `seqno`.
 
-    Raises HistoryChanged if that is the history of another log.
-    Raises HistoryUnavailable if retention has dropped what follows, so that it is nowhere; NoSnapshot if DATA does not
-    tell before a sequencer has started.
+    Raises HistoryChanged if the ledger has the history of another log; HistoryUnavailable if retention has dropped the
+    records that follow; NoSnapshot if DATA does not tell before a sequencer has started.
     """
     with DataLog(options.connection, group, options.site, consumer) as data:
         if why := other_history(data, ledger):
@@ -127,7 +125,7 @@ def start_after(
         try:
             return data.after(seqno)
         except NoSnapshot:
-            raise  # whether anything is missing is known once a sequencer has started
+            raise  # only after a sequencer's start is it known whether records are missing
         except HistoryUnavailable as gone:
             content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(

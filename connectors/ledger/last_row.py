@@ -1,4 +1,4 @@
-"""The last rows of a group in the ledger, and whether they were made from the group that Kafka has."""
+"""The last rows of a group in the ledger, and a check that they were made from the group that Kafka has."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 _LOOKED_AT = 100
-"""Rows among which one with a sender is looked for: what a sequencer decides by itself looks alike in any group."""
+"""Rows searched for one with a sender: a sequencer's own records look alike in any group."""
 _COLUMNS = ("seqno", "epoch", "sender", "incarnation", "local_seqno", "data_offset", "sequenced_at", "forwarded_at")
 
 
 class LedgerEnd:
-    """The last rows of a ledger, as it is when it is first asked. Thread-safe.
+    """The last rows of a ledger, read at the first question. Thread-safe.
 
     A table of 0.1.0 tells nothing until its ledger job has renamed a column: a sequencer does not wait for that.
     """
 
     def __init__(self, path: Location) -> None:
-        """Opens nothing yet."""
+        """Keep the path; the table is opened at the first question."""
         self.path = path
         self._opening = threading.Lock()
         self._rows: Dataset | None = None
@@ -45,7 +45,7 @@ class LedgerEnd:
             return self._last_seqno.get(group, 0)
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
-        """Return the newest row up to that seqno; if possible, one that has a sender. Raises LedgerDamaged."""
+        """Return the newest row up to that seqno, with a sender if possible. Raises LedgerDamaged."""
         with self._opening:
             if self._rows is None:
                 try:
@@ -84,7 +84,7 @@ def _row(row: dict[str, Any]) -> LedgerRow:
 
 
 def other_history(data: DataLog, ledger: LedgerEnd) -> str:
-    """What is wrong, and what to do, if the ledger has another history of the group than DATA; else "".
+    """Return the fault and what to do if the ledger has another history of the group than DATA; else "".
 
     Raises LedgerDamaged, BrokerUnreachable.
     """
@@ -97,6 +97,6 @@ def other_history(data: DataLog, ledger: LedgerEnd) -> str:
         return ""
     last = ledger.last_seqno(group)
     if found is Fit.OTHER:
-        told = f"{ledger.path} has another history of {group}, up to seqno {last}"
-        return f"{told}: take another --data, or another name."
+        fault = f"{ledger.path} has another history of {group}, up to seqno {last}"
+        return f"{fault}: take another --data, or another name."
     return f"{ledger.path} has {group} up to seqno {last}, and {data.topic} has lost its end: go on in a new group."

@@ -1,18 +1,18 @@
-"""The care of the Delta tables: small files become large ones, files that no version names are deleted.
+"""The maintenance of the Delta tables: small files are merged, and files that no version names are deleted.
 
 A commit a second makes thousands of small files an hour, more than auto compaction keeps up with. `maintain_tables`
-merges them, a group at a time, under the lock that all commits take (`connectors.ledger.table_lock`); a ledger job
-waits meanwhile, and no delivery does. Only files below SMALL_FILE_BYTES are merged, so what a run costs goes with what
-came since the last one. Rows come in the order of seqnos, so the small files of a group are its newest seqnos, side by
-side: what they are merged into has a range of seqnos of its own, by which a query skips files. A Z-order would write
-all of a group anew each time, for the same ranges.
+merges them, a group at a time, under the lock that all commits take (`connectors.ledger.table_lock`): a ledger job
+waits for it, but no delivery does. Only files below SMALL_FILE_BYTES are merged, so the cost of a run grows with the
+rows since the last one. Rows come in the order of seqnos, so the small files of a group have its newest seqnos, and a
+merged file has a range of seqnos of its own, by which a query skips files. A Z-order would write a whole group anew
+each time, for the same ranges.
 
-Then Delta deletes the files that no version of the last days names (`delta.deletedFileRetentionDuration`). Its log
-is shortened by Delta itself, at each checkpoint (`delta.logRetentionDuration`).
+Then Delta deletes the files that no version of the last days names (`delta.deletedFileRetentionDuration`). It shortens
+its log itself, at each checkpoint (`delta.logRetentionDuration`).
 
-Invariant. No row comes or goes: a merge is one commit of Delta's, which says so itself (`dataChange` is false), and an
-append-only table takes it. A crash before that commit leaves files that no version names; they are deleted when
-they are old enough. A crash while files are deleted leaves some of them for the next run.
+Invariant. No row comes or goes: a merge is one commit of Delta's without a change of data (`dataChange` is false),
+which an append-only table takes. A crash before that commit leaves files that no version names, and a later run deletes
+them once they are old enough. A crash during the deletion leaves some files for the next run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ordering.base.errors import EnvironmentProblem
 
 
 class Extent(NamedTuple):
-    """What a table takes on disk: files of rows, those of them that the newest version names, and files of its log."""
+    """The size of a table on disk: files of rows, how many of them the newest version names, and files of its log."""
 
     files: int
     bytes: int
@@ -48,8 +48,8 @@ class Extent(NamedTuple):
     log_bytes: int
 
 
-class Care(NamedTuple):
-    """What was done for a table, or is to be done: small files that are merged, old ones that are deleted."""
+class TableMaintenance(NamedTuple):
+    """The maintenance of a table, done or planned: the numbers of small files merged and of old files deleted."""
 
     table: str
     merged: int
@@ -58,17 +58,21 @@ class Care(NamedTuple):
     after: Extent
 
 
-def plan_care(data: Location) -> list[Care]:
-    """What `maintain_tables` would do, without a JVM; nothing without tables. Raises LedgerDamaged."""
+def plan_maintenance(data: Location) -> list[TableMaintenance]:
+    """Return what `maintain_tables` would do, without a JVM; nothing if there are no tables. Raises LedgerDamaged."""
     return [
-        Care(table.name, sum(_small(opened).values()), len(opened.vacuum(dry_run=True, full=True)), extent, extent)
+        TableMaintenance(
+            table.name, sum(_small(opened).values()), len(opened.vacuum(dry_run=True, full=True)), extent, extent
+        )
         for table, opened in _tables(data)
         for extent in [_extent(table, opened)]
     ]
 
 
-def maintain_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> list[Care]:
-    """Merge and delete. Raises LedgerDamaged, EnvironmentProblem, and StoppedWaiting if `is_ending`."""
+def maintain_tables(
+    spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False
+) -> list[TableMaintenance]:
+    """Merge small files, delete old ones. Raises LedgerDamaged, EnvironmentProblem; StoppedWaiting if `is_ending`."""
     prepare(spark, data)
     done = []
     for table, opened in _tables(data):
@@ -87,7 +91,7 @@ def maintain_tables(spark: SparkSession, data: Location, is_ending: Callable[[],
             reason = str(error).strip().partition("\n")[0][:300]
             raise EnvironmentProblem(f"Delta can't maintain {table}: {reason}") from error
         after = _extent(table, open_table(table) or opened)
-        done.append(Care(table.name, sum(small.values()), deleted, before, after))
+        done.append(TableMaintenance(table.name, sum(small.values()), deleted, before, after))
     return done
 
 
@@ -98,7 +102,7 @@ def _tables(data: Location) -> Iterator[tuple[Location, deltalake.DeltaTable]]:
 
 
 def _small(opened: deltalake.DeltaTable) -> Counter[str]:
-    """By group ("" in a table without partitions), how many small files the newest version has, where two or more."""
+    """Count the small files of the newest version by group ("" without partitions), where there are two or more."""
     actions = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     found = Counter(each.get(f"partition.{GROUP}", "") for each in actions if each["size_bytes"] < SMALL_FILE_BYTES)
     return Counter({group: count for group, count in found.items() if count > 1})
@@ -110,5 +114,5 @@ def _extent(table: Location, opened: deltalake.DeltaTable) -> Extent:
 
 
 def _files(table: Location) -> dict[str, int]:
-    """The files of rows below a table, with their bytes."""
+    """Return the files of rows below a table, with their sizes in bytes."""
     return {name: size for name, size in files_below(table).items() if "_delta_log/" not in name}

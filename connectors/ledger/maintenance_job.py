@@ -1,6 +1,6 @@
-"""The care of the tables and topics of a site, once and again: beside the other jobs, or alone.
+"""The maintenance of a site's tables and topics, once or periodically: beside the other jobs, or alone.
 
-Nothing rests on it, so what fails is told, and tried again at the next time. Its own thread takes the tables' lock; a
+No promise depends on it, so a failure is logged, and the next run tries again. Its own thread takes the tables' lock; a
 stop waits for the merge of one group at most.
 """
 
@@ -24,7 +24,7 @@ from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.kafka.topics.purge import Purged, purge_group
 from connectors.kafka.topics.senders import forget_senders, idle_senders
 from connectors.kafka.topics.topics import find_groups
-from connectors.ledger.maintenance import Care, maintain_tables, plan_care
+from connectors.ledger.maintenance import TableMaintenance, maintain_tables, plan_maintenance
 from connectors.ledger.table_lock import StoppedWaiting
 from connectors.ledger.table_state import read_table_state
 from connectors.spark.job import JobOptions
@@ -34,20 +34,20 @@ _logger = logging.getLogger(__name__)
 
 
 PurgeCopies = Callable[[str, bool], Sequence[Purged]]
-"""Deletes a group's letters to other sites that were carried; True: only says which."""
+"""A function that deletes a group's letters to other sites that were carried; with True it only counts them."""
 
 
 class Maintained(NamedTuple):
-    """What was done, or is to be done; and what failed, by group."""
+    """The result of a maintenance, done or planned, and the failures by group."""
 
-    tables: Sequence[Care]
+    tables: Sequence[TableMaintenance]
     topics: list[Purged]
     senders: list[Idle]
     failures: dict[str, AbcastError]
 
 
 class Idle(NamedTuple):
-    """The idle senders of a group: those that are to be forgotten, and how many of them are by now."""
+    """The idle senders of a group to be forgotten, and how many of them are forgotten by now."""
 
     group: str
     senders: Sequence[str]
@@ -55,12 +55,12 @@ class Idle(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """How long dead letters are kept, idle senders remembered (None: for ever), and letters that nobody takes kept, in
-    seconds.
+class MaintenanceOptions:
+    """The options of a maintenance; times are in seconds.
 
-    `dry_run`: nothing is to be done but said. `data_s`: so long DATA is kept, None: for ever. `purge_copies` and
-    `lacking`: for who knows of other sites. `act`: what EPOCH is to tell of it.
+    `dead_letters_s`: how long dead letters are kept. `senders_s`: how long idle senders are remembered; None: for ever.
+    `letters_s`: how long letters that no member takes are kept. `data_s`: how long DATA is kept; None: for ever.
+    `dry_run`: only report. `purge_copies`, `lacking`: given if there are other sites. `act`: written to EPOCH.
     """
 
     dead_letters_s: float = 30 * 86_400.0
@@ -76,22 +76,22 @@ class Wishes:
 def maintain(
     spark: Callable[[], SparkSession],
     options: JobOptions,
-    wishes: Wishes,
+    wanted: MaintenanceOptions,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> Maintained:
-    """Take care of the tables below --data and of the topics of the site's groups; Spark is asked for if it is needed.
+    """Maintain the tables below --data and the topics of the site's groups. `spark` is called only if it is needed.
 
-    A group that fails ends no other, and the tables none: `failures` has what is wrong, once all is done. Raises
-    BrokerUnreachable if nobody answers; what is wrong, if it is so with all groups; StoppedWaiting if `is_ending`.
+    A failure of a group, or of the tables, does not stop the rest: `failures` has it in the end. Raises
+    BrokerUnreachable if no broker answers; the error itself if all groups have it; StoppedWaiting if `is_ending`.
     """
     done = Maintained([], [], [], {})
     in_ledger: Mapping[str, int] = {}
     try:
-        tables = plan_care(options.data)
-        if tables and not wishes.dry_run:
+        tables = plan_maintenance(options.data)
+        if tables and not wanted.dry_run:
             tables = maintain_tables(spark(), options.data, is_ending)
         done = done._replace(tables=tables)
-        if wishes.data_s is not None:
+        if wanted.data_s is not None:
             in_ledger = read_table_state(options.data / "ledger").last_seqno
     except (StoppedWaiting, EnvironmentProblem):
         raise
@@ -101,7 +101,7 @@ def maintain(
     silent, is_answered = 0, False
     for group in groups:
         try:
-            done.topics.extend(_care_of_topics(options, group, wishes, in_ledger.get(group, 0), done.senders))
+            done.topics.extend(_maintain_topics(options, group, wanted, in_ledger.get(group, 0), done.senders))
             is_answered = True
         except (StoppedWaiting, EnvironmentProblem):
             raise
@@ -109,65 +109,67 @@ def maintain(
             done.failures[group] = error
             silent += isinstance(error, BrokerUnreachable)
             if silent > 1 and not is_answered:
-                raise  # nobody is there
+                raise  # no broker answers
     if groups and len(done.failures) == len(groups) and not done.tables:
         raise_unfit(done.failures, groups)
     return done
 
 
-def _care_of_topics(
-    options: JobOptions, group: str, wishes: Wishes, in_ledger: int, senders: list[Idle]
+def _maintain_topics(
+    options: JobOptions, group: str, wanted: MaintenanceOptions, in_ledger: int, senders: list[Idle]
 ) -> Iterator[Purged]:
     """Purge a group's topics, one after the other."""
-    what = options.connection, group, options.site
-    if wishes.act is not None and not wishes.dry_run:
-        tell(*what, wishes.act)
-    yield from purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
-    senders += _forget(*what, wishes)
-    yield from purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
-    yield from wishes.purge_copies(group, wishes.dry_run)
-    yield from _purge_data(options, group, wishes, in_ledger)
+    connection, site = options.connection, options.site
+    if wanted.act is not None and not wanted.dry_run:
+        tell(connection, group, site, wanted.act)
+    yield from purge_group(connection, group, site, dead_letters_s=wanted.dead_letters_s, dry_run=wanted.dry_run)
+    senders += _forget(connection, group, site, wanted)
+    yield from purge_letters(connection, group, site, letters_s=wanted.letters_s, dry_run=wanted.dry_run)
+    yield from wanted.purge_copies(group, wanted.dry_run)
+    yield from _purge_data(options, group, wanted, in_ledger)
 
 
-def _purge_data(options: JobOptions, group: str, wishes: Wishes, in_ledger: int) -> Sequence[Purged]:
-    if wishes.data_s is None:
+def _purge_data(options: JobOptions, group: str, wanted: MaintenanceOptions, in_ledger: int) -> Sequence[Purged]:
+    if wanted.data_s is None:
         return []
     return purge_data(
-        *(options.connection, group, options.site),
-        kept_s=wishes.data_s,
+        options.connection,
+        group,
+        options.site,
+        kept_s=wanted.data_s,
         in_ledger=in_ledger,
-        lacking=wishes.lacking or lacking_unknown_sites(options.connection),
-        dry_run=wishes.dry_run,
+        lacking=wanted.lacking or lacking_unknown_sites(options.connection),
+        dry_run=wanted.dry_run,
     )
 
 
-def _forget(connection: Connection, group: str, site: str, wishes: Wishes) -> list[Idle]:
-    if wishes.senders_s is None:
+def _forget(connection: Connection, group: str, site: str, wanted: MaintenanceOptions) -> list[Idle]:
+    if wanted.senders_s is None:
         return []
-    rows = idle_senders(connection, group, site, wishes.senders_s)
-    done = 0 if wishes.dry_run or not rows else len(forget_senders(connection, group, site, rows).forgotten)
+    rows = idle_senders(connection, group, site, wanted.senders_s)
+    done = 0 if wanted.dry_run or not rows else len(forget_senders(connection, group, site, rows).forgotten)
     return [Idle(group, [row.sender for row in rows], done)] if rows else []
 
 
 class MaintenanceJob:
-    """Does so every `every_s` seconds, first after as long. `run` blocks until `stop`."""
+    """Maintains a site every `every_s` seconds, first after as long. `run` blocks until `stop`."""
 
     name = "maintain"
     is_principal = False
     keeps_trying = True
     ends_alone_with: tuple[type[AbcastError], ...] = (AbcastError,)
 
-    def __init__(self, spark: SparkSession, options: JobOptions, every_s: float, wishes: Wishes) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, every_s: float, wanted: MaintenanceOptions) -> None:
         self._spark = spark
         self._options = options
         self._every_s = every_s
-        self._wishes = wishes
+        self._wanted = wanted
         self._stop = threading.Event()
         self.ready = threading.Event()
         self.ready.set()
 
     def stop(self) -> None:
-        """Ask `run` to return after what is in hand."""
+        """Ask `run` to return after the current step."""
         self._stop.set()
 
     def run(self) -> None:
@@ -176,7 +178,7 @@ class MaintenanceJob:
             began = time.monotonic()
             with contextlib.suppress(StoppedWaiting):
                 try:
-                    done = maintain(lambda: self._spark, self._options, self._wishes, self._stop.is_set)
+                    done = maintain(lambda: self._spark, self._options, self._wanted, self._stop.is_set)
                 except StoppedWaiting:
                     raise
                 except AbcastError as error:

@@ -13,10 +13,10 @@ GROUP_BEFORE = "group"
 
 
 def decode_row(row: Mapping[str, Any]) -> Data:
-    """The DATA record of a row; a column that is not there counts as null.
+    """Return the DATA record of a row; a missing column counts as null.
 
-    The table does not say which topic the FORWARD record stood in, nor in which session of a link a message came: there
-    is no `source`, and `link` has its `origin_seqno` only.
+    The table has neither the topic of the FORWARD record nor the session of a link. So there is no `source`, and `link`
+    has its `origin_seqno` only.
     """
     forwarded_at, origin_seqno = row.get("forwarded_at"), row.get("origin_seqno")
     return Data(

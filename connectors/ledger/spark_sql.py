@@ -1,7 +1,7 @@
-"""SQL over the ledger in Spark's dialect, for what DuckDB lacks. Like `connectors.ledger.sql`, it only reads.
+"""SQL over the ledger in Spark's dialect, for features that DuckDB lacks. Like `connectors.ledger.sql`, it only reads.
 
-Invariant. A statement is run only if it is a query by its words, and each relation of its analysed plan is one of the
-tables', or made of the statement's own values. Functions that call Java, or read files, are unknown in its session.
+Invariant. A statement is run only if it parses as a query, and each relation of its analysed plan is one of the tables,
+or made of the statement's own values. Functions that call Java, or read files, are unknown in its session.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 CANCEL_AGAIN_S = 0.2
-"""A job may begin after the others were cancelled."""
+"""The pause between two cancellations: a job may begin after the others were cancelled."""
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement", f"{_LOGICAL}.ScriptTransformation")
-"""What a statement is to Spark's parser unless it is a query."""
+"""The parser's nodes of a statement that is no query."""
 _RUNS_ANOTHER = ("ExecuteImmediate", "CompoundBody")
-"""The same, by parts of their names: they differ between Spark's versions."""
+"""Parts of the names of more such nodes, whose full names differ between Spark's versions."""
 _OF_VALUES = ("OneRowRelation", "LocalRelation", "Range", "CTERelationRef", "ResolvedInlineTable", "UnionLoopRef")
 """Relations of an analysed plan that read nothing."""
 _REACH_OUT = ("java_method", "reflect", "try_reflect", "from_avro", "to_avro", "from_protobuf", "to_protobuf")
@@ -39,7 +39,7 @@ _SQL_ON_FILES = "spark.sql.runSQLOnFiles"
 
 
 def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
-    """Run one query over the tables below `data`; at most `limit` rows of its answer. Raises UsageError."""
+    """Run one query over the tables below `data`; return at most `limit` rows. Raises UsageError."""
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session, names = spark.newSession(), tables_in(data)
@@ -62,9 +62,9 @@ def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None =
 
 
 def percent_done(spark: SparkSession) -> float:
-    """How much of what Spark works on now is done, by its tasks; below zero where that is not known."""
+    """Return the percentage of Spark's current tasks that are done; below zero if it is not known."""
     done = total = 0
-    # What has ended meanwhile is unknown, and at its end Spark answers nothing more.
+    # A job or stage that has just ended is unknown, and Spark does not answer while it ends.
     with suppress(Exception):
         tracker = spark.sparkContext.statusTracker()
         for job in tracker.getActiveJobsIds():
@@ -76,7 +76,7 @@ def percent_done(spark: SparkSession) -> float:
 
 
 def _collect(spark: SparkSession, frame: DataFrame) -> Table:
-    """The rows. Ctrl-C cancels Spark's jobs: in this thread, pyspark would wait until they have ended by themselves."""
+    """Return the rows. Ctrl-C cancels Spark's jobs: in this thread, pyspark would wait for their own end."""
     with ThreadPoolExecutor(1) as executor:
         asked = executor.submit(frame.toArrow)
         try:
@@ -89,7 +89,7 @@ def _collect(spark: SparkSession, frame: DataFrame) -> Table:
 
 
 def _is_query(spark: SparkSession, sql: str) -> bool:
-    """Whether nothing in the statement does anything: a command may stand below a WITH."""
+    """Whether no part of the statement is a command: a WITH may contain one."""
     gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public way
     parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
     plans: list[Any] = [parser.parsePlan(sql)]
@@ -105,7 +105,7 @@ def _is_query(spark: SparkSession, sql: str) -> bool:
 
 
 def _forget_functions(session: SparkSession) -> None:
-    """Each session has a list of its own."""
+    """Drop the functions that reach out of the session from its own registry."""
     registry, java = session._jsparkSession.sessionState().functionRegistry(), session._jvm  # noqa: SLF001
     assert java is not None
     where = java.scala.Some("builtin"), java.scala.Some("system")
@@ -114,7 +114,7 @@ def _forget_functions(session: SparkSession) -> None:
 
 
 def _reads_only(tables: Iterable[DataFrame], found: DataFrame) -> bool:
-    """Whether the analysed plan, with all that stands below it, has no other relation than those."""
+    """Whether the analysed plan has no other relations than these tables and values, at any depth."""
     ours = [leaf for table in tables for leaf in _leaves(table)]
     return all(
         leaf.getClass().getSimpleName().rstrip("$") in _OF_VALUES or any(leaf.sameResult(own) for own in ours)

@@ -1,10 +1,11 @@
 """SQL over the ledger without a JVM: DuckDB over exactly the files that make up the two Delta tables now.
 
-Which files those are stands in the tables' logs, and `deltalake` reads these. Files that no version names, or that a
-later version has dropped, are not read. DuckDB's own reader for Delta has to be downloaded, so it is not used.
+The tables' logs name these files, and `deltalake` reads the logs. Files that no version names, or that a later version
+has dropped, are not read. DuckDB's own reader for Delta has to be downloaded, so it is not used.
 
-Invariant: nothing is written, and nothing else is read. Only queries are run; the session may open the tables' files
-and no other, loads no extension, sees nothing of this process, and lets nobody change that. So a crash costs nothing.
+Invariant: nothing is written, and nothing else is read. Only queries are run. The session may open the tables' files
+and no other, loads no extension, sees no variables of this process, and locks this configuration. So a crash costs
+nothing.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ _RESERVED_COLUMN = re.compile(r'(?<!")\b(order)\b(?!"|\s+by\b)', re.IGNORECASE)
 
 
 class Question:
-    """A session of DuckDB with the tables `ledger`, `views` and `casts` (if it is there), the view `messages`, and the
+    """A session of DuckDB with the tables `ledger`, `views` and `casts` (if it exists), the view `messages` and the
     function `text(payload)`.
     """
 
     def __init__(self, session: duckdb.DuckDBPyConnection, thread: Executor | None) -> None:
-        """`thread`: where DuckDB works; None where it asks a store, for which nobody waits who is interrupted."""
+        """Run DuckDB in `thread`; None for a store, as an interrupted user must not wait for its answer."""
         self._session = session
         self._thread = thread
 
     def progress(self) -> float:
-        """How much of the running query is done, in percent; below zero if that can't be said. From any thread."""
+        """Return the progress of the running query in percent; below zero if it is not known. For any thread."""
         return self._session.query_progress()
 
     def ask(self, sql: str) -> Answer:
@@ -99,7 +100,7 @@ class Question:
             yield batch
 
     def _wait(self, call: Callable[[], _Result]) -> _Result:
-        """Call DuckDB in another thread: while it works, it lets no Ctrl-C through. This one is interrupted, and it."""
+        """Call DuckDB in its thread, so that Ctrl-C reaches this one, and interrupts both: DuckDB blocks signals."""
         called = self._thread.submit(call) if self._thread is not None else None
         try:
             return called.result() if called is not None else interruptibly(call)
@@ -112,7 +113,7 @@ class Question:
 
 @contextmanager
 def question(data: Location) -> Iterator[Question]:
-    """The tables below `data` as they are now, until the end of the block. Raises UsageError, LedgerDamaged."""
+    """Open the tables below `data` at their newest versions for a block. Raises UsageError, LedgerDamaged."""
     files, views = [], []
     for name in tables_in(data):
         table = _open(data / name)
@@ -144,7 +145,7 @@ def question(data: Location) -> Iterator[Question]:
 
 
 def _close(session: duckdb.DuckDBPyConnection) -> None:
-    """One that still waits for a store would be waited for: it ends with the process."""
+    """Close the session, unless it still waits for a store: then it ends with the process."""
     if not is_asking():
         session.close()
 
@@ -153,7 +154,7 @@ def _open(path: Location) -> DeltaTable:
     try:
         return open_delta(path)
     except DeltaError as error:
-        from connectors.ledger.table_state import damaged  # it loads Arrow, which a query need not wait for
+        from connectors.ledger.table_state import damaged  # imported late: it loads Arrow, which a query does not need
 
         raise damaged(path, str(error)) from error
 
@@ -170,7 +171,7 @@ def _files(table: DeltaTable, path: Location) -> dict[str | None, list[str]]:
 
 
 def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Mapping[str | None, Sequence[str]]) -> str:
-    """Return a SELECT of all columns of the table. Files from before a column was added lack it."""
+    """Return a SELECT of all columns of the table. Older files may lack columns that were added later."""
     columns = {field.name: _type(field.type) for field in table.schema().fields}
     if not files:
         return f"SELECT {', '.join(map(_no_value, columns, columns.values()))} WHERE false"
@@ -188,7 +189,7 @@ def _of_files(
 
 
 def _type(column_type: object) -> str:
-    """DuckDB's name of one of Delta's types."""
+    """Return DuckDB's name of a type of Delta."""
     if isinstance(column_type, ArrayType):
         return f"{_type(column_type.element_type)}[]"
     if isinstance(column_type, MapType):
@@ -212,18 +213,18 @@ def _literal(text: str) -> str:
 
 @contextmanager
 def _in_a_sentence(sql: str) -> Iterator[None]:
-    """Turn what DuckDB says of a query into one sentence: without the name of its error and the place in the query."""
+    """Turn DuckDB's error into one sentence, without the error's name and the place in the query."""
     try:
         yield
     except duckdb.Error as error:
-        told = " ".join(re.split(r"\n\s*\nLINE \d+:|\n\n?LINE \d+:", str(error))[0].split())
-        told = re.sub(r"^[\w ]*Error: ", "", told)
+        reason = " ".join(re.split(r"\n\s*\nLINE \d+:|\n\n?LINE \d+:", str(error))[0].split())
+        reason = re.sub(r"^[\w ]*Error: ", "", reason)
         if isinstance(error, duckdb.IOException):
-            raise UsageError(f"a file of the tables can't be read ({told}): ask again.") from None
-        if missing := _MISSING_TABLE.match(told):
+            raise UsageError(f"a file of the tables can't be read ({reason}): ask again.") from None
+        if missing := _MISSING_TABLE.match(reason):
             there = ", ".join((*TABLES, MESSAGES))
-            never = " Nobody has cast anything yet." if missing[1] == CASTS else ""
+            never = " No member has cast anything yet." if missing[1] == CASTS else ""
             raise UsageError(f"there is no table {missing[1]}: there are {there}.{never}") from None
         reserved = _RESERVED_COLUMN.search(sql)
         hint = f' (the column is written "{reserved[1].lower()}", in double quotes)' if reserved else ""
-        raise UsageError(f"DuckDB can't run this: {told.rstrip('.')}{hint}.") from None
+        raise UsageError(f"DuckDB can't run this: {reason.rstrip('.')}{hint}.") from None

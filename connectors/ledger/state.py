@@ -1,4 +1,4 @@
-"""The sequencer's state as the ledger tells it: for a new site, which is given the ledger's rows."""
+"""The sequencer's state from the ledger, for a new site that gets the ledger's rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ordering.sequencer.sequencer import SequencerState
 
 
 def state_from_ledger(path: Location, group: str) -> SequencerState | None:
-    """The state after the group's last row, or None without a table or rows. Reads no payloads of messages.
+    """Return the state after the group's last row, or None without a table or rows. Reads no payloads of messages.
 
-    It has no `positions`, nor link rows, so a link that runs must begin a session anew; the origin rows say where.
-    Raises LedgerDamaged.
+    The state has no `positions` and no link rows, so a running link must begin a new session, where the origin rows
+    say. Raises LedgerDamaged.
     """
     table = open_table(path)
     if table is None:
@@ -76,7 +76,7 @@ def _there(dataset: ds.Dataset, columns: Iterable[str]) -> list[str]:
 
 
 def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
-    """With the columns that a table of an earlier version does not have."""
+    """Add the columns that a table of an earlier version lacks, as nulls."""
     for name in columns:
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
@@ -84,16 +84,16 @@ def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
 
 
 def _control_records(dataset: ds.Dataset, group: str) -> list[Data]:
-    """Sorted by seqno."""
+    """Return the group's control records, sorted by seqno."""
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
     rows = dataset.to_table(columns=columns, filter=(ds.field(GROUP) == group) & (ds.field("kind") != MESSAGE))
     return [decode_row(row) for row in rows.sort_by("seqno").to_pylist()]
 
 
 def _without_forgotten(received: Mapping[str, ReceivedRow], control: Iterable[Data]) -> dict[str, ReceivedRow]:
-    """The rows without those that a `forget` dropped and that are still their senders' last.
+    """Drop the rows that a `forget` removed, unless the sender has sent since.
 
-    A sender that came again has a higher row, as it had to be above the floor.
+    A sender that came again has a higher row, as its incarnation had to be above the floor.
     """
     rows = dict(received)
     for record in control:
@@ -105,10 +105,11 @@ def _without_forgotten(received: Mapping[str, ReceivedRow], control: Iterable[Da
 
 
 def _membership(control: Iterable[Data], received: Mapping[str, ReceivedRow]) -> Membership:
-    """The control records, folded in their order. `received` has the last row of every sender.
+    """Fold the control records in their order. `received` has the last row of every sender.
 
-    The rows that a view drops are kept: they are the last ones, and their senders may have come again. So a life that
-    is over must be known as such as long as it is its sender's last. Where that differs from DATA, docs/limits.md says.
+    The rows that a view drops are kept: they are the last ones, and their senders may have come again. So an
+    incarnation that is over must stay known as over while it is its sender's last. docs/limits.md has the difference
+    from DATA.
     """
     membership = NO_MEMBERS
     lives_over: dict[str, int] = {}

@@ -1,25 +1,25 @@
-"""The ledger: the Delta table of DATA, each seqno in it once.
+"""The ledger: the Delta table of DATA, with each seqno once.
 
 Invariant. The table's rows are the effective DATA records, seqnos 1 … n without a gap, each once, whatever crashes, is
 deleted or runs twice. It rests on four things only:
 
-* where to go on is the table's own last seqno (`DataLog.after` turns it into an offset and an epoch), so no
+* a start goes on behind the table's own last seqno (`DataLog.after` turns it into an offset and an epoch), so no
   checkpoint is needed, and a lost one changes nothing;
-* one JVM at a time commits to the tables (`connectors.ledger.table_lock`), so a version of the table that was committed
-  is never replaced by another's;
-* an append is a compare-and-set (`connectors.ledger.appending`): of two writers that have read the same version, one
-  commits; the other reads the table again and writes what is still missing;
-* what is appended follows what the table holds without a hole. Offsets in DATA have none, so where one is left out
-  because retention has dropped it, what follows is not written, and the query starts anew from the table's last seqno.
-  If DATA no longer has what follows that, the start says so.
+* one JVM at a time commits to the tables (`connectors.ledger.table_lock`), so no commit replaces a version that another
+  one has committed;
+* an append is a compare-and-set (`connectors.ledger.appending`): if two writers have read the same version, one
+  commits; the other reads the table again and writes the rows that are still missing;
+* appended rows follow the table's rows without a hole. Offsets in DATA have none, so if an offset is missing because
+  retention has dropped it, the rows behind it are not written, and the query starts anew from the table's last seqno.
+  If DATA no longer has the next seqno, the start says so.
 
-A batch is read once where all its records are in line (`connectors.ledger.one_pass`): what is written then is a part of
-what the table lacks, beginning with the next seqno, whatever stands in the batch. Only then it is known whether that
-was all. If it was not, the batch is read again, and the reading rule tells what is still missing.
+A batch is read once if all its records are contiguous (`connectors.ledger.fast_path`): this pass writes a part of the
+rows that the table lacks, beginning with the next seqno, whatever the batch has. Only then is it known whether that was
+all. If not, the batch is read again, and the reading rule finds the rows that are still missing.
 
-A crash at any point keeps it: the table itself says what it holds, be it a part of a batch. kill -9 of the JVM frees
-the lock at the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock, or does not
-begin it.
+A crash at any point keeps the invariant: the table itself tells its rows, even a part of a batch. kill -9 of the JVM
+frees the lock at the same moment. After kill -9 of Python alone, the JVM finishes its commit under the lock, or does
+not begin it.
 
 The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
 the next start reads from the ledger's last seqno and finds them in the table already.
@@ -49,7 +49,7 @@ from connectors.ledger.appending import (
     lock_of_tables,
 )
 from connectors.ledger.batches import BatchWriter
-from connectors.ledger.one_pass import Next, counted_in, in_line
+from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
@@ -71,7 +71,7 @@ LEDGER_SCHEMA = (
 VIEWS_SCHEMA = "group_name string, view_id long, seqno long, site string, members array<string>"
 
 BESIDE = ("topic", "offset", "count", "format")
-"""Columns of `ledger_rows` that are none of the table's."""
+"""Columns of `ledger_rows` that the table does not have."""
 
 _logger = logging.getLogger(__name__)
 _LEDGER = Layout(
@@ -81,7 +81,7 @@ _LEDGER = Layout(
     {
         APPEND_ONLY: "true",
         **KEPT,
-        # Statistics for what is looked up by, none for payloads.
+        # Statistics for the columns that queries filter by, none for payloads.
         "delta.dataSkippingStatsColumns": "seqno,epoch,sender,local_seqno",
         # A commit a batch makes small files: compact on the way.
         "delta.autoOptimize.autoCompact": "true",
@@ -134,10 +134,10 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
 
 
 def each_number(rows: DataFrame) -> DataFrame:
-    """Return the same rows, and one more for each further number that a record takes.
+    """Return the rows, with one row more for each further number that a record takes.
 
-    It is of a kind that only a later version knows. The table has its numbers without a gap, as it promises, and what a
-    later version needs to make more of it: the record's kind, and in the first row all else.
+    Only a later version knows kinds of records that take several numbers. The table keeps its promise of no gap, and
+    has all that a later version needs: the kind in each row, and the rest of the record in the first.
     """
     numbers = rows.withColumn("number", F.explode(F.expr("sequence(seqno, seqno + count - 1)")))
     is_first = F.col("number") == F.col("seqno")
@@ -160,8 +160,8 @@ def view_rows(ledger: DataFrame) -> DataFrame:
 class LedgerWriter(BatchWriter):
     """Appends batches of DATA to the ledger.
 
-    `starts` says for every group where the query starts to read, and with what reading rule. `beginning` tells of a
-    group the first offset that its DATA still has.
+    `starts` has the offset and the reading rule with which the query starts, for every group. `beginning` returns the
+    first offset that a group's DATA still has.
     """
 
     def __init__(
@@ -173,28 +173,28 @@ class LedgerWriter(BatchWriter):
     ) -> None:
         super().__init__(is_ending)
         self._data = path.parent
-        self._followers = {group: _Follower(group, start, beginning) for group, start in starts.items()}
+        self._followers = {group: _RuleFollower(group, start, beginning) for group, start in starts.items()}
         self._table = _SeqnoTable(path, read_table_state)
         self._views = _SeqnoTable(self._data / "views", read_views_state)
 
     def check_tables(self) -> None:
-        """Raise LedgerReplaced if a table is gone, or another one, since it was last read or written."""
+        """Raise LedgerReplaced if a table was deleted or replaced since it was last read or written."""
         for table in (self._table, self._views):
             table.check()
 
     def _write(self, batch: DataFrame) -> None:
         rows = ledger_rows(batch)
-        self.check_tables()  # the directory of the lock may be gone with them
+        self.check_tables()  # first: the lock's directory may be gone with them
         with lock_of_tables(batch.sparkSession, self._data).held(self._is_ending):
-            if not self._append_in_line(rows):
+            if not self._append_contiguous(rows):
                 self._append_effective(rows)
 
-    def _append_in_line(self, rows: DataFrame) -> bool:
-        """Append what is in line, in one pass; return whether that was all."""
+    def _append_contiguous(self, rows: DataFrame) -> bool:
+        """Append the contiguous records, in one pass; return whether that was all."""
         held = {group: follower.last_seqno for group, follower in self._followers.items()}
         if not self._table.holds_just(held):
             return False  # another writer was faster
-        line = in_line(rows, {group: follower.next for group, follower in self._followers.items()})
+        line = contiguous(rows, {group: follower.next for group, follower in self._followers.items()})
         reached = self._table.append_next(line.rows.drop(*BESIDE))
         if reached is None:
             return False
@@ -210,7 +210,7 @@ class LedgerWriter(BatchWriter):
         return True
 
     def _append_effective(self, rows: DataFrame) -> None:
-        """Append what the reading rule takes: it is asked in a first pass."""
+        """Append the records that the reading rule takes, which a first pass finds."""
         spans, reached, views, has_counts = self._effective(rows)
         if not spans:
             return
@@ -224,8 +224,10 @@ class LedgerWriter(BatchWriter):
         self._table.append((each_number(effective) if has_counts else effective).drop(*BESIDE), reached)
 
     def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int], bool]:
-        """The offset ranges of the records to take; the seqnos of each group's last record and last view in them; and
-        whether a record takes several numbers. Raises LaterVersion.
+        """Apply the reading rule to the rows.
+
+        Return the offset ranges of the records to take; the seqnos of each group's last record and last view in them;
+        and whether a record takes several numbers. Raises LaterVersion.
         """
         ids = rows.select(
             "topic",
@@ -243,8 +245,10 @@ class LedgerWriter(BatchWriter):
         if len(strays):
             first = strays.slice(0, 1).to_pylist()[0]
             _logger.warning(
-                "%d records are not DATA and are passed over, such as %s at offset %d: who else writes there?",
-                *(len(strays), first["topic"], first["offset"]),
+                "%d records are not DATA and are skipped, such as %s at offset %d: who else writes there?",
+                len(strays),
+                first["topic"],
+                first["offset"],
             )
         spans: list[tuple[str, int, int]] = []
         reached: dict[str, int] = {}
@@ -274,12 +278,12 @@ def _check_format(ids: Table) -> None:
         follow(row["topic"], Format(highest, ""))
 
 
-class _Follower:
-    """The reading rule, over a group's DATA as the batches bring it.
+class _RuleFollower:
+    """The reading rule over the batches of a group's DATA.
 
-    Spark passes over what retention has dropped, without a word (`failOnDataLoss`). What is missing then may be the
-    next seqno, for which the rule would wait for ever, or a seal, without which it would take what a fenced sequencer
-    has left. So an offset that is left out must be one that DATA still has to give nothing for.
+    Spark silently skips records that retention has dropped (`failOnDataLoss`). A missing record may be the next seqno,
+    for which the rule would wait for ever, or a seal, without which the rule would take records of a fenced sequencer.
+    So a missing offset must be one that DATA still covers, without a record.
     """
 
     def __init__(self, group: str, start: Start, beginning: Callable[[str], int]) -> None:
@@ -290,16 +294,16 @@ class _Follower:
 
     @property
     def last_seqno(self) -> int:
-        """The last seqno that was taken."""
+        """The last seqno taken."""
         return self._reader.last_seqno
 
     @property
     def next(self) -> Next:
-        """What the next record has if it is in line."""
+        """The offset, seqno and epoch of the next record if it is contiguous."""
         return Next(self._next_offset, self._reader.last_seqno + 1, self._reader.epoch)
 
     def went_on(self, records: int, messages: int) -> None:
-        """So many records were in line, so many of them with a seqno."""
+        """Advance by contiguous records: `messages` is the number of those with a seqno."""
         self._next_offset += records
         self._reader = Reader(self._reader.epoch, self._reader.last_seqno + messages)
 
@@ -311,7 +315,7 @@ class _Follower:
         seqno: NDArray[np.int64],
         count: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """The mask of the rows taken, which stand in the order of their offsets. Raises DataSkipped."""
+        """Return the mask of the rows taken. The rows are in the order of their offsets. Raises DataSkipped."""
         wanted = np.append(self._next_offset, offset[:-1] + 1)
         left_out = wanted[offset > wanted]
         is_rewound = bool((offset < wanted).any())
@@ -325,7 +329,7 @@ class _Follower:
 
 
 class _SeqnoTable(AppendOnlyTable[TableState]):
-    """A table in which each (group, seqno) stands once."""
+    """A table with each (group, seqno) once."""
 
     def holds_just(self, last_seqno: Mapping[str, int]) -> bool:
         """Whether the table ends, in each group, with this seqno. The caller holds the lock."""
@@ -333,9 +337,9 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         return all(self.state.last_seqno.get(group, 0) == last for group, last in last_seqno.items())
 
     def look_again(self) -> None:
-        """Raise DataSkipped if the table has less than it had: somebody has set it back (RESTORE TABLE).
+        """Raise DataSkipped if the table has fewer rows than before: it was set back (RESTORE TABLE).
 
-        What would be written then stands behind a hole; who begins anew reads what the table lacks once more.
+        A further append would leave a hole. A query that starts anew reads the missing records again.
         """
         had = self.state.last_seqno
         super().look_again()
@@ -347,8 +351,9 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
                 )
 
     def append_next(self, rows: DataFrame) -> Mapping[str, int] | None:
-        """Append rows of which each group's follow what the table holds; return each one's last seqno. None if it did
-        not come to it. The caller holds the lock, and has looked what the table holds.
+        """Append rows that follow the table's last row in each group; return each group's last seqno.
+
+        None if nothing was appended. The caller holds the lock, and has read the table's state.
         """
         commit = self.append_once(rows)
         if commit is None:
@@ -358,7 +363,7 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         return reached
 
     def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
-        """Compare-and-set until the table holds everything up to `reached`. The caller holds the lock."""
+        """Append by compare-and-set until the table has everything up to `reached`. The caller holds the lock."""
         for _ in range(MAX_ATTEMPTS):
             self.look_again()
             held = self.state.last_seqno
@@ -379,6 +384,6 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
 
 
 class DataSkipped(AbcastError):
-    """Records of DATA were not handed over: the query must start anew, from the table's last seqno."""
+    """Spark has skipped records of DATA: the query must start anew, from the table's last seqno."""
 
     retriable = True

@@ -1,29 +1,28 @@
-"""The lock under which the Delta tables below --data are changed: one JVM at a time commits.
+"""The lock for changes of the Delta tables below --data: one JVM at a time commits.
 
 Delta writes version N with put-if-absent. On a file system that is "look whether N.json exists, else rename to it",
-which Delta makes one step inside a JVM only. Two JVMs may both see that N.json is absent; the second rename
-replaces the first's commit, and both believe that they have committed.
+which is atomic only inside a JVM. Two JVMs may both see that N.json is absent; the second rename replaces the first's
+commit, and both believe that they have committed.
 
 Invariant. Between the look and the rename of a commit, no other JVM that keeps to this lock looks or renames. So each
 version has one winner. It rests on four facts:
 
 * The lock is the operating system's, on a file, and the process that holds it is the JVM that commits, not the Python
-  that drives it. It is free when that JVM gives it back or is dead, and at no other time. kill -9 of Python alone frees
-  nothing while the JVM still commits. kill -9 of the JVM ends the commit, and frees the lock after that.
-* Whatever commits, does so in the call that the holder waits for: Delta's own work after an append (checkpoint,
-  compaction of small files) ends before the append returns.
-* A JVM opens the file once at a time: the lock belongs to the process, and closing any second opening of the same file
-  would free it. Python's own lock sees to that, since one Python drives a JVM.
-* The file that was locked is the one that others find at the path: the holder writes a word into it, and reads it
-  there. Else somebody has deleted the file, and another may hold its successor.
+  that drives it. It is free when that JVM releases it or is dead, and at no other time. kill -9 of Python alone does
+  not free it while the JVM still commits. kill -9 of the JVM ends the commit, and then frees the lock.
+* Every commit happens in the call that the holder waits for: Delta's own work after an append (checkpoint, compaction
+  of small files) ends before the append returns.
+* A JVM opens the file once at a time: the lock belongs to the process, and closing a second handle of the same file
+  would free it. Python's own lock ensures this, since one Python drives a JVM.
+* The locked file is the one at the path: the holder writes a word into it, and reads it there. Otherwise the file was
+  deleted, and another process may hold its successor.
 
 A crash at any point leaves an unlocked file with the words of the last holder, which have no effect.
 
-It holds on local disks and wherever record locks (POSIX, fcntl) reach all writers; on NFSv4, too, but only if the
-clients do not remember directories (`lookupcache=none,actimeo=0`): Delta would not see the other's N.json else. Object
-stores have no such lock, and need none: there a commit is a conditional put
-(`connectors.spark.table_store`). Elsewhere stop the ledger's job before anything commits without the lock (OPTIMIZE by
-another Spark, say).
+It holds on local disks and wherever record locks (POSIX, fcntl) reach all writers. On NFSv4 it holds only if the
+clients do not cache directories (`lookupcache=none,actimeo=0`): otherwise Delta would not see the other's N.json.
+Object stores have no such lock, and need none: there a commit is a conditional put (`connectors.spark.table_store`).
+Before anything commits without the lock (OPTIMIZE by another Spark, say), stop the ledger's job.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ from py4j.protocol import Py4JJavaError
 from ordering.base.errors import AbcastError, EnvironmentProblem
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
-"""Between two tries, growing: another's commit takes some hundred milliseconds."""
+"""The pauses between two tries, growing: another writer's commit takes some hundred milliseconds."""
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 60.0
-"""A writer that waits says so after this long, and then now and again."""
+"""The wait after which a writer logs that it waits, and the interval of further logs."""
 
 _logger = logging.getLogger(__name__)
 _this_process = threading.Lock()
@@ -62,8 +61,8 @@ class StoppedWaiting(AbcastError):
 class TableLock:
     """The lock on the file `path`, taken by the JVM. Each JVM has one Python that drives it.
 
-    Without a path it keeps the threads of this process apart, and nobody else: for a store whose commits are a
-    compare-and-set by themselves.
+    Without a path it only keeps the threads of this process apart: for a store whose commits are a compare-and-set by
+    themselves.
     """
 
     def __init__(self, jvm: JVMView, path: Path | None) -> None:
@@ -75,7 +74,7 @@ class TableLock:
         """Hold the lock, after waiting for it as long as it takes.
 
         Raises:
-            StoppedWaiting: `is_ending` said so meanwhile.
+            StoppedWaiting: `is_ending` returned true during the wait.
             EnvironmentProblem: the file can't be opened.
         """
         began, tell_after, pause = time.monotonic(), TELL_AFTER_S, FIRST_PAUSE_S
@@ -94,7 +93,7 @@ class TableLock:
             _give_back(*opened)
 
     def _take(self) -> tuple[Any, Any] | None:
-        """The open file and its lock. The JVM keeps them for as long as Python has both."""
+        """Return the open file and its lock. The JVM keeps them for as long as Python has both."""
         if not _this_process.acquire(blocking=False):
             return None
         if self._path is None:
@@ -139,7 +138,7 @@ class TableLock:
 
 
 def _give_back(file: Any, _lock: Any = None) -> None:
-    """Closing frees the lock."""
+    """Close the file, which frees the lock."""
     try:
         if file is not None:
             file.close()

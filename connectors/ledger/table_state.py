@@ -1,8 +1,8 @@
-"""What the ledger's Delta tables hold, as their logs tell it: without a JVM, and without reading messages.
+"""The state of the ledger's Delta tables, from their logs: without a JVM, and without reading messages.
 
-Invariant. A `Commit` names one file of a table's log by what stands in it, and such a file is never written twice. So a
-table that still has the commit at its version is the same table, at that version or a later one. A table that was
-deleted, replaced, or set back to an earlier copy does not have it.
+Invariant. A `Commit` names one file of a table's log by its content, and such a file is never written twice. So a table
+that still has the commit at its version is the same table, at that version or a later one. A table that was deleted,
+replaced, or set back to an earlier copy does not have it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
 
 class LedgerDamaged(AbcastError):
-    """What stands where a table should be is not a table, or only a part of one."""
+    """The path of a table has something else, or only a part of a table."""
 
 
 class LedgerReplaced(AbcastError):
-    """A table is gone, or another one stands there, since it was last read."""
+    """A table was deleted or replaced since it was last read."""
 
 
 class Commit(NamedTuple):
@@ -45,20 +45,20 @@ class Commit(NamedTuple):
     version: int
     digest: str
 
-    def stands(self, table: Location) -> bool:
-        """Whether it still is in the log of the table."""
+    def is_in_log(self, table: Location) -> bool:
+        """Whether the log of the table still has this commit."""
         return digest_of(table, self.version) == self.digest
 
     def is_newest(self, table: Location) -> bool:
-        """Whether no commit has followed."""
+        """Whether no later commit exists."""
         return not commit_file(table, self.version + 1).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What the table holds: the last seqno of each group, and the version of the compare-and-set.
+    """The content of a table: the last seqno of each group, and the version of the compare-and-set.
 
-    `newest`: the last commit that is counted.
+    `newest`: the last commit that it counts.
     """
 
     last_seqno: Mapping[str, int] = field(default_factory=dict)
@@ -67,12 +67,12 @@ class TableState:
 
 
 def commit_file(table: Place, version: int) -> Place:
-    """Where Delta writes a version of the table."""
+    """Return the path of the commit that makes a version of the table."""
     return cast(Place, table / "_delta_log" / f"{version:020d}.json")
 
 
 def digest_of(table: Location, version: int) -> str:
-    """The digest of a commit, empty if it is not there."""
+    """Return the digest of a commit; "" if it does not exist."""
     try:
         return hashlib.sha256(commit_file(table, version).read_bytes()).hexdigest()
     except (FileNotFoundError, NotADirectoryError):
@@ -80,7 +80,7 @@ def digest_of(table: Location, version: int) -> str:
 
 
 def appended_in(commit: str) -> dict[str, int]:
-    """The last seqno of each group in the files that a commit of the ledger adds."""
+    """Return the last seqno of each group in the files that a commit of the ledger adds."""
     last: dict[str, int] = {}
     for action in map(json.loads, commit.splitlines()):
         if added := action.get("add"):
@@ -90,7 +90,7 @@ def appended_in(commit: str) -> dict[str, int]:
 
 
 def newest_commit(table: Location, version: int) -> Commit:
-    """The last commit of the table that can be reached from a known one, without a hole."""
+    """Return the last commit of the table that follows a known version without a hole."""
     while commit_file(table, version + 1).exists():
         version += 1
     return Commit(version, digest_of(table, version))
@@ -109,7 +109,7 @@ def open_table(path: Location, opened: Callable[[Location], DeltaTable] = open_d
 
 
 def damaged(path: Location, why: str) -> LedgerDamaged:
-    """The error that says how to get a whole ledger again."""
+    """Return the error that says how to get a whole ledger again."""
     names = f"{path} away, and start it again: it is" if path.name == CASTS else _BOTH.format(path.parent)
     return LedgerDamaged(
         f"the Delta table {path} is damaged ({' '.join(why.split())[:200]}). With the job stopped, move {names} "
@@ -121,7 +121,7 @@ _BOTH = "{0}/ledger and {0}/views away, and start it again: both are"
 
 
 def source_of(path: Location) -> str:
-    """What a table is written from, and on what condition."""
+    """Return the source that a table is written from, with its condition, in words."""
     return "the cast topics, as far back as they go" if path.name == CASTS else "DATA, if that still has its beginning"
 
 
@@ -138,7 +138,7 @@ def check_log(path: Location) -> None:
 
 
 def read_table_state(path: Location) -> TableState:
-    """What the ledger at `path` holds. Nothing, if there is none. Raises LedgerDamaged."""
+    """Read the state of the ledger at `path`; the empty state if there is none. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
         return TableState()
@@ -149,7 +149,7 @@ def read_table_state(path: Location) -> TableState:
         actions[name].to_pylist() if name in actions.column_names else []
         for name in (f"partition.{GROUP}", "max.seqno")
     )
-    if len(seqnos) < len(groups) or None in seqnos:  # files without statistics, which are not ours
+    if len(seqnos) < len(groups) or None in seqnos:  # another writer's files, without statistics
         return read_views_state(path)
     last: dict[str, int] = {}
     for group, seqno in zip(groups, seqnos, strict=True):
@@ -158,7 +158,7 @@ def read_table_state(path: Location) -> TableState:
 
 
 def read_views_state(path: Location) -> TableState:
-    """What the table of views holds: it is small, so it is read. Raises LedgerDamaged."""
+    """Read the state of the table of views, which is small, from its rows. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
         return TableState()

@@ -97,7 +97,7 @@ class TestAGroupThatFails:
         monkeypatch.setattr(self.__class__, "errors", {name: UsageError(f"{name} is wrong.") for name in "abc"})
         options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
         with pytest.raises(UsageError, match=r"(?s)a is wrong.*c is wrong"):
-            maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+            maintenance_job.maintain(pytest.fail, options, maintenance_job.MaintenanceOptions())
         assert purged == ["a", "b", "c"]
 
     def test_nobody_answers(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,16 +105,16 @@ class TestAGroupThatFails:
         monkeypatch.setattr(self.__class__, "errors", dict.fromkeys("abc", BrokerUnreachable("no broker.")))
         options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
         with pytest.raises(BrokerUnreachable):
-            maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+            maintenance_job.maintain(pytest.fail, options, maintenance_job.MaintenanceOptions())
         assert purged == ["a", "b"]
 
     def test_the_tables(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def damaged(_: object) -> None:
             raise LedgerDamaged("the table is damaged.")
 
-        monkeypatch.setattr(maintenance_job, "plan_care", damaged)
+        monkeypatch.setattr(maintenance_job, "plan_maintenance", damaged)
         options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
-        done = maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+        done = maintenance_job.maintain(pytest.fail, options, maintenance_job.MaintenanceOptions())
         assert list(done.failures) == ["the tables"]
         assert purged == ["a", "b", "c"]
 

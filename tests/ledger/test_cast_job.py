@@ -69,7 +69,7 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
     connection.topics.drop(str(OWN), below=2, partition=1)
     assert [position(offset) for offset in (2, 1)] == [2, 2]
     assert [record.getMessage() for record in caplog.records if "retention" in record.getMessage()] == [
-        f"retention has dropped offsets 1 to 1 of {OWN}-1: the table `casts` lacks what stood there"
+        f"retention has dropped offsets 1 to 1 of {OWN}-1: the table `casts` lacks these casts"
     ]
 
 

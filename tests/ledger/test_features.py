@@ -13,7 +13,7 @@ from connectors.diagnosis.check import check_ledger
 from connectors.ledger.delta_files import LedgerUnreadable
 from connectors.ledger.history import message_numbers
 from connectors.ledger.last_row import LedgerEnd
-from connectors.ledger.maintenance import plan_care
+from connectors.ledger.maintenance import plan_maintenance
 from connectors.ledger.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import read_table_state, read_views_state
@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "member": lambda ledger: message_numbers(ledger, "g"),
     "purge": lambda ledger: LedgerEnd(ledger).last_seqno("g"),
     "last row": lambda ledger: LedgerEnd(ledger).row("g", 1),
-    "maintain": lambda ledger: plan_care(ledger.parent),
+    "maintain": lambda ledger: plan_maintenance(ledger.parent),
 }
 
 
@@ -88,5 +88,5 @@ def test_each_reader_names_the_feature(
     second = [{"protocol": protocol}, {"metaData": metadata}]
     (first.parent / f"{1:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in second))
     for reader in READERS.values():
-        with pytest.raises(LedgerUnreadable, match=f"given {' and '.join(names)}, which nothing but Spark reads"):
+        with pytest.raises(LedgerUnreadable, match=f"has {' and '.join(names)}, which only Spark reads"):
             reader(ledger)

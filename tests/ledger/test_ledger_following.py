@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.table import DataSkipped, _Follower
+from connectors.ledger.table import DataSkipped, _RuleFollower
 from ordering.base.reader import Reader
 
 
-def follower(start: Start, beginning: int = 0) -> _Follower:
+def follower(start: Start, beginning: int = 0) -> _RuleFollower:
     def tell(group: str) -> int:
         assert group == "g"
         return beginning
 
-    return _Follower("g", start, tell)
+    return _RuleFollower("g", start, tell)
 
 
-def accept(reader: _Follower, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+def accept(reader: _RuleFollower, rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """The seqnos taken of (offset, epoch, seqno); seqno 0 is a seal."""
     offset, epoch, seqno = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     taken = reader.accept(offset, seqno == 0, epoch, seqno, np.ones_like(seqno))

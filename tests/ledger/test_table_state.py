@@ -124,13 +124,13 @@ def test_half_a_table(table: Path, damage: Callable[[Path], None]) -> None:
 def test_a_commit_that_stands(table: Path, tmp_path: Path) -> None:
     newest = read_table_state(table).newest
     assert newest is not None
-    assert newest.stands(table)
+    assert newest.is_in_log(table)
     assert newest.is_newest(table)
     append(table, 5)
-    assert newest.stands(table)
+    assert newest.is_in_log(table)
     assert not newest.is_newest(table)
     shutil.copytree(table, tmp_path / "copy")
-    assert newest.stands(tmp_path / "copy")
+    assert newest.is_in_log(tmp_path / "copy")
 
 
 def test_a_table_in_its_place(table: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_table_in_its_place(table: Path) -> None:
     newest = read_table_state(table).newest
     assert newest is not None
     shutil.rmtree(table)
-    assert not newest.stands(table)
+    assert not newest.is_in_log(table)
     for version in range(5):
         append(table, version)
-    assert not newest.stands(table)
-    assert not newest.stands(before)
+    assert not newest.is_in_log(table)
+    assert not newest.is_in_log(before)
 
 
 class Nested:

@@ -16,7 +16,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastWriter, create_cast_table, read_cast_state
-from connectors.ledger.maintenance import plan_care
+from connectors.ledger.maintenance import plan_maintenance
 from connectors.ledger.spark_sql import ask_spark
 from connectors.ledger.sql import question
 from connectors.ledger.table import create_tables
@@ -88,7 +88,7 @@ def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
         (12, "sfo", 0, 0),
         (12, "sfo", 0, 1),
     ]
-    assert [care.table for care in plan_care(tmp_path)] == ["ledger", "views", "casts"]
+    assert [care.table for care in plan_maintenance(tmp_path)] == ["ledger", "views", "casts"]
 
 
 @pytest.mark.broker

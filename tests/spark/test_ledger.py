@@ -458,7 +458,7 @@ def test_deleted_under_the_writer(spark: SparkSession, tmp_path: Path, group: st
     writer.write(source_frame(spark, messages(group, 1, 2)), 0)
     writer.check()
     shutil.rmtree(table)
-    gone = rf"the Delta table {table} is gone, or is not the one that it was"
+    gone = rf"the Delta table {table} was deleted or replaced"
     with pytest.raises(LedgerReplaced, match=gone) as caught:
         writer.check()
     assert not caught.value.retriable

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from connectors.kafka.connection.connection import Connection
-from connectors.ledger.maintenance import maintain_tables, plan_care
-from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
+from connectors.ledger.maintenance import maintain_tables, plan_maintenance
+from connectors.ledger.maintenance_job import MaintenanceJob, MaintenanceOptions
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import commit_file
 from connectors.local.broker import EmbeddedBroker
@@ -38,7 +38,7 @@ def ranges_of(table: Path, group: str) -> list[tuple[int, int]]:
 
 
 def test_care(spark: SparkSession, tmp_path: Path) -> None:
-    assert plan_care(tmp_path) == maintain_tables(spark, tmp_path) == []
+    assert plan_maintenance(tmp_path) == maintain_tables(spark, tmp_path) == []
     create_tables(spark, tmp_path)
     table = tmp_path / "ledger"
     configuration = DeltaTable(str(table)).metadata().configuration
@@ -54,7 +54,7 @@ def test_care(spark: SparkSession, tmp_path: Path) -> None:
     os.utime(orphan, (time.time() - DAYS_AGO_S,) * 2)
     version = DeltaTable(str(table)).version()
 
-    [planned, views] = plan_care(tmp_path)
+    [planned, views] = plan_maintenance(tmp_path)
     assert (planned.table, planned.merged, planned.deleted) == ("ledger", 8, 1)
     assert (views.table, views.merged, views.before.files) == ("views", 0, 0)
     assert DeltaTable(str(table)).version() == version, "a plan changes nothing"
@@ -81,7 +81,7 @@ def test_care(spark: SparkSession, tmp_path: Path) -> None:
     writer.write(source_frame(spark, log_of(message(5), group="a", first_offset=4)), 5)
     writer.check()
     assert rows_of(spark, table, "a") == expected(1, 2, 3, 4, 5)
-    assert [each.merged for each in plan_care(tmp_path)] == [2, 0], "of group b there is one file"
+    assert [each.merged for each in plan_maintenance(tmp_path)] == [2, 0], "of group b there is one file"
 
 
 def test_who_has_set_another_retention_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_beside_other_jobs(spark: SparkSession, broker: EmbeddedBroker, tmp_path
     """Once and again, until it is stopped. What fails is tried again."""
     create_tables(spark, tmp_path)
     writer = writer_of(tmp_path / "ledger", BEGINNING, "a")
-    job = MaintenanceJob(spark, JobOptions(Connection(broker.bootstrap_servers), "care", tmp_path), 0.2, Wishes())
+    job = MaintenanceJob(
+        spark, JobOptions(Connection(broker.bootstrap_servers), "care", tmp_path), 0.2, MaintenanceOptions()
+    )
     thread = threading.Thread(target=job.run, daemon=True)
     with patch("connectors.ledger.maintenance_job.purge_group", side_effect=AbcastError("no right.")):
         thread.start()

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from connectors.ledger.history import message_numbers, read_rows
-from connectors.ledger.maintenance import plan_care
+from connectors.ledger.maintenance import plan_maintenance
 from connectors.ledger.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import check_log, newest_commit, open_table, read_table_state
@@ -72,7 +72,7 @@ def test_a_ledger_is_read(server: S3Server, tmp_path: Path) -> None:
     check_log(ledger)
     assert read_table_state(ledger).last_seqno == {"g": 600}
     newest = newest_commit(ledger, 0)
-    assert (newest.version, newest.stands(ledger), newest.is_newest(ledger)) == (1, True, True)
+    assert (newest.version, newest.is_in_log(ledger), newest.is_newest(ledger)) == (1, True, True)
     assert [row["seqno"] for chunk in read_rows(ledger, "g", 200) for row in chunk] == list(range(200, 601))
     assert message_numbers(ledger, "g").num_rows == 600
     state = state_from_ledger(ledger, "g")
@@ -81,7 +81,7 @@ def test_a_ledger_is_read(server: S3Server, tmp_path: Path) -> None:
     with question(data) as asked:
         sql = "SELECT count(*), max(text(payload)::int) FROM ledger WHERE group_name = 'g' AND seqno > 100"
         assert list(asked.ask(sql).rows) == [(500, 600)]
-    assert plan_care(data)[0].merged == 2
+    assert plan_maintenance(data)[0].merged == 2
     command = ("query", "--data", f"s3://{BUCKET}/read", "--json", "SELECT count(*) AS n FROM messages")
     done = abcast_here(*command, cwd=tmp_path, variables=server.variables)
     assert (done.returncode, done.stdout.strip()) == (0, '{"n": 600}'), done.stderr

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.one_pass import Next, counted_in, in_line
+from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
@@ -94,7 +94,7 @@ def test_only_what_the_reading_rule_takes(spark: SparkSession) -> None:
     """Of many topics at once, each up to its first record that is not in line."""
     logs = [random_log(number) for number in range(LOGS)]
     rows = source_frame_by_task(spark, *(log.rows() for log in logs))
-    line = in_line(ledger_rows(rows), {log.group: log.next for log in logs})
+    line = contiguous(ledger_rows(rows), {log.group: log.next for log in logs})
     wanted = {log.group: by_the_rule(log) for log in logs}
     assert seqnos_of(line.rows) == {group: taken for group, (taken, _) in wanted.items() if taken}
     whole = [group for group, (_, is_whole) in wanted.items() if is_whole]
@@ -109,7 +109,7 @@ def test_only_what_the_reading_rule_takes(spark: SparkSession) -> None:
 def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
     for log in map(random_log, range(LOGS, LOGS + 12)):
         taken, is_whole = by_the_rule(log)
-        line = in_line(ledger_rows(source_frame_by_task(spark, log.rows())), {log.group: log.next})
+        line = contiguous(ledger_rows(source_frame_by_task(spark, log.rows())), {log.group: log.next})
         assert seqnos_of(line.rows).get(log.group, []) == taken
         counted = counted_in(line)
         assert counted is not None
@@ -122,14 +122,14 @@ def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
 def test_a_row_that_is_in_its_place_again(spark: SparkSession) -> None:
     """2 comes twice and 3 is lost: 4 has the place of the fourth message, and 3 is lacking before it."""
     rows = log_of(message(1), message(2), message(2), message(4), group="g")
-    line = in_line(ledger_rows(source_frame_by_task(spark, rows)), {"g": Next(0, 1, 1)})
+    line = contiguous(ledger_rows(source_frame_by_task(spark, rows)), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
 
 
 def test_a_topic_that_two_tasks_read(spark: SparkSession) -> None:
     """The second task can't know its place, so nothing of it is in line."""
     log = log_of(*map(message, range(1, 5)), group="g")
-    line = in_line(ledger_rows(source_frame_by_task(spark, log[:2], log[2:])), {"g": Next(0, 1, 1)})
+    line = contiguous(ledger_rows(source_frame_by_task(spark, log[:2], log[2:])), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
     counted = counted_in(line)
     assert counted is not None
@@ -144,7 +144,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.slow
-def test_what_is_in_line_is_read_once(spark: SparkSession, table: Path) -> None:
+def test_contiguous_records_are_read_once(spark: SparkSession, table: Path) -> None:
     """After the first batch, which begins with a seal, nobody asks the reading rule; snapshots disturb nothing."""
     groups = ("once", "other")
     batches: list[dict[str, Sequence[Data]]] = [
