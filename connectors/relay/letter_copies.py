@@ -48,9 +48,9 @@ def purge_copies(
     here, done = sites.connection(site), list[Purged]()
     for other in sites.copied_inboxes(site):
         topic = str(Topic(group, "inbox", other))
-        with closing(here.desk()) as desk:
-            desk.partitions_of(topic, "READ")
-            places = [TopicPartition(topic, number) for number in sorted(desk.partitions_of(topic, "DELETE"))]
+        with closing(here.metadata_client()) as metadata:
+            metadata.partitions_of(topic, "READ")
+            places = [TopicPartition(topic, number) for number in sorted(metadata.partitions_of(topic, "DELETE"))]
         if not places:
             continue
         with closing(here.consumer()) as consumer, here.admin() as admin:

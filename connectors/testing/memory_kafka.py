@@ -197,9 +197,9 @@ class MemoryConnection(Connection):
         """In the place of an admin client."""
         yield MemoryAdmin(self.topics)
 
-    def desk(self) -> MemoryDesk:
+    def metadata_client(self) -> MemoryMetadataClient:
         """In the place of a `MetadataClient`."""
-        return MemoryDesk(self)
+        return MemoryMetadataClient(self)
 
 
 class MemoryFuture:
@@ -314,14 +314,14 @@ class MemoryProducer:
                 sent.fail(KafkaError("the producer was closed"))
 
 
-class MemoryDesk(MetadataClient):
+class MemoryMetadataClient(MetadataClient):
     """Answers at once."""
 
     def __init__(self, connection: MemoryConnection) -> None:
         super().__init__(connection)
         self.kafka = connection.topics
 
-    def names(self, max_age_s: float = 0.0) -> set[str]:  # noqa: ARG002 - as a desk has it
+    def names(self, max_age_s: float = 0.0) -> set[str]:  # noqa: ARG002 - as MetadataClient has it
         """The topics."""
         return {place.topic for place in list(self.kafka.partitions)}
 
@@ -338,7 +338,7 @@ class MemoryDesk(MetadataClient):
         self,
         group_id: str,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        timeout_s: float,  # noqa: ARG002 - as a desk has it
+        timeout_s: float,  # noqa: ARG002 - as MetadataClient has it
     ) -> None:
         """Keep positions under the name."""
         for place, offset in offsets.items():

@@ -93,7 +93,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]]
     write_tables(tmp_path / "abcast-data")
     (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
     monkeypatch.chdir(tmp_path)
-    for opened in ("consumer", "producer", "desk", "admin"):
+    for opened in ("consumer", "producer", "metadata_client", "admin"):
         monkeypatch.setattr(Connection, opened, unreachable)
     for started in ("start", "stop"):
         monkeypatch.setattr(EmbeddedBroker, started, not_started)

@@ -124,7 +124,7 @@ class TestWaiting:
             nowhere.consumer,
             nowhere.producer,
             nowhere.cluster_id,
-            lambda: nowhere.desk().partitions_of("topic"),
+            lambda: nowhere.metadata_client().partitions_of("topic"),
         ]
         for way in ways:
             with pytest.raises(BrokerUnreachable):

@@ -78,7 +78,7 @@ class FakeKafka:
     def close(self) -> None:
         pass
 
-    def desk(self) -> FakeKafka:
+    def metadata_client(self) -> FakeKafka:
         return self
 
     def reachable(self) -> threading.Lock:

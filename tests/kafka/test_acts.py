@@ -14,7 +14,7 @@ from connectors.kafka.log.acts import ACT_HEADER, KEPT, MAX_WHY, Act, act_header
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.takeover import take_over
 from connectors.testing import MemoryGroup
-from connectors.testing.memory_kafka import MemoryConnection, MemoryDesk
+from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from ordering.base.errors import KafkaRefused, UsageError
 from ordering.base.records import Exclusion
 
@@ -73,7 +73,7 @@ def test_without_the_right_it_is_said(caplog: pytest.LogCaptureFixture, monkeypa
     def refused(*_: Any) -> None:
         raise KafkaRefused("alice may not write there.")
 
-    monkeypatch.setattr(MemoryDesk, "partitions_of", refused)
+    monkeypatch.setattr(MemoryMetadataClient, "partitions_of", refused)
     tell(connection, "g", "nyc", Act("forget", "nyc/bob"))
     assert "the log does not tell who did this: alice may not write there." in caplog.text
 

@@ -30,8 +30,8 @@ def _enter_admin(connection: Connection) -> None:
 
 
 def _ask_desk(connection: Connection) -> None:
-    with closing(connection.desk()) as desk:
-        desk.names()
+    with closing(connection.metadata_client()) as metadata:
+        metadata.names()
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class MergedSource:
         """
         if self._log is None:
             self._shared = self._shared or share(self.connection)
-            topics = CastTopics(self.connection, self._shared.desk, self.group, self.address.site)
+            topics = CastTopics(self.connection, self._shared.metadata, self.group, self.address.site)
             try:
                 begin = self._begin(topics, first, or_end)
             except HistoryUnavailable as gone:

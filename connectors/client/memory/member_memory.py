@@ -86,7 +86,7 @@ class MemberMemory:
         self._is_closed = False
         try:
             for partition, operation in ((self.forward, "WRITE" if sends else ""), (self.data, "READ")):
-                if not self.shared.desk.partitions_of(partition.topic, operation):
+                if not self.shared.metadata.partitions_of(partition.topic, operation):
                     raise topic_missing(partition.topic, group, address.site)
         except BaseException:
             self.close()
@@ -265,7 +265,7 @@ class MemberMemory:
         if not self._may_note:
             return False
         with contextlib.suppress(KafkaRefused):
-            if self.shared.desk.partitions_of(self._notes.topic):
+            if self.shared.metadata.partitions_of(self._notes.topic):
                 return True
         self._give_up_notes("does not exist")
         return False
@@ -328,10 +328,10 @@ class MemberMemory:
 
     def _committed(self, partition: TopicPartition) -> Any:
         """The committed offset with its metadata, or None."""
-        return self.shared.desk.committed(self._name, [partition]).get(partition)
+        return self.shared.metadata.committed(self._name, [partition]).get(partition)
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
-        self.shared.desk.commit(self._name, offsets, timeout_s)
+        self.shared.metadata.commit(self._name, offsets, timeout_s)
 
 
 def _told(committed: Any, prefix: str) -> int | None:

@@ -79,7 +79,9 @@ def since_now() -> int:
 class CastHub:
     """Thread-safe. It runs while somebody uses it."""
 
-    def __init__(self, connection: Connection, group: str, site: str, desk: MetadataClient, feed: LogTailer) -> None:
+    def __init__(
+        self, connection: Connection, group: str, site: str, metadata: MetadataClient, feed: LogTailer
+    ) -> None:
         """Opens nothing yet."""
         self.connection = connection
         self.group = group
@@ -88,7 +90,7 @@ class CastHub:
         """Held while the receiver is looked at, or changes. A leaf."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
-        self._topics = CastTopics(connection, desk, group, site)
+        self._topics = CastTopics(connection, metadata, group, site)
         self._feed = feed
         self._starting = threading.Lock()
         self._users = 0

@@ -60,7 +60,7 @@ class CastTopics(NamedTuple):
     """The cast topics of a group in a site's Kafka: the site's own, and the copies of other sites' ones."""
 
     connection: Connection
-    desk: MetadataClient
+    metadata: MetadataClient
     group: str
     site: str
 
@@ -81,11 +81,11 @@ class CastTopics(NamedTuple):
         return self._partitions_of(sorted(self._names(max_age_s).difference(place.topic for place in known)))
 
     def _names(self, max_age_s: float) -> set[str]:
-        topics = map(Topic.parse, self.desk.names(max_age_s))
+        topics = map(Topic.parse, self.metadata.names(max_age_s))
         return {str(topic) for topic in topics if topic and (topic.group, topic.role) == (self.group, "cast")}
 
     def _partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
-        return [TopicPartition(name, number) for name in topics for number in sorted(self.desk.partitions_of(name))]
+        return [TopicPartition(name, number) for name in topics for number in sorted(self.metadata.partitions_of(name))]
 
 
 class CastReader:

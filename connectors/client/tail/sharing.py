@@ -60,7 +60,7 @@ class Shared:
     def __init__(self, connection: Connection) -> None:
         """Opens nothing yet."""
         self.users = 0
-        self.desk = connection.desk()
+        self.metadata = connection.metadata_client()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
         self.cast_producers = Producers(lambda: connection.producer(linger_ms=CAST_LINGER_MS, batch_size=BATCH_BYTES))
         self._heartbeat_producers = Producers(
@@ -94,7 +94,7 @@ class Shared:
         with _lock:
             hub = self._hubs.get((group, site))
             if hub is None or hub.has_failed:
-                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.desk, feed)
+                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.metadata, feed)
             return hub
 
     def heartbeats(self, group: str, site: str) -> Heartbeats:
@@ -113,4 +113,4 @@ class Shared:
             heartbeats.close()
         for producers in (self._heartbeat_producers, self.producers, self.cast_producers):
             producers.close()
-        self.desk.close()
+        self.metadata.close()

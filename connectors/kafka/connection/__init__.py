@@ -1,1 +1,1 @@
-"""How to reach one Kafka cluster, and the sites of a deployment."""
+"""Connections to a Kafka cluster, and the sites of a deployment."""

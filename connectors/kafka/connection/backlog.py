@@ -1,7 +1,7 @@
-"""What stands in the topics that a job is about to read: where it starts, and how many records fit into a batch.
+"""Find where a job starts in each partition, and how many records fit into a batch.
 
-Spark bounds a batch by the number of its records, not by their size, and what goes through Python must fit into memory
-as a whole. So a batch is bounded by the average size of the records that the partitions hold, too. That is an
+Spark bounds a batch by the number of its records, not by their size, and a batch that goes through Python must fit into
+memory as a whole. So the number of records is bounded by their average size in the partitions, too. This is an
 estimate: where it fails, `StreamingJob` tries again with half as many.
 """
 
@@ -19,11 +19,11 @@ from connectors.kafka.transport import Consumer
 from ordering.base.records import MAX_PAYLOAD_BYTES
 
 BATCH_BYTES = 256 * 1024 * 1024
-"""What a batch should hold at most: the sequencer holds it several times over, in the JVM and in Python."""
+"""The most that a batch should hold: the sequencer holds it several times over, in the JVM and in Python."""
 
 
 class Backlog(NamedTuple):
-    """Offsets of one partition: the first there is, where a job starts, and the end."""
+    """Offsets of one partition: the first one available, the job's start, and the end."""
 
     beginning: int
     start: int
@@ -33,20 +33,20 @@ class Backlog(NamedTuple):
 def find_backlog(
     consumer: Consumer, topics: Iterable[str], positions: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Backlog]:
-    """Every partition of the topics, to be read on from its position, or from its beginning."""
+    """Return the backlog of each partition of the topics; it starts at the known position, or at the beginning."""
     partitions = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic) or ()]
     beginnings, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
     backlogs = {}
     for partition in partitions:
         beginning, end = beginnings[partition], ends[partition]
         position = positions.get(partition, beginning)
-        # If not: retention has dropped it, or the topic was made anew. What was read before is recognised anyway.
+        # A position outside: retention has dropped it, or the topic was recreated. Records read twice are recognised.
         backlogs[partition] = Backlog(beginning, position if beginning <= position <= end else beginning, end)
     return backlogs
 
 
 def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Backlog]) -> int | None:
-    """How many records a batch may take, at least 1; None if no bound is needed, or if the sizes are not known.
+    """Return how many records a batch may take, at least 1; None if it needs no bound, or the sizes are unknown.
 
     Raises BrokerUnreachable.
     """
@@ -64,13 +64,13 @@ def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Ba
 
 
 def partition_bytes(admin: KafkaAdminClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The size of each partition's log; empty for a user without the right DESCRIBE on the cluster."""
+    """Return the size of each partition's log; {} for a user without the right DESCRIBE on the cluster."""
     numbers: dict[str, list[int]] = {}
     for partition in partitions:
         numbers.setdefault(partition.topic, []).append(partition.partition)
     try:
         answers = admin.describe_log_dirs(numbers)
-    except KafkaError:  # of a broker that is down; the next read will tell
+    except KafkaError:  # a broker is down; the next read fails with a better error
         return {}
     sizes: dict[TopicPartition, int] = {}
     for answer in answers:

@@ -1,8 +1,8 @@
-"""How to reach Kafka and be let in, as it is configured: each value, and where it comes from.
+"""The configured access to Kafka: each setting, and its source.
 
-What an argument says counts most, then ABCAST_KAFKA_* variables, then a properties file of Kafka's (`--kafka-config`,
-ABCAST_KAFKA_CONFIG), then the table `[kafka]` of abcast.toml, then the default. The commands and `Member` read the
-same. A site that has a table of its own in the sites' file has it instead of all this.
+Sources in order of precedence: an argument, an ABCAST_KAFKA_* variable, a properties file of Kafka's (`--kafka-config`,
+ABCAST_KAFKA_CONFIG), the table `[kafka]` of abcast.toml, the default. The commands and `Member` read the same. A site's
+own table in the sites' file replaces all of this.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SERVERS = "bootstrap_servers"
 
 
 class ClientSetting(NamedTuple):
-    """A value, and where it comes from."""
+    """A setting's value and its source."""
 
     value: str
     source: str
 
 
 class ClientConfiguration:
-    """What is in force: `settings`, under the names of `Security`, and `bootstrap_servers`."""
+    """The effective `settings`: the fields of `Security`, and `bootstrap_servers`."""
 
     def __init__(self, bootstrap_servers: str | None = None, kafka_config: Path | None = None) -> None:
-        """`bootstrap_servers`, `kafka_config`: what was given as arguments. Raises UsageError."""
+        """`bootstrap_servers`, `kafka_config`: the arguments, if any. Raises UsageError."""
         file = ConfigurationFile()
         self.settings: dict[str, ClientSetting] = {_SERVERS: ClientSetting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
         self._take(_table(file), f"{file.path} [{TABLE}]")
@@ -55,7 +55,7 @@ class ClientConfiguration:
 
     def _take(self, values: Mapping[str, str], source: str) -> None:
         for name, value in values.items():
-            for secret in SECRETS:  # one of two counts: that which was said last
+            for secret in SECRETS:  # a secret and its file exclude each other: the last one set counts
                 if name in (secret, f"{secret}_file"):
                     self.settings.pop(secret, None)
                     self.settings.pop(f"{secret}_file", None)
@@ -74,11 +74,11 @@ class ClientConfiguration:
 
     @property
     def security(self) -> Security:
-        """How to log in. Raises UsageError."""
+        """The login. Raises UsageError."""
         return Security(**{name: each.value for name, each in self.settings.items() if name != _SERVERS})
 
     def connection(self, timeout: float = 10.0, client_id: str = "") -> Connection:
-        """Raises UsageError."""
+        """Return a connection with these settings. Raises UsageError."""
         servers = self.settings[_SERVERS].value
         return Connection(servers, timeout=timeout, security=self.security, client_id=client_id)
 
@@ -91,7 +91,7 @@ def _named_file(file: ConfigurationFile) -> Path | None:
 
 
 def _table(file: ConfigurationFile) -> dict[str, str]:
-    """The table, and the servers from the top of the file. Raises UsageError."""
+    """Return the table, with the servers from the top of the file. Raises UsageError."""
     table = file.values.get(TABLE, {})
     if not isinstance(table, Mapping):
         raise UsageError(f"[{TABLE}] in the configuration file {file.path} is a table.")

@@ -1,4 +1,4 @@
-"""How to reach one Kafka cluster: one frozen object, from which all clients are made."""
+"""The connection to one Kafka cluster: a frozen object that makes all clients."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Role, Topic
 
 NO_LEADER = -1
-"""In the place of a broker's number."""
+"""Returned in place of a broker's number."""
 
-_known: set[Connection] = set()
-"""To which of them this process has got in before."""
+_checked: set[Connection] = set()
+"""Connections whose login this process has checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
+    """A Kafka cluster. `timeout` is how long, in seconds, a client waits for its first answer.
 
-    `transport` names the library that reads and appends; "": what ABCAST_TRANSPORT names, or else confluent-kafka where
-    it is installed, or else kafka-python (`connectors.kafka.transport`).
-    `client_id` is what the brokers log of a client, and count its quotas by; connections that differ in it alone are
-    equal. `waiting`: a client waits for its first answer in the context that this makes of what it waits for, so that
-    a command can say so. Raises UsageError.
+    `transport` names the library that reads and appends. If it is "", ABCAST_TRANSPORT decides; without that variable,
+    confluent-kafka is used where it is installed, else kafka-python (`connectors.kafka.transport`). `client_id` is the
+    name that brokers log, and count quotas by. It does not count when connections are compared. `waiting` makes a
+    context from a description; a client waits for its first answer inside it, so that a command can show the
+    description. Raises UsageError.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
@@ -55,45 +55,49 @@ class Connection:
 
     @property
     def transport_in_use(self) -> str:
-        """The name of the library that is used. Raises UsageError."""
+        """The name of the library in use. Raises UsageError."""
         return choose(self.transport, self.security)
 
     def named(self, client_id: str) -> Connection:
-        """The same, for a client of that name; what has one keeps it."""
+        """Return the connection with that client id, unless it has one already."""
         return self if self.client_id else replace(self, client_id=client_id)
 
     def spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source and sink. Raises UsageError."""
+        """Return the options of Spark's Kafka source and sink. Raises UsageError."""
         name = {"kafka.client.id": self.client_id} if self.client_id else {}
         return {"kafka.bootstrap.servers": self.bootstrap_servers, **name, **for_spark(self.security)}
 
     @contextmanager
     def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:
-        """Turn what kafka-python says of 'no broker' into one BrokerUnreachable, and of 'not you' into KafkaRefused.
+        """Turn kafka-python's errors into BrokerUnreachable if no broker answers, and KafkaRefused if a right is
+        missing.
 
-        `operation`, `resource`: what is done, for the sentence that says that it was not allowed.
+        `operation`, `resource`: the attempted operation, for the sentence of a refusal.
         """
         began = time.monotonic()
         try:
             yield
         except KafkaError as error:
             if error.retriable:
-                # What kafka-python says of it are four tracebacks, and no more than this sentence.
+                # Its chained tracebacks say no more than this sentence.
                 raise self.unreachable(time.monotonic() - began, resource) from None
             if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
                 raise self.refused(error, operation, resource) from None
-            if ClusterAuthorizationFailedError.__name__ in str(error):  # of a producer that may write nowhere
+            if ClusterAuthorizationFailedError.__name__ in str(error):  # from a producer without any right to write
                 raise self.refused(ClusterAuthorizationFailedError(), operation, resource) from None
             raise
 
     def topics_of(self, group: str, role: Role) -> list[Topic]:
-        """The group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
+        """Return the group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
         with self.admin() as admin:
             found = map(Topic.parse, admin.list_topics())
             return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
     def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
-        """The brokers that lead partitions of each topic, as far as Kafka tells now; NO_LEADER: nobody does."""
+        """Return the brokers that lead partitions of each topic, as Kafka says now; NO_LEADER for a leaderless one.
+
+        A topic that Kafka says nothing about is left out.
+        """
         asked = sorted(topics)
         with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
             described = admin.describe_topics(asked) if asked else []
@@ -105,23 +109,22 @@ class Connection:
         return {}
 
     def leaderless(self, topics: Iterable[str]) -> set[str]:
-        """Those of the topics that have a partition without a leader, as far as Kafka tells now."""
+        """Return the topics that have a partition without a leader, as Kafka says now."""
         return {name for name, leaders in self.leaders(topics).items() if NO_LEADER in leaders}
 
     def cluster_id(self) -> str:
-        """Which Kafka this is. Raises BrokerUnreachable."""
+        """Return the cluster's id. Raises BrokerUnreachable."""
         with self.admin() as admin:
             return str(admin.describe_cluster()["cluster_id"])
 
     def refused(self, error: KafkaError, operation: str = "", resource: str = "") -> KafkaRefused:
-        """The error that says who may not do what."""
+        """Return the error that says which right is missing."""
         return refused(self.bootstrap_servers, self.security, error, operation, resource)
 
     def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable | KafkaRefused:
-        """The error that says why no broker answers, for how long it was waited for, and what to do.
+        """Return the error that says why no broker answers, how long the client waited, and what to do next.
 
-        `resource`: the topic that was asked for. The reason is looked for, which takes some seconds at most. Raises
-        UsageError.
+        `resource`: the requested topic. The servers are probed, which takes some seconds at most. Raises UsageError.
         """
         findings = probe(self.bootstrap_servers, self.security, self.timeout)
         if why := refusal(findings):
@@ -138,40 +141,40 @@ class Connection:
             "`abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
-    def knock(self) -> None:
-        """See that the first login of this process is right. Raises KafkaRefused, UsageError."""
-        if self.security.protocol == "PLAINTEXT" or self in _known:
+    def check_login(self) -> None:
+        """Check the login once a process, before its first client. Raises KafkaRefused, UsageError."""
+        if self.security.protocol == "PLAINTEXT" or self in _checked:
             return
         why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
         if why:
             raise KafkaRefused(why)
-        _known.add(self)
+        _checked.add(self)
 
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Wait for a client's first answer. Raises BrokerUnreachable, KafkaRefused."""
         with self.waiting(f"waiting for Kafka at {self.bootstrap_servers}"):
-            self.knock()
+            self.check_login()
             with self.reachable():
                 yield
 
     def consumer(self, **settings: Any) -> Consumer:
-        """A consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
+        """Return a consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
             return transport(self.transport_in_use).consumer(self, **settings)
 
     def producer(self, **settings: Any) -> Producer:
-        """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
+        """Return an idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
             return transport(self.transport_in_use).producer(self, **settings)
 
-    def desk(self) -> MetadataClient:
-        """Where topics and the offsets of consumer groups are asked for."""
+    def metadata_client(self) -> MetadataClient:
+        """Return a client for topics and for the offsets of consumer groups."""
         return MetadataClient(self)
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
-        """An admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
+        """Open an admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
             client = AdminClient(**client_settings(self))
         try:

@@ -1,15 +1,15 @@
-"""What is asked of Kafka now and then: a topic's partitions, a consumer group's offsets. One connection for all askers.
+"""Ask Kafka for topics' partitions and for consumer groups' offsets, by one connection for all callers.
 
-The groups have no members: their offsets are kept under a name, and nothing else is made of them. Whoever joins one all
-the same keeps positions from being committed; every error of Kafka's is an AbcastError here, so that ends no member.
+The consumer groups have no members: Kafka only keeps offsets under their names. If a foreign consumer joins such a
+group, offsets can't be committed any more. That error is an AbcastError, as all of Kafka's errors are here, so it ends
+no member.
 
-A broker that is away is asked again until the time is over, each time by another client: a client remembers for ever
-which broker answers for a group, also when that one is gone and another has taken its place. A client is closed when
-the last who asks it has an answer.
+If a broker is away, the question is asked again until the deadline, each time by a new client: a client never forgets
+which broker coordinates a group, even when another broker has taken over. A client is closed after the last answer.
 
-One asker connects for all who come meanwhile. If no broker answers him, his error is that of all whose time is over by
-then; one of the others tries again. So nobody waits for longer than his own time and one such attempt, however many
-they are.
+One caller connects for all that arrive while it does. If no broker answers, all callers past their deadline get its
+error, and one of the others tries again. So each waits for no longer than its own timeout and one such attempt, however
+many there are.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from connectors.kafka.transport.seam import ClusterAddress
 from ordering.base.errors import AbcastError, KafkaRefused
 
 ALLOWED = "authorized_operations"
-"""The key under which kafka-python has the names of what the user may do with a topic."""
+"""The key under which kafka-python returns the operations that the user may perform on a topic."""
 PAUSE_S = 0.1
 _AT_A_TIME = 1000
-"""Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
+"""The most requests in flight: kafka-python 3.0.12 never sends the ones above its limit if it is still connecting."""
 
-_OF_ITS_READERS = (
+_GROUP_HAS_MEMBERS = (
     UnknownMemberIdError,
     IllegalGenerationError,
     RebalanceInProgressError,
@@ -57,51 +57,50 @@ _OF_ITS_READERS = (
     FencedInstanceIdError,
     NonEmptyGroupError,
 )
-"""What Kafka says where a consumer group has members."""
+"""The errors of Kafka when a consumer group has members."""
 
 Attempt: TypeAlias = "Future[AbcastError | None]"
-"""To connect. Its result is the error that it ended with; None where the next has to see for himself."""
+"""An attempt to connect. Its result is the attempt's error, or None."""
 T = TypeVar("T")
 
 
-class Door(ClusterAddress, Protocol):
-    """A `Connection`, as far as a desk needs it."""
+class ClusterAccess(ClusterAddress, Protocol):
+    """The part of a `Connection` that a metadata client uses."""
 
     def opening(self) -> AbstractContextManager[None]:
         """Wait for a client's first answer."""
 
     def unreachable(self, waited_s: float = 0.0) -> AbcastError:
-        """Why no broker answers."""
+        """Return the error that says why no broker answers."""
 
     def refused(self, error: KafkaError, operation: str = "", resource: str = "") -> AbcastError:
-        """Who may not do what."""
+        """Return the error that says which right is missing."""
 
 
 class MetadataClient:
-    """Thread-safe. It connects when it is first asked. `close` it, and it keeps no client: whoever asks it then has one
-    for that question.
+    """A thread-safe client that connects when it is first used. After `close` each question has a client of its own.
 
-    The lock guards which client is kept, who asks it, who connects, and whether the desk is closed. Nobody who has it
-    waits for Kafka.
+    The lock guards the kept client, the users of each client, the attempt to connect, and whether it is closed. A
+    thread never waits for Kafka while it has the lock.
     """
 
-    def __init__(self, cluster: Door) -> None:
+    def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._client: KafkaAdminClient | None = None
-        self._askers: Counter[KafkaAdminClient] = Counter()
-        """How many ask each client now."""
+        self._users: Counter[KafkaAdminClient] = Counter()
+        """The number of threads that use each client now."""
         self._attempt: Attempt | None = None
-        """Of the one who connects now."""
+        """The attempt of the thread that connects now."""
         self._is_closed = False
-        self._was_there = False
+        self._has_connected = False
         self._names: tuple[Collection[str], float] = ((), float("-inf"))
-        """The topics, and when they were asked for."""
+        """The topics, and the time of that list."""
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:
-        """The topic's partitions; none if there is no such topic.
+        """Return the topic's partitions; none if there is no such topic.
 
-        `operation`: READ, say, which this user must be allowed there. A topic that he may not see is refused, too.
+        `operation`: a right that this user must have there, such as READ. A topic hidden from the user is refused, too.
         Raises BrokerUnreachable, KafkaRefused.
         """
 
@@ -120,7 +119,9 @@ class MetadataClient:
         return self._ask(question, self._cluster.timeout, operation or "DESCRIBE", topic)
 
     def names(self, max_age_s: float = 0.0) -> Collection[str]:
-        """The topics of this Kafka, as they were so long ago at most. Raises BrokerUnreachable, KafkaRefused."""
+        """Return the topics of this Kafka, from a list no older than `max_age_s`. Raises BrokerUnreachable,
+        KafkaRefused.
+        """
         names, at = self._names
         if time.monotonic() - at >= max_age_s:
             names = self._ask(lambda client: list(client.list_topics()), self._cluster.timeout, "DESCRIBE", "topics")
@@ -128,7 +129,7 @@ class MetadataClient:
         return names
 
     def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What was committed, where something was. Raises BrokerUnreachable, KafkaRefused."""
+        """Return the committed offsets, of the partitions that have one. Raises BrokerUnreachable, KafkaRefused."""
         if not partitions:
             return {}
         asked = {group_id: list(partitions)}
@@ -141,7 +142,7 @@ class MetadataClient:
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
-        """Commit them. Raises BrokerUnreachable, KafkaRefused."""
+        """Commit the offsets. Raises BrokerUnreachable, KafkaRefused."""
 
         def question(client: KafkaAdminClient) -> None:
             for error in client.alter_group_offsets(group_id, dict(offsets)).values():
@@ -151,11 +152,11 @@ class MetadataClient:
         self._ask(question, timeout_s, "READ", _of(group_id, offsets))
 
     def close(self) -> None:
-        """Disconnect, as soon as nobody asks any more. It waits for nobody."""
+        """Disconnect as soon as no question is open. Returns at once."""
         with self._lock:
             self._is_closed, client = True, self._client
         if client is not None:
-            self._forget(client)
+            self._discard(client)
 
     def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float, operation: str, resource: str) -> T:
         deadline = time.monotonic() + timeout_s
@@ -167,30 +168,30 @@ class MetadataClient:
                     if isinstance(error, AuthorizationError):
                         raise self._cluster.refused(error, operation, resource) from None
                     if not error.retriable:
-                        raise _said_no(error, resource) from error
+                        raise _refusal(error, resource) from error
                     if time.monotonic() >= deadline:
                         raise self._cluster.unreachable(timeout_s) from None
-                    self._forget(client)
+                    self._discard(client)
             time.sleep(PAUSE_S)
 
     @contextmanager
     def _connected(self, timeout_s: float) -> Iterator[KafkaAdminClient]:
-        """The client, which is not closed in the block: who waits for an answer then would wait in vain.
+        """Provide a client, which is not closed within the block: the question in it would wait in vain.
 
-        The first time it takes as long as any client may. Then Kafka was there, and who asks waits no longer.
+        The first connection may take the cluster's timeout. Once Kafka was there, the caller's own timeout counts.
         """
-        client = self._taken(timeout_s if self._was_there else self._cluster.timeout)
+        client = self._acquire(timeout_s if self._has_connected else self._cluster.timeout)
         try:
             yield client
         finally:
             with self._lock:
-                self._askers[client] -= 1
-                is_over = self._is_over(client)
-            if is_over:
+                self._users[client] -= 1
+                is_unused = self._is_unused(client)
+            if is_unused:
                 client.close()
 
-    def _taken(self, timeout_s: float) -> KafkaAdminClient:
-        """The client, which has one more asker now. Raises BrokerUnreachable, KafkaRefused."""
+    def _acquire(self, timeout_s: float) -> KafkaAdminClient:
+        """Return the client, with one more user. Raises BrokerUnreachable, KafkaRefused."""
         deadline = time.monotonic() + timeout_s
         while True:
             ours: Attempt = Future()
@@ -198,17 +199,17 @@ class MetadataClient:
             try:
                 with self._lock:
                     if self._client is not None:
-                        self._askers[self._client] += 1
+                        self._users[self._client] += 1
                         return self._client
                     attempt = self._attempt = self._attempt or ours
                 if attempt is ours:
                     client = self._connect(max(deadline - time.monotonic(), PAUSE_S))
                     with self._lock:
                         self._client = None if self._is_closed else client
-                        self._askers[client] += 1
+                        self._users[client] += 1
                         return client
-            except AbcastError as its:
-                error = its
+            except AbcastError as failure:
+                error = failure
                 raise
             finally:
                 with self._lock:
@@ -226,29 +227,31 @@ class MetadataClient:
         }
         with self._cluster.opening():
             client = AdminClient(**{**client_settings(self._cluster), **limits})
-        self._was_there = True
+        self._has_connected = True
         return client
 
-    def _forget(self, client: KafkaAdminClient) -> None:
-        """Who asks from now on connects anew."""
+    def _discard(self, client: KafkaAdminClient) -> None:
+        """Drop the client: the next question connects anew."""
         with self._lock:
             is_kept = self._client is client
             self._client = None if is_kept else self._client
-            is_over = is_kept and self._is_over(client)
-        if is_over:
+            is_unused = is_kept and self._is_unused(client)
+        if is_unused:
             client.close()
 
-    def _is_over(self, client: KafkaAdminClient) -> bool:
-        """Whether nobody asks it now, nor will; true once. Under the lock; who is told so closes it."""
-        if client is self._client or self._askers[client]:
+    def _is_unused(self, client: KafkaAdminClient) -> bool:
+        """Whether the client has no users left, now and for ever; True once, and the caller then closes it. Needs the
+        lock.
+        """
+        if client is self._client or self._users[client]:
             return False
-        del self._askers[client]
+        del self._users[client]
         return True
 
 
-def _said_no(error: KafkaError, resource: str) -> KafkaRefused:
-    """What Kafka says to a question that asking again does not help with."""
-    if isinstance(error, _OF_ITS_READERS):
+def _refusal(error: KafkaError, resource: str) -> KafkaRefused:
+    """Return the error for an answer that asking again does not change."""
+    if isinstance(error, _GROUP_HAS_MEMBERS):
         return KafkaRefused(
             f"{resource}: another client reads as a member of that consumer group, so Kafka keeps no positions for "
             f"abcast in it ({type(error).__name__}). Let it read under another name, as --group or group.id say."
@@ -258,5 +261,5 @@ def _said_no(error: KafkaError, resource: str) -> KafkaRefused:
 
 
 def _of(group_id: str, partitions: Iterable[TopicPartition]) -> str:
-    """What an offset takes: the group it is kept for, and the topics it belongs to."""
+    """Describe the resources of a committed offset: the consumer group, and the topics."""
     return f"the consumer group {group_id}, or {', '.join(sorted({partition.topic for partition in partitions}))}"

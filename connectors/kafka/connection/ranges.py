@@ -1,4 +1,4 @@
-"""Reading ranges of offsets of one partition."""
+"""Read ranges of offsets of one partition."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ordering.base.errors import HistoryUnavailable
 
 _POLL_MS = 200
 _LARGEST_STEP = 32_768
-"""By so many records a window grows at most: what is read beyond what is looked for is read in vain."""
+"""The most by which a window grows: records read beyond the one that is searched are read in vain."""
 
 
 def read_range(
     connection: Connection, consumer: Consumer, partition: TopicPartition, start: int, end: int
 ) -> Iterator[Any]:
-    """The records with `start` <= offset < `end`, in order. The consumer reads nothing else meanwhile.
+    """Yield the records with `start` <= offset < `end`, in order. Until then the consumer can read nothing else.
 
-    There need not be a record below `end`: a transaction's mark is none.
+    There need not be a record below `end`: the marker of a transaction is none.
 
-    Raises BrokerUnreachable, also if nothing comes for `connection.timeout`; HistoryUnavailable if retention drops
+    Raises BrokerUnreachable, also if nothing arrives for `connection.timeout`; HistoryUnavailable if retention drops
     records before they are read.
     """
     if start >= end:
@@ -49,7 +49,7 @@ def read_range(
             if record.offset >= end:
                 break
             yield record
-        if not is_silent:  # counted from here: what the caller does with the records may take long
+        if not is_silent:  # counted from here: the caller may take long over the records
             patient_until = time.monotonic() + connection.timeout
     consumer.rest()
 
@@ -57,7 +57,7 @@ def read_range(
 def newest_record(
     connection: Connection, consumer: Consumer, partition: TopicPartition, beginning: int, end: int
 ) -> Record | None:
-    """The last record below `end`; None if there is none. Raises as `read_range`."""
+    """Return the last record below `end`, or None. Raises as `read_range`."""
     for start, below in windows_back(beginning, end, 1):
         records = list(read_range(connection, consumer, partition, start, below))
         if records:
@@ -67,7 +67,7 @@ def newest_record(
 
 
 def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
+    """Yield ranges (from, below) that lead from `end` back to `beginning`: `first` records, then ever more."""
     window, below = first, end
     while below > beginning:
         start = max(beginning, end - window)

@@ -1,4 +1,4 @@
-"""Appending records to a topic, each of them waited for."""
+"""Append records to a topic, and wait for each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
 
 WRITTEN_S = 30.0
-"""How long to wait until Kafka has a record."""
+"""The time within which Kafka must have stored a record."""
 _CLOSED_S = 10.0
 
 
 @contextmanager
 def producing(connection: Connection, **settings: Any) -> Iterator[Producer]:
-    """A producer, closed at the end. Raises BrokerUnreachable."""
+    """Open a producer, closed at the end. Raises BrokerUnreachable."""
     producer = connection.producer(**settings)
     try:
         yield producer
@@ -36,9 +36,9 @@ def append(
     producer: Producer | None = None,
     timeout_s: float = WRITTEN_S,
 ) -> int:
-    """Write one record and wait until Kafka has it; return its offset. Raises BrokerUnreachable.
+    """Append one record and wait until Kafka has stored it; return its offset. Raises BrokerUnreachable.
 
-    Without a `partition` the key tells it. Without a `producer` one is opened for this record.
+    Without a `partition` the key chooses one. Without a `producer` one is opened for this record.
     """
     if producer is None:
         with producing(connection) as own:

@@ -1,4 +1,4 @@
-"""The sites of a deployment: where each one's Kafka is, and who relays to whom. Read from one TOML file.
+"""The sites of a deployment: the Kafka of each, and the relays between them. Read from one TOML file.
 
     mode = "hub"                 # one order for all, decided at home; "isis": one, agreed on; "mesh": each its own
     home = "nyc"
@@ -10,7 +10,7 @@
     bootstrap_servers = "kafka.sfo.example:9092"
     kafka = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
 
-`conf/sites.example.toml` says what else there is.
+`conf/sites.example.toml` has all settings.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 TABLE = "kafka"
-"""How to log in at one site: its keys are those of `Security`."""
+"""A site's login: its keys are the fields of `Security`."""
 _OLD_TABLE = "security"
 
 SUSPECT_AFTER_MS = 10_000
-"""Longer than a job or a relay takes to start again."""
+"""Longer than a job or a relay takes to restart."""
 _LEAST_SUSPECT_AFTER_MS, _MOST_SUSPECT_AFTER_MS = 1_000, 24 * 3600 * 1000
 
 Mode = Literal["hub", "mesh", "isis"]
@@ -45,7 +45,7 @@ Trigger = Literal["micro-batch", "real-time"]
 
 
 class Direction(NamedTuple):
-    """One direction of a link: what stands at `source` and is missing at `target` is carried there."""
+    """A direction of a link: its relay copies to `target` the records of `source` that are missing there."""
 
     source: str
     target: str
@@ -56,9 +56,9 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All sites. `links` are pairs of sites; with a home, it and every other site.
+    """The sites of a file. `links` are pairs of sites; with a home, the home and each other site.
 
-    `suspect_after_ms`: of sites that agree, how long one may be silent until the others go on without it.
+    `suspect_after_ms`: among sites that agree, how long one may be silent before the others go on without it.
     """
 
     mode: Mode
@@ -69,17 +69,17 @@ class Sites:
     suspect_after_ms: int = SUSPECT_AFTER_MS
 
     def connection(self, site: str) -> Connection:
-        """How to reach a site's Kafka. Raises UsageError for a site that is not configured."""
+        """Return the connection to a site's Kafka. Raises UsageError for a site that is not configured."""
         if site not in self.connections:
             raise UsageError(f"site {site!r} is not configured: the sites are {', '.join(self.connections)}.")
         return self.connections[site]
 
     def directions(self) -> list[Direction]:
-        """Both directions of every link, sorted."""
+        """Return both directions of every link, sorted."""
         return sorted(Direction(*ends) for link in self.links for ends in itertools.permutations(link))
 
     def neighbours(self, site: str) -> list[str]:
-        """The sites that share a link with this one, sorted."""
+        """Return the sites that share a link with this one, sorted."""
         return sorted(other for link in self.links if site in link for other in link - {site})
 
     @property
@@ -88,7 +88,7 @@ class Sites:
         return self.mode != "mesh"
 
     def shares_kafka(self, one: str, other: str) -> bool:
-        """Whether the topics of two sites stand in the same Kafka, as the file says."""
+        """Whether the file gives both sites the same Kafka."""
         here, there = (self.connection(site).bootstrap_servers.split(",") for site in (one, other))
         return sorted(map(str.strip, here)) == sorted(map(str.strip, there))
 
@@ -97,7 +97,7 @@ class Sites:
         return self.home in (None, site)
 
     def distance(self, source: str, target: str) -> int | None:
-        """How many links a shortest path has; None if there is no path."""
+        """Return how many links a shortest path has; None if there is no path."""
         links, at = 0, source
         while at != target:
             hop = self.next_hop(at, target)
@@ -107,7 +107,7 @@ class Sites:
         return links
 
     def next_hop(self, source: str, target: str) -> str | None:
-        """The neighbour of `source` on a shortest path to `target`; None if there is no path, or it needs none."""
+        """Return the neighbour of `source` on a shortest path to `target`, if there is any."""
         hops = {source: ""}
         ends = [source]
         while ends and target not in hops:
@@ -118,9 +118,9 @@ class Sites:
         return hops.get(target) or None
 
     def copied_inboxes(self, site: str) -> list[str]:
-        """The sites whose inboxes have a copy in this one's Kafka that its relays alone read.
+        """Return the sites whose inboxes have a copy in this site's Kafka that only its relays read.
 
-        None where sites share a Kafka: each of them has relays. Raises UsageError.
+        Returns [] where sites share a Kafka: each of them has relays. Raises UsageError.
         """
         others = [other for other in self.connections if other != site]
         if any(self.shares_kafka(site, other) for other in others):
@@ -128,25 +128,26 @@ class Sites:
         return [other for other in others if self.next_hop(site, other) is not None]
 
     def leads_to_inbox(self, direction: Direction, site: str) -> bool:
-        """Whether letters to a site go by this direction. Not if its inbox is in the source's Kafka: they would come
-        back to it, again and again.
+        """Whether letters to a site go by this direction. They don't if its inbox is in the source's Kafka: each would
+        come back, again and again.
         """
         source, target = direction
         return self.next_hop(source, site) == target and not self.shares_kafka(source, site)
 
     def carries(self, direction: Direction, origin: str) -> bool:
-        """Whether the relay of a link carries an origin's messages: if the link is on the shortest path from there.
+        """Whether the relay of a direction copies an origin's messages: the link must be on the shortest path from
+        there.
 
-        Messages of a site to which this file has no path are carried everywhere: the file may be older than the
-        neighbour's, or the site's links are gone, and what they have brought to some is to reach the others.
+        Messages of a site to which this file has no path are copied everywhere. The file may be older than the
+        neighbour's, or the site's links are gone, and messages that some sites have must reach the others.
         """
         return origin != direction.target and self.next_hop(direction.target, origin) in (None, direction.source)
 
 
 def read_sites(path: Path, security: Security | None = None, client_id: str = "") -> Sites:
-    """The sites of a file. `security`: of those that have no table `kafka`; `client_id`: of the clients of all.
+    """Read the sites of a file. `security`: for sites without a table `kafka`; `client_id`: for the clients of all.
 
-    Raises UsageError, which names the file and what is wrong with it.
+    Raises UsageError, which names the file and the mistake.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

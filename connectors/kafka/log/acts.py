@@ -75,8 +75,8 @@ def tell(connection: Connection, group: str, site: str, act: Act) -> None:
     topic = str(Topic(group, "epoch", site))
     value, headers = encode_note(Note(0, 0, 0))
     try:
-        with closing(connection.desk()) as desk:
-            if desk.partitions_of(topic, "WRITE"):
+        with closing(connection.metadata_client()) as metadata:
+            if metadata.partitions_of(topic, "WRITE"):
                 append(connection, topic, (None, value, [*headers, act_header(act)]))
     except AbcastError as error:
         _logger.warning("group %s: the log does not tell who did this: %s", group, in_short(error))

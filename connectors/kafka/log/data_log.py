@@ -144,8 +144,8 @@ class DataLog:
                 counts[partition] = len(self._consumer.partitions_for_topic(partition.topic) or ())
         for partition, count in counts.items():
             if not count:
-                with closing(self.connection.desk()) as desk:
-                    desk.partitions_of(partition.topic, "READ")  # it may be there, and hidden
+                with closing(self.connection.metadata_client()) as metadata:
+                    metadata.partitions_of(partition.topic, "READ")  # it may be there, and hidden
                 raise topic_missing(partition.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))

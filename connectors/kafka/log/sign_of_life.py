@@ -92,7 +92,7 @@ class SignsOfLife:
         self._site = site
         self._engine = engine
         self._next = float("-inf")
-        self._desk = connection.desk()
+        self._metadata = connection.metadata_client()
         self._is_told = False
 
     def is_due(self, now: float) -> bool:
@@ -131,7 +131,7 @@ class SignsOfLife:
             partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
         }
         try:
-            self._desk.commit(_group_id(self._site), signs, _ASK_S)
+            self._metadata.commit(_group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
             if not self._is_told:
                 self._is_told = True
@@ -143,7 +143,7 @@ class SignsOfLife:
 
     def close(self) -> None:
         """Close the connection."""
-        self._desk.close()
+        self._metadata.close()
 
 
 class Signs(NamedTuple):
@@ -163,8 +163,8 @@ def read_signs(
     """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
     data = {group: _data(group, site) for group in places}
-    with closing(connection.desk()) as desk:
-        committed = desk.committed(_group_id(site), [*places.values(), *data.values(), *considered])
+    with closing(connection.metadata_client()) as metadata:
+        committed = metadata.committed(_group_id(site), [*places.values(), *data.values(), *considered])
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},

@@ -52,8 +52,8 @@ def purge_data(
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable; KafkaRefused for a right that is missing.
     """
-    with closing(connection.desk()) as desk:  # what is hidden would pass for a group without other sites
-        check_relayed_is_seen(desk, group, site)
+    with closing(connection.metadata_client()) as metadata:  # what is hidden would pass for a group without other sites
+        check_relayed_is_seen(metadata, group, site)
     with DataLog(connection, group, site) as data:
         why = _left_alone(data)
         snapshot = None if why else deletable(data, _older(data, kept_s), in_ledger)

@@ -57,12 +57,12 @@ def purge_letters(
     Raises BrokerUnreachable; KafkaRefused for a right that is missing; AbcastError if Kafka refuses.
     """
     inbox, memory = str(Topic(group, "inbox", site)), str(Topic(group, "memory", site))
-    with closing(connection.desk()) as desk:
+    with closing(connection.metadata_client()) as metadata:
         for operation in ("READ", "WRITE"):
-            desk.partitions_of(memory, operation)
-        desk.partitions_of(inbox, "READ")
-        numbers = desk.partitions_of(inbox, "DELETE")
-        if not numbers or not desk.partitions_of(memory):
+            metadata.partitions_of(memory, operation)
+        metadata.partitions_of(inbox, "READ")
+        numbers = metadata.partitions_of(inbox, "DELETE")
+        if not numbers or not metadata.partitions_of(memory):
             return []
         with closing(connection.consumer()) as consumer, connection.admin() as admin:
             places = [TopicPartition(inbox, number) for number in sorted(numbers)]
@@ -70,7 +70,7 @@ def purge_letters(
             with connection.reachable():
                 beginnings = consumer.beginning_offsets(places)
             noted = read_noted(connection, consumer, group, site)
-            care = _Care(connection, group, site, desk, consumer, admin, noted, len(numbers))
+            care = _Care(connection, group, site, metadata, consumer, admin, noted, len(numbers))
             deleted = sum(care.purge(place, int(beginnings[place]), letters_s, dry_run=dry_run) for place in places)
             after = before if dry_run else partition_bytes(admin, places)
     return [Purged(inbox, deleted, *(sum(sizes.values()) if sizes else None for sizes in (before, after)))]
@@ -84,7 +84,7 @@ class _Care:
         connection: Connection,
         group: str,
         site: str,
-        desk: MetadataClient,
+        metadata: MetadataClient,
         consumer: Consumer,
         admin: KafkaAdminClient,
         noted: Noted,
@@ -93,7 +93,7 @@ class _Care:
         self._connection = connection
         self._group = group
         self._site = site
-        self._desk = desk
+        self._metadata = metadata
         self._consumer = consumer
         self._admin = admin
         self._noted = noted
@@ -149,7 +149,7 @@ class _Care:
 
     def _position(self, place: TopicPartition, receiver: str) -> int | None:
         """Up to where it has taken everything; None if Kafka does not know."""
-        found = self._desk.committed(f"abcast.member.{self._group}.{receiver.replace('/', '.')}", [place])
+        found = self._metadata.committed(f"abcast.member.{self._group}.{receiver.replace('/', '.')}", [place])
         return int(found[place].offset) if found else None
 
     def _note(self, number: int, due: Plan) -> bool:

@@ -62,9 +62,9 @@ def purge_group(
     """
     dead = TopicPartition(str(Topic(group, "dead-letter", site)), 0)
     forward = str(Topic(group, "forward", site))
-    with closing(connection.desk()) as desk:
-        check_relayed_is_seen(desk, group, site)
-        there = {topic for topic in (forward, dead.topic) if desk.partitions_of(topic, "DELETE")}
+    with closing(connection.metadata_client()) as metadata:
+        check_relayed_is_seen(metadata, group, site)
+        there = {topic for topic in (forward, dead.topic) if metadata.partitions_of(topic, "DELETE")}
     with closing(connection.consumer()) as consumer, connection.admin() as admin:
         below = considered(connection, group, site, find_topics(connection))
         with connection.reachable():

@@ -223,10 +223,10 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
             topic: each for topic, each in described.items() if topic and topic.group in wanted and topic.site == site
         }
         settings = _read_settings(admin, of_site)
-    with closing(connection.desk()) as desk:
+    with closing(connection.metadata_client()) as metadata:
         for group in sorted(wanted):
             try:
-                check_relayed_is_seen(desk, group, site, "READ")
+                check_relayed_is_seen(metadata, group, site, "READ")
             except KafkaRefused as error:
                 _logger.warning("what relays bring would not be seen, and not ordered: %s", error)
     problems: dict[str, list[str]] = {}
@@ -248,13 +248,13 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     raise_unfit(dict(sorted(errors.items())), wanted)
 
 
-def check_relayed_is_seen(desk: MetadataClient, group: str, site: str, operation: str = "DESCRIBE") -> None:
+def check_relayed_is_seen(metadata: MetadataClient, group: str, site: str, operation: str = "DESCRIBE") -> None:
     """See that this user would be told of topics that relays fill at the site: what is hidden seems not to be there.
 
     Kafka tells by what it says of a topic that never is there, by which a site would relay to itself. Raises
     KafkaRefused, BrokerUnreachable.
     """
-    desk.partitions_of(str(Topic(group, "relayed", site, site)), operation)
+    metadata.partitions_of(str(Topic(group, "relayed", site, site)), operation)
 
 
 def check_may(connection: Connection, operation: str, topics: Iterable[Topic]) -> None:
@@ -269,10 +269,10 @@ def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) ->
     Raises BrokerUnreachable.
     """
     found = []
-    with closing(connection.desk()) as desk:
+    with closing(connection.metadata_client()) as metadata:
         for topic in topics:
             try:
-                desk.partitions_of(str(topic), operation)
+                metadata.partitions_of(str(topic), operation)
             except KafkaRefused as error:
                 found.append(error)
     return found

@@ -1,7 +1,7 @@
-"""Which Kafka library talks to the brokers: one small seam (`seam`), and what stands behind it.
+"""The client library that talks to the brokers, behind one small interface (`seam`).
 
 `kafka_python` is always there. `librdkafka` needs the extra `abcast[fast]`, moves several times as many records a
-second, and is taken where it is installed. A `Connection` or the environment may name either.
+second, and is used where it is installed. A `Connection` or the environment may choose either.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ TRANSPORTS = {"confluent": ("confluent_kafka", "librdkafka"), "kafka-python": ("
 """By name: the library, and the module here that drives it."""
 
 LIBRARIES = {"confluent": "confluent-kafka", "kafka-python": "kafka-python"}
-"""What they are called where packages are."""
+"""The names of their packages."""
 
 OLDEST = (2, 8)
-"""The version of confluent-kafka from which on it is taken without being asked for."""
+"""The first version of confluent-kafka that is used by default."""
 _LOGINS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-"""With which it is: it has no AWS_MSK_IAM, its wheels have no GSSAPI, and OAUTHBEARER could not be tried."""
+"""The mechanisms with which confluent-kafka is used by default. It has no AWS_MSK_IAM, its wheels have no GSSAPI, and
+OAUTHBEARER could not be tried.
+"""
 
 
 def transport(name: str) -> Transport:
-    """The transport of that name. Raises UsageError."""
+    """Return the transport of that name. Raises UsageError."""
     return cast("Transport", importlib.import_module(f"{__name__}.{TRANSPORTS[check_transport(name)][1]}"))
 
 
 def choose(name: str, security: Security) -> str:
-    """The transport of that name; without one, what the environment names, or the quickest that can log in so.
+    """Choose the transport: `name`, else the environment's, else the fastest one that supports the login.
 
     Raises UsageError.
     """
@@ -71,7 +73,7 @@ def _is_recent() -> bool:
 
 
 def check_transport(name: str = "") -> str:
-    """The transport that is asked for, by that name or in the environment; "" if none is. Raises UsageError."""
+    """Return the transport that `name` or the environment asks for, or "". Raises UsageError."""
     name = name or os.environ.get(VARIABLE, "")
     if name and name not in TRANSPORTS:
         raise UsageError(f"there is no transport {name!r}: {VARIABLE} is one of {', '.join(TRANSPORTS)}.")

@@ -1,14 +1,14 @@
-"""How a consumer of kafka-python gets its records here: the same ones, in a third of the time.
+"""Decode the fetched records of a kafka-python consumer in a third of the library's time, with the same result.
 
-For each record the library calls some twenty functions and makes two objects, which is most of what a reader in Python
-costs. Here one loop goes through the bytes of a batch. What concerns a whole batch is asked of the library as before:
-its checksum, the marks and the aborted batches of transactions. What is compressed is inflated in pieces (`inflating`).
+For each record the library calls some twenty functions and makes two objects, which is most of a reader's cost. Here
+one loop decodes the bytes of a batch. The library still handles whatever concerns the whole batch: its checksum, the
+markers and the aborted batches of transactions. Compressed batches are inflated in pieces (`inflating`).
 
-Names of headers that are not UTF-8 are read. Kafka's protocol says that a name is UTF-8, but no broker looks, and
-clients for Go and C write any bytes. kafka-python takes the whole batch for corrupt then, and never gets past it: one
-such letter would stop all members whose letters stand in its partition. As Kafka's own client, and so Spark, does, we
-read U+FFFD for what is wrong; how many of it differs. To the codecs a name with one is bad input. And a name ends
-before its first zero byte: librdkafka, a C library, sees no more of it, and all have to read the same.
+Header names that are not UTF-8 are decoded. Kafka's protocol demands UTF-8, but no broker checks it, and clients for Go
+and C write any bytes. kafka-python then takes the whole batch for corrupt, and never gets past it: one such letter
+would stop all members whose letters are in its partition. Like Kafka's own client, and so Spark, this module replaces
+the wrong bytes by U+FFFD; clients differ in how many. To the codecs a name with one is bad input. A name ends before
+its first zero byte: librdkafka, a C library, sees no more of it, and all have to read the same.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.transport.inflating import TooLarge, inflate
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Of what was compressed, a poll gives about so much at most: a fetch may inflate to anything."""
+"""About the most inflated data that a poll returns: a fetch may inflate to anything."""
 _SKIPPED_WEIGHS = 64
-"""What is passed over takes no memory, but time: so many bytes of it count as one."""
+"""A skipped record takes no memory, but time: so many of its bytes count as one."""
 
 _logger = logging.getLogger(__name__)
 
 _MAGIC = 2
-"""Of batches; what clients and brokers before 0.11 wrote has a lower one, and no headers, so it is nothing of ours."""
+"""The oldest batch format with headers. Clients and brokers before 0.11 wrote older ones: none of abcast's records."""
 
 
 class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka-python publishes no types
-    """What a fetch has brought of a partition: `PlainRecord`, each read when it is asked for."""
+    """The fetched records of a partition, as `PlainRecord`, each decoded on demand."""
 
     weight = 0
-    """In bytes, what was inflated since records were taken last."""
+    """Bytes inflated since the last `take`."""
 
     def take(self, n: int | None = None) -> list[PlainRecord]:
-        """The next `n`, or fewer if what was inflated for them is as large as a poll may give."""
+        """Return the next `n` records, or fewer if their inflated size reaches the limit of a poll."""
         self._maybe_raise_next_inline_exception()
         self.weight = 0
         records: list[PlainRecord] = []
@@ -64,10 +64,10 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
     def _unpack_records(self, tp: TopicPartition, records: Any, *_deserializers: object) -> Iterator[PlainRecord]:
         try:
             while (batch := records.next_batch()) is not None:
-                self.bytes_read += len(batch._buffer)  # noqa: SLF001 - who has brought something is asked last the next time
+                self.bytes_read += len(batch._buffer)  # noqa: SLF001 - a partition with data is polled last next time
                 yield from self._read(tp, batch)
         except Exception:
-            self.drain()  # else the next poll would wait for the rest of it, for ever; this way it is fetched again
+            self.drain()  # else the next poll would wait for the rest for ever; so it is fetched again
             raise
         self.drain()
 
@@ -81,7 +81,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
             for record in self._records(tp, batch) if is_modern else _old_records(tp, batch):
                 self.next_fetch_offset = record.offset + 1
                 yield record
-        if is_modern:  # retention by key may have taken its last records
+        if is_modern:  # compaction may have removed its last records
             self.next_fetch_offset = batch.next_offset
 
     def _records(self, tp: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
@@ -90,7 +90,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         return _records(tp, batch, bytes(batch._buffer), batch._pos, batch.records_count)  # noqa: SLF001
 
     def _inflated(self, tp: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
-        """Those of a compressed batch. Of one that can't be read, the offsets that are left are told."""
+        """Yield the records of a compressed batch. The rest of one that can't be read is yielded as unread offsets."""
         expected, codec = batch.base_offset, batch.compression_type
         try:
             for part in inflate(codec, memoryview(batch._buffer)[batch._pos :], batch.records_count):  # noqa: SLF001
@@ -113,7 +113,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
             yield _unread(tp, batch, offset, why)
 
     def _is_passed_over(self, batch: Any) -> bool:
-        """Whether it is the mark at a transaction's end; with `read_committed`, also what was aborted."""
+        """Whether the batch has nothing for readers: a transaction's marker, or an aborted batch if not wanted."""
         if self.isolation_level == IsolationLevel.READ_COMMITTED and batch.has_producer_id():
             self._consume_aborted_transactions_up_to(batch.last_offset)
             if self._contains_abort_marker(batch):
@@ -124,25 +124,23 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
 
 
 class QuickFetcher(Fetcher):  # type: ignore[misc]
-    """A consumer's, in the place of the library's."""
+    """The library's fetcher with this module's records."""
 
     PartitionRecords = PartitionRecords
 
     def fetch_records(self, *args: Any, **options: Any) -> tuple[dict[TopicPartition, list[PlainRecord]], bool]:
-        """The library lets a consumer that has nothing on its way sleep for 0.1 s, although records may have come since
-        it has looked.
-        """
+        """Fetch. The library lets an idle consumer sleep for 0.1 s, though records may have arrived since it looked."""
         records, is_idle = super().fetch_records(*args, **options)
         return records, is_idle and not self._completed_fetches
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
-        """What is full counts as all that was asked for: the library would go on with the next records."""
+        """Count a full part as everything requested: the library would otherwise go on with the next records."""
         count: int = super()._append(drained, part, max_records, update_offsets)
         return max_records if count and part.weight >= MOST_BYTES else count
 
 
 class _Names(dict[bytes | None, str]):
-    """Names of headers, by their bytes: a batch has few, and each comes often."""
+    """Header names by their bytes: a batch has few, and each comes often."""
 
     def __missing__(self, raw: bytes | None) -> str:
         if raw is None:
@@ -155,14 +153,14 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 
 def _unread(partition: TopicPartition, batch: Any, offset: int, why: str) -> PlainRecord:
-    """What stands in the place of a record that was not read."""
+    """Return the placeholder of a record that was not read."""
     warn_seldom(_logger, "%s-%d:%d is passed over: it %s", *partition, offset, why)
     topic, number = partition
     return PlainRecord(topic, number, offset, batch.max_timestamp, None, None, [(UNREAD_HEADER, b"")])
 
 
 def _records(partition: TopicPartition, batch: Any, data: bytes, at: int, count: int) -> Iterator[PlainRecord]:
-    """So many of a batch, of which `data` holds them from `at` to its end. Raises CorruptRecordError."""
+    """Yield `count` records of a batch; `data` holds them from `at` to its end. Raises CorruptRecordError."""
     topic, number = partition
     offset, names, varint = batch.base_offset, _Names(), decode_varint
     first_ms, stamped_ms = batch.first_timestamp, batch.max_timestamp if batch.timestamp_type else None
@@ -175,7 +173,7 @@ def _records(partition: TopicPartition, batch: Any, data: bytes, at: int, count:
         for _ in range(count):
             size, at = varint(data, at)
             end = at + size
-            delta_ms, at = varint(data, at + 1)  # behind the attributes, which say nothing yet
+            delta_ms, at = varint(data, at + 1)  # behind the attributes, which have no meaning yet
             delta, at = varint(data, at)
             key, at = text(at)
             value, at = text(at)
@@ -183,8 +181,8 @@ def _records(partition: TopicPartition, batch: Any, data: bytes, at: int, count:
             headers = []
             for _ in range(named):
                 name, at = text(at)
-                told, at = text(at)
-                headers.append((names[name], told))
+                header, at = text(at)
+                headers.append((names[name], header))
             if at != end:
                 raise ValueError(f"a record of {size} bytes ends {at - end} bytes behind its end")
             timestamp = first_ms + delta_ms if stamped_ms is None else stamped_ms

@@ -1,11 +1,11 @@
-"""Batches of records that a client has compressed, inflated piece by piece: a few kilobytes may become gigabytes.
+"""Inflate compressed batches piece by piece: a few kilobytes may become gigabytes.
 
-Kafka counts what is compressed, and looks at no more of it than where each record ends. So does this: of a record that
-is larger than any that abcast takes nothing is kept but its offset. A batch may hold thousands of large records; who
-takes them (`fetcher`) stops in between.
+Kafka limits the compressed size, and looks at nothing else but the boundaries of records. So does this module: of a
+record above abcast's limit only the offset is kept. A batch may hold thousands of large records; its consumer
+(`fetcher`) stops in between.
 
-What can't be inflated (its codec is not installed here, or it is broken though its checksum is right) is told in the
-same way, by its offsets. So no batch stops a reader.
+Records that can't be inflated (a codec that is not installed, or broken data with a good checksum) are reported by
+their offsets, too. So no batch stops a reader.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ordering.base.records import MAX_RECORD_BYTES
 
 PIECE_BYTES = 256 * 1024
 _HEAD_BYTES = 1 + 10 + 5
-"""Of a record, from its attributes to its offset."""
+"""The bytes from a record's attributes to its offset."""
 _VARINT_BYTES = 5
-_FED_BYTES = 16 * 1024
+_INPUT_BYTES = 16 * 1024
 _SNAPPY_AT_MOST = 32
-"""No snappy becomes so many times as large. Its own word for its size is believed up to that."""
+"""The most by which snappy can inflate. Up to that, the size that it states is believed."""
 _XERIAL = b"\x82SNAPPY\0"
 
 _Decode = Callable[[bytes | bytearray, int], tuple[int, int]]
@@ -33,23 +33,23 @@ _varint: _Decode = decode_varint
 
 
 class Whole(NamedTuple):
-    """So many records, one behind the other, as they stand in a batch that is not compressed."""
+    """A number of records, one after the other, in the form of an uncompressed batch."""
 
     data: bytes
     records: int
 
 
 class TooLarge(NamedTuple):
-    """A record that is larger than any may be: so far behind the batch's first offset, and so many bytes."""
+    """A record above the limit: its distance from the batch's first offset, and its size in bytes."""
 
     delta: int
     size: int
 
 
 def inflate(codec: int, data: memoryview, count: int) -> Iterator[Whole | TooLarge]:
-    """What a compressed batch of so many records holds, in order.
+    """Yield the contents of a compressed batch of `count` records, in order.
 
-    Raises ValueError or IndexError if it is none; ModuleNotFoundError where nothing inflates its codec.
+    Raises ValueError or IndexError for an invalid batch; ModuleNotFoundError if nothing installed inflates its codec.
     """
     stream = _Stream(_pieces(codec, data))
     number = 0
@@ -57,23 +57,23 @@ def inflate(codec: int, data: memoryview, count: int) -> Iterator[Whole | TooLar
         at, ready = 0, 0
         stream.want(_VARINT_BYTES)
         while number + ready < count and stream.may_begin(at):
-            size, begins = _varint(stream.held, at)
+            size, begins = _varint(stream.buffer, at)
             if size < 0:
                 raise ValueError("a record with a negative size")
-            if size > MAX_RECORD_BYTES or begins + size > len(stream.held):
+            if size > MAX_RECORD_BYTES or begins + size > len(stream.buffer):
                 break
             at, ready = begins + size, ready + 1
         if ready:
             number += ready
             yield Whole(stream.take(at), ready)
             continue
-        if not stream.held:
+        if not stream.buffer:
             raise ValueError(f"it ends behind {number} of {count} records")
-        size, begins = _varint(stream.held, 0)
+        size, begins = _varint(stream.buffer, 0)
         if size > MAX_RECORD_BYTES:
             stream.want(begins + min(size, _HEAD_BYTES))
-            _, at = _varint(stream.held, begins + 1)
-            delta, _ = _varint(stream.held, at)
+            _, at = _varint(stream.buffer, begins + 1)
+            delta, _ = _varint(stream.buffer, at)
             stream.skip(begins + size)
             number += 1
             yield TooLarge(delta, size)
@@ -84,47 +84,47 @@ def inflate(codec: int, data: memoryview, count: int) -> Iterator[Whole | TooLar
 
 
 class _Stream:
-    """Pieces, and what is held of them: no more than a piece besides what is asked for."""
+    """A buffer over the inflated pieces. It holds at most one piece beyond the requested size."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self.held = bytearray()
+        self.buffer = bytearray()
         self._pieces = pieces
         self._is_over = False
 
     def want(self, size: int) -> bool:
-        """Hold that much at least; whether there is so much."""
-        while len(self.held) < size and not self._is_over:
+        """Buffer at least that many bytes; return whether there are so many."""
+        while len(self.buffer) < size and not self._is_over:
             piece = next(self._pieces, b"")
             self._is_over = not piece
-            self.held += piece
-        return len(self.held) >= size
+            self.buffer += piece
+        return len(self.buffer) >= size
 
     def may_begin(self, at: int) -> bool:
-        """Whether the size of a record stands there, as a whole."""
-        left = len(self.held) - at
-        return left >= _VARINT_BYTES or (self._is_over and left > 0)
+        """Whether the buffer has the whole size field of a record there."""
+        available = len(self.buffer) - at
+        return available >= _VARINT_BYTES or (self._is_over and available > 0)
 
     def take(self, size: int) -> bytes:
-        """Hand out what is held, that much of it."""
-        taken = bytes(self.held[:size])
-        del self.held[:size]
+        """Remove and return the first `size` bytes."""
+        taken = bytes(self.buffer[:size])
+        del self.buffer[:size]
         return taken
 
     def skip(self, size: int) -> None:
-        """Drop that much, whether it is held or not. Raises ValueError if there is less."""
-        while size > len(self.held):
-            size -= len(self.held)
-            self.held.clear()
+        """Drop that many bytes, buffered or not. Raises ValueError if there are fewer."""
+        while size > len(self.buffer):
+            size -= len(self.buffer)
+            self.buffer.clear()
             if not self.want(1):
                 raise ValueError("it ends within a record")
-        del self.held[:size]
+        del self.buffer[:size]
 
 
 def _pieces(codec: int, data: memoryview) -> Iterator[bytes]:
-    """What it inflates to. No piece is empty, nor larger than PIECE_BYTES, but for snappy's."""
+    """Yield the inflated data. No piece is empty, nor larger than PIECE_BYTES, except snappy's."""
     if codec == Codec.CODEC_GZIP:
         return _gzip(data)
-    import pyarrow  # of the jobs; members that read with this library may lack it
+    import pyarrow  # a dependency of the jobs; members that read with kafka-python may lack it
 
     if codec == Codec.CODEC_SNAPPY:
         return _snappy(bytes(data), pyarrow.Codec("snappy"))
@@ -136,23 +136,23 @@ def _pieces(codec: int, data: memoryview) -> Iterator[bytes]:
 
 
 def _gzip(data: memoryview) -> Iterator[bytes]:
-    at, left, inflating = 0, b"", zlib.decompressobj(wbits=31)
-    while at < len(data) or left:
-        if not left:
-            left, at = bytes(data[at : at + _FED_BYTES]), at + _FED_BYTES
+    at, pending, inflating = 0, b"", zlib.decompressobj(wbits=31)
+    while at < len(data) or pending:
+        if not pending:
+            pending, at = bytes(data[at : at + _INPUT_BYTES]), at + _INPUT_BYTES
         try:
-            piece = inflating.decompress(left, PIECE_BYTES)
+            piece = inflating.decompress(pending, PIECE_BYTES)
         except zlib.error as error:
             raise ValueError(str(error)) from error
-        left = inflating.unconsumed_tail
+        pending = inflating.unconsumed_tail
         if piece:
             yield piece
-        if inflating.eof:  # there may be another one behind it
-            left, inflating = inflating.unused_data, zlib.decompressobj(wbits=31)
+        if inflating.eof:  # another gzip member may follow
+            pending, inflating = inflating.unused_data, zlib.decompressobj(wbits=31)
 
 
 def _snappy(data: bytes, codec: object) -> Iterator[bytes]:
-    """As librdkafka writes it, in one piece; and as Java does, in blocks."""
+    """Inflate librdkafka's form, one piece, and Java's, blocks."""
     if not data.startswith(_XERIAL):
         yield _snappy_block(data, codec)
         return

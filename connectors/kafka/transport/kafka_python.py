@@ -1,4 +1,4 @@
-"""The transport that is always there: kafka-python, in pure Python. See `seam` for what it promises."""
+"""The transport that is always there: kafka-python, in pure Python. Its promises are `seam`'s."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consum
 from ordering.base.records import MAX_RECORD_BYTES
 
 _LEADERS_S = 0.1
-"""How soon it is looked again whether the leaders of all partitions are known."""
+"""The pause before asking again whether all partitions have a known leader."""
 
 _logger = logging.getLogger(__name__)
 
 
 class _ByKey(DefaultPartitioner):  # type: ignore[misc]  # kafka-python publishes no types
-    """As the library's own. A sender has one key, and to hash it in Python takes a tenth of the time of a record."""
+    """The library's partitioner with cached hashes. A sender has one key; hashing takes a tenth of a record's time."""
 
     def partition(
         self, topic: str, key: Any, serialized_key: bytes | None, value: Any, serialized_value: Any, cluster: Any
@@ -57,8 +57,8 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "allow_auto_create_topics": False,
     "metrics_enabled": False,
     "enable_idempotence": True,
-    # A broker that knows nothing yet of a producer can't refuse its second batch when it has refused the first
-    # (KAFKA-15591), so idempotence alone does not keep their order. One batch at a time does.
+    # A broker that does not know a producer yet can't refuse its second batch after it refused the first (KAFKA-15591),
+    # so idempotence alone does not keep their order. One batch at a time does.
     "max_in_flight_requests_per_connection": 1,
     "acks": "all",
     "max_request_size": MAX_RECORD_BYTES,
@@ -76,7 +76,7 @@ CONSUMER_SETTINGS: dict[str, Any] = {
 
 
 def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
-    """What all of kafka-python's clients need to know."""
+    """Return the settings of all of kafka-python's clients."""
     return {
         "bootstrap_servers": check_servers(cluster.bootstrap_servers),
         "bootstrap_timeout_ms": int(cluster.timeout * 1000),
@@ -87,21 +87,21 @@ def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
 
 
 def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
-    """See `Transport`."""
+    """Open a producer; see `Transport`."""
     limits = {"max_block_ms": int(cluster.timeout * 1000), "partitioner": _ByKey()}
     sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
     return sending
 
 
 def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
-    """See `Transport`."""
+    """Open a consumer; see `Transport`."""
     reading: Consumer = _Consumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
     return reading
 
 
 class _LeavesNothing:
-    """What could not be opened is closed: kafka-python 3.0.12 would keep a thread of it, and four file descriptors, for
-    as long as the process lives. Its producers have no thread by then, and go with the garbage.
+    """Closes a client that could not be opened: kafka-python 3.0.12 would keep a thread and four file descriptors of it
+    until the process ends. A producer has no thread at that point, and is garbage-collected.
     """
 
     _client: Any = None
@@ -116,7 +116,7 @@ class _LeavesNothing:
 
 
 class AdminClient(_LeavesNothing, KafkaAdminClient):  # type: ignore[misc]  # kafka-python publishes no types
-    """See `client_settings`. Raises KafkaError."""
+    """An admin client with the `client_settings`. Raises KafkaError."""
 
 
 class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
@@ -124,23 +124,23 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._fetcher.__class__ = QuickFetcher  # the library makes its own, and asks nobody which
+        self._fetcher.__class__ = QuickFetcher  # the library offers no other way to choose the fetcher
 
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Of a topic that was made anew it says "truncated" where it does not say that the offset is not there."""
+        """Poll. For a recreated topic, the library may report a truncation instead of an offset out of range."""
         try:
             return super().poll(timeout_ms=timeout_ms)  # type: ignore[no-any-return]
         except LogTruncationError as error:
             raise OffsetOutOfRangeError(str(error)) from error
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Of all of them."""
+        """Return the beginning of each partition."""
         return self._of_all(super().beginning_offsets, partitions, None)
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> Mapping[TopicPartition, int]:
-        """Of all of them."""
+        """Return the end of each partition."""
         return self._of_all(super().end_offsets, partitions, timeout_ms)
 
     def _of_all(
@@ -149,7 +149,9 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         partitions: Iterable[TopicPartition],
         timeout_ms: int | None,
     ) -> Mapping[TopicPartition, int]:
-        """The library leaves out partitions whose leader it does not know yet, and then trips over that."""
+        """Ask until every partition is answered: the library leaves out partitions without a known leader, and then
+        fails.
+        """
         asked = list(partitions)
         patience_ms = self.config["bootstrap_timeout_ms"] if timeout_ms is None else timeout_ms
         deadline = time.monotonic() + patience_ms / 1000
@@ -162,12 +164,12 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
                 time.sleep(_LEADERS_S)
 
     def position(self, partition: TopicPartition) -> int:
-        """As the last poll has left it. The library's own may ask a broker first."""
+        """Return the position after the last poll. The library's own method may ask a broker first."""
         place = self._subscription.assignment[partition].position
         return 0 if place is None else int(place.offset)
 
     def rest(self) -> None:
-        """It is at rest whenever it is not polled."""
+        """Do nothing: this consumer fetches only while it is polled."""
 
 
 class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types
@@ -179,23 +181,23 @@ class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes 
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> Sent:
-        """As the library does it, without its looks at what we give it: these are a good part of what a record costs.
+        """Send as the library does, without its checks of the arguments: they are a good part of a record's cost.
 
-        Kafka allows null where these do not: for the key and the value at once, and in a header, where what is written
-        is empty.
+        Kafka allows null where the library's check does not: for key and value at once, and in a header, which is
+        written empty.
         """
         if self._closed:
             raise IllegalStateError("the producer is closed")
         if self._metadata.partitions_for_topic(topic) is None:
             try:
                 self.partitions_for(topic)
-            except BrokerResponseError as error:  # the topic is hidden, say
+            except BrokerResponseError as error:  # the topic is hidden, for example
                 never = FutureProduceResult(TopicPartition(topic, partition))
                 return cast("Sent", FutureRecordMetadata(never, -1, None, None, -1, -1, -1).failure(error))
         filled = [(name, text or b"") for name, text in headers or ()]
         self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, filled))
         number = self._partition(topic, partition, key, value, key, value)
-        if number is None:  # the topic is gone since it was looked at
+        if number is None:  # the topic was deleted since it was looked up
             raise UnknownTopicOrPartitionError(topic)
         place = TopicPartition(topic, number)
         sent, is_full, is_new, _ = self._accumulator.append(place, None, key, value, filled)
@@ -204,7 +206,7 @@ class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes 
         return cast("Sent", sent)
 
     def abandon(self) -> None:
-        # `close` does not stop the thread when records are left, and does not wait for it with timeout 0.
+        # `close` with timeout 0 neither stops the thread while records are left, nor waits for it.
         self._sender.force_close()
         self._sender.join(5)
         try:

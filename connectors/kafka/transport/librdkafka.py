@@ -1,12 +1,13 @@
-"""The fast transport: confluent-kafka, Python's face of the C library librdkafka. See `seam` for what it promises.
+"""The fast transport: confluent-kafka, the Python binding of the C library librdkafka. Its promises are `seam`'s.
 
-How it keeps the promises of a producer: `enable.idempotence` numbers the batches, so that a repeated request writes
-nothing twice and a lost one lets nothing pass; `max.in.flight=1` for the same reason as in `kafka_python`. Its
-`enable.gapless.guarantee` is left alone: it is experimental, and stops the whole producer where one record can't be
-written. Ours is shared by many senders, and a sender that has lost a record begins again by itself.
+How it keeps a producer's promises: `enable.idempotence` numbers the batches, so that a repeated request writes nothing
+twice and no batch passes a lost one; `max.in.flight=1` for the same reason as in `kafka_python`. The experimental
+`enable.gapless.guarantee` is off: it stops the whole producer when one record can't be written. The producer is shared
+by many senders, and a sender that has lost a record begins again by itself.
 
-Two of its habits show here. It tells how a record fared only to who calls `poll`: each producer has a thread for that.
-And `consume` waits until a batch is full: so the first record is waited for alone, the others are taken as they are.
+Two of its habits matter here. It reports the outcome of a record only to callers of `poll`: each producer has a thread
+for that. And `consume` waits until a batch is full: so only the first record is waited for, and the rest is taken as
+available.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from ordering.base.records import MAX_RECORD_BYTES
 POLL_S = 0.1
 PURGE_S = 5.0
 QUEUE_BYTES, QUEUE_RECORDS = 64 * 1024 * 1024, 100_000
-"""What a producer takes on its way, of all who share it: about a member's forward table."""
-ROOM = 0.95
-"""A queue that was full has room again when it is full to this part."""
+"""The most that a producer has on its way, for all its users: about a member's forward table."""
+FULL_UNTIL = 0.95
+"""A queue that was full has space again at this fill level."""
 AGAIN_S = 0.5
-"""Others may take the room as soon as there is some: so often we try all the same."""
+"""The time after which to try anyway: other senders may take any space at once."""
 
 _logger = logging.getLogger(__name__)
-_log_of_the_library = logging.getLogger("librdkafka")
-_log_of_the_library.addHandler(logging.NullHandler())  # silent where the application sets up no logging, as kafka's is
+_library_logger = logging.getLogger("librdkafka")
+_library_logger.addHandler(logging.NullHandler())  # silent without the application's own logging
 
 _SETTINGS = {"linger_ms": "linger.ms", "batch_size": "batch.size", "delivery_timeout_ms": "delivery.timeout.ms"}
 _CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms", "isolation_level": "isolation.level"}
 
 _Error = confluent_kafka.KafkaError
-_END = _Error._PARTITION_EOF  # noqa: SLF001 - so the library names its own codes
+_END = _Error._PARTITION_EOF  # noqa: SLF001 - the library names its own codes so
 _NOT_INFLATED = _Error._BAD_COMPRESSION  # noqa: SLF001
-_OTHER_MS = 10_000
+_KAFKA_PYTHON_MS = 10_000
 _LOCAL_ERRORS = {
-    _Error._TRANSPORT: errors.KafkaConnectionError,  # noqa: SLF001 - so the library names its own codes
+    _Error._TRANSPORT: errors.KafkaConnectionError,  # noqa: SLF001 - the library names its own codes so
     _Error._ALL_BROKERS_DOWN: errors.KafkaConnectionError,  # noqa: SLF001
     _Error._RESOLVE: errors.KafkaConnectionError,  # noqa: SLF001
     _Error._TIMED_OUT: errors.KafkaTimeoutError,  # noqa: SLF001
@@ -65,36 +66,36 @@ _LOCAL_ERRORS = {
     _Error._AUTHENTICATION: errors.SaslAuthenticationFailedError,  # noqa: SLF001
     _Error._AUTO_OFFSET_RESET: errors.OffsetOutOfRangeError,  # noqa: SLF001
 }
-"""What librdkafka finds by itself. All other codes above 0 are the protocol's own."""
+"""The errors that librdkafka itself finds. All codes above 0 are the protocol's own."""
 
 
 def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
-    """See `Transport`."""
+    """Open a producer; see `Transport`."""
     return _Producer(cluster, {_SETTINGS[name]: value for name, value in settings.items()})
 
 
 def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
-    """See `Transport`."""
+    """Open a consumer; see `Transport`."""
     return _Consumer(cluster, **settings)
 
 
 def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
-    """What all clients need to know."""
+    """Return the settings of all clients."""
     return {
         "bootstrap.servers": cluster.bootstrap_servers,
         "socket.connection.setup.timeout.ms": max(1000, int(cluster.timeout * 1000)),
         "reconnect.backoff.max.ms": 1000,
-        # Else a small rest of a request waits for the acknowledgement of what is before it: half the rate.
+        # Else the last small part of a request waits for the acknowledgement of the part before it: half the rate.
         "socket.nagle.disable": True,
         "allow.auto.create.topics": False,
-        "logger": _log_of_the_library,
+        "logger": _library_logger,
         **({"client.id": cluster.client_id} if cluster.client_id else {}),
         **for_librdkafka(cluster.security),
     }
 
 
 def translated(error: confluent_kafka.KafkaError) -> errors.KafkaError:
-    """The same error, as kafka-python has it."""
+    """Return the same error as kafka-python's class."""
     code = error.code()
     kind = _LOCAL_ERRORS.get(code) or (errors.for_code(code) if code > 0 else errors.KafkaError)
     translation: errors.KafkaError = kind(error.str())
@@ -118,7 +119,7 @@ def _partitions(client: Any, topic: str, timeout_s: float) -> set[int]:
 
 
 class _Written(NamedTuple):
-    """Where a record stands."""
+    """The place of a record in the log."""
 
     topic_partition: TopicPartition
     offset: int
@@ -129,7 +130,7 @@ _to_wait = threading.Lock()
 
 
 class _Sent:
-    """A record on its way. Each callback is called once: by whoever takes it out of the list."""
+    """A record on its way. Each callback is called once: by the thread that removes it from the list."""
 
     __slots__ = ("_errbacks", "_message", "_waiters", "exception", "is_done")
 
@@ -141,7 +142,7 @@ class _Sent:
         self._waiters: list[threading.Event] | None = None  # few records are waited for
 
     def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
-        """Called by the producer's thread."""
+        """Set the outcome. Called by the producer's thread."""
         if error is None:
             self._message = message
         else:
@@ -183,7 +184,9 @@ class _Sent:
         return self.value
 
     def _wait(self, timeout: float | None) -> None:
-        """Who reports looks for those who wait when it has said that it is done, and they look in the other order."""
+        """Wait for the outcome. The reporter sets `is_done`, then reads the waiters; a waiter does both in the other
+        order.
+        """
         done = threading.Event()
         with _to_wait:
             self._waiters = [*(self._waiters or ()), done]
@@ -234,12 +237,12 @@ class _Producer:
         try:
             self._client.produce(topic, value, key, number, sent.report, headers=headers)
         except BufferError:
-            self._send_with_room(topic, value, key, number, sent, headers)
+            self._send_when_not_full(topic, value, key, number, sent, headers)
         except KafkaException as error:
             raise translated(error.args[0]) from error
         return sent
 
-    def _send_with_room(
+    def _send_when_not_full(
         self,
         topic: str,
         value: bytes | None,
@@ -248,29 +251,29 @@ class _Producer:
         sent: _Sent,
         headers: Sequence[tuple[str, bytes]] | None,
     ) -> None:
-        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError.
+        """Wait until librdkafka's queue has space. Raises KafkaTimeoutError.
 
-        confluent-kafka 2.16 keeps the headers of a record that finds no room for ever: so we seldom try.
+        confluent-kafka 2.16 never frees the headers of a record that finds the queue full: so this tries seldom.
         """
         deadline = time.monotonic() + self._timeout_s
         full, again = len(self._client), time.monotonic() + AGAIN_S
         while time.monotonic() < deadline and not self._stopping.is_set():
             time.sleep(0.001)
-            if len(self._client) > full * ROOM and time.monotonic() < again:
+            if len(self._client) > full * FULL_UNTIL and time.monotonic() < again:
                 continue
             again = time.monotonic() + AGAIN_S
             with contextlib.suppress(BufferError), _translating():
                 self._client.produce(topic, value, key, number, sent.report, headers=headers)
                 return
-        raise errors.KafkaTimeoutError(f"no room for another record within {self._timeout_s:g} s")
+        raise errors.KafkaTimeoutError(f"the producer's queue is full, and took no record within {self._timeout_s:g} s")
 
     def partitions_for(self, topic: str) -> set[int]:
         return _partitions(self._client, topic, self._timeout_s)
 
     def flush(self, timeout: float | None = None) -> None:
-        left = self._client.flush(-1 if timeout is None else timeout)
-        if left:
-            raise errors.KafkaTimeoutError(f"{left} records were not written within {timeout:g} s")
+        unwritten = self._client.flush(-1 if timeout is None else timeout)
+        if unwritten:
+            raise errors.KafkaTimeoutError(f"{unwritten} records were not written within {timeout:g} s")
 
     def close(self, timeout: float | None = None) -> None:
         with contextlib.suppress(errors.KafkaTimeoutError):
@@ -281,7 +284,7 @@ class _Producer:
         if self._stopping.is_set():
             return
         self._client.purge()
-        self._client.flush(PURGE_S)  # it calls back for what was purged
+        self._client.flush(PURGE_S)  # calls back for each purged record
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(PURGE_S)
@@ -292,12 +295,15 @@ class _Offset(NamedTuple):
 
 
 _headers_of = operator.methodcaller("headers")
-"""`message.headers()` returns a list and sets an error where a name is not UTF-8. CPython looks for that in a call of
-this kind only: in its own fast call of a method the error comes up later, in code that has nothing to do with it."""
+"""Call `message.headers()`, which returns a list and sets an error where a name is not UTF-8. CPython notices that only
+in a call of this kind: after its own fast method call, the error appears later, in unrelated code.
+"""
 
 
 def _headers(message: Any) -> list[tuple[str, bytes]]:
-    """None where a name is not UTF-8: this library can't give the others either, and the record is still one."""
+    """Return the headers; none where a name is not UTF-8: the library then gives no others, and the record still
+    counts.
+    """
     try:
         return _headers_of(message) or []
     except (SystemError, UnicodeDecodeError):
@@ -307,7 +313,7 @@ def _headers(message: Any) -> list[tuple[str, bytes]]:
 
 
 _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tuple.__new__, PlainRecord)
-"""Of all its fields: there are many of them, and to pass each by itself takes twice as long."""
+"""Makes a record from a tuple of its fields. There are many records, and separate arguments take twice as long."""
 
 
 class _Consumer:
@@ -320,10 +326,10 @@ class _Consumer:
         self._client: Any = confluent_kafka.Consumer(
             {
                 **client_settings(cluster),
-                "group.id": "abcast.reader",  # it must have one; nothing is ever committed there
+                "group.id": "abcast.reader",  # required, though nothing is ever committed there
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                "enable.partition.eof": True,  # nothing else tells that it has passed over a transaction's mark
+                "enable.partition.eof": True,  # nothing else shows that it has passed over a transaction's marker
                 "auto.offset.reset": "error",
                 "isolation.level": "read_uncommitted",
                 "fetch.wait.max.ms": 100,
@@ -372,7 +378,7 @@ class _Consumer:
         for message in messages:
             if (error := message.error()) is not None:
                 if error.code() == _NOT_INFLATED and not found:
-                    return self._read_by_the_other(TopicPartition(message.topic(), message.partition()))
+                    return self._read_with_kafka_python(TopicPartition(message.topic(), message.partition()))
                 if error.code() == _END:
                     ends[TopicPartition(message.topic(), message.partition())] = message.offset()
                 else:
@@ -389,8 +395,9 @@ class _Consumer:
             self._pass_over(partition, end)
         return found
 
-    def _read_by_the_other(self, partition: TopicPartition) -> dict[TopicPartition, list[PlainRecord]]:
-        """What stands next, read by the library that inflates in pieces: this one never gets past what it has refused.
+    def _read_with_kafka_python(self, partition: TopicPartition) -> dict[TopicPartition, list[PlainRecord]]:
+        """Read the next records with kafka-python, which inflates in pieces: librdkafka never gets past a batch it
+        refused.
 
         Raises KafkaError.
         """
@@ -398,14 +405,14 @@ class _Consumer:
         try:
             other.assign([partition])
             other.seek(partition, self.position(partition))
-            read = list(other.poll(timeout_ms=_OTHER_MS).get(partition, ()))
+            read = list(other.poll(timeout_ms=_KAFKA_PYTHON_MS).get(partition, ()))
             self.seek(partition, other.position(partition))
         finally:
             other.close()
         return {partition: cast("list[PlainRecord]", read)} if read else {}
 
     def _next(self, timeout_s: float) -> Any:
-        """What librdkafka gives next. That it has come to an end is news only where that has moved the position."""
+        """Return librdkafka's next message. Returns None at an end that has moved the position."""
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._client.poll(max(0.0, deadline - time.monotonic()))
@@ -415,7 +422,7 @@ class _Consumer:
                 return None
 
     def _pass_over(self, partition: TopicPartition, end: int) -> bool:
-        """Whether something that no poll gives stood before the end."""
+        """Move the position to the end; return whether offsets without a record were passed over."""
         position = self._positions.get(partition)
         if position is None or end <= position:
             return False
@@ -425,11 +432,11 @@ class _Consumer:
     def _take_error(self, error: confluent_kafka.KafkaError, message: Any, has_records: bool) -> None:
         failure = translated(error)
         if isinstance(failure, errors.GroupAuthorizationFailedError | errors.KafkaConnectionError):
-            return  # we are in no group; and the client connects again by itself
+            return  # this consumer has no group, and the client reconnects by itself
         if isinstance(failure, errors.TopicAuthorizationFailedError):
-            failure = errors.TopicAuthorizationFailedError({message.topic()})  # as the other library tells it
+            failure = errors.TopicAuthorizationFailedError({message.topic()})  # as kafka-python has it
         _logger.debug("reading %s: %r", message.topic(), failure)
-        # It is told again after the records that came before it, since the position has not moved.
+        # The error comes again after the records before it, since the position has not moved.
         self._is_moved = True
         if not has_records:
             raise failure
@@ -456,7 +463,7 @@ class _Consumer:
     def _offsets(
         self, partitions: Iterable[TopicPartition], which: int, timeout_ms: int | None
     ) -> dict[TopicPartition, int]:
-        """Of all partitions with one request a broker: what is asked for by time can be the beginning or the end."""
+        """Look up all partitions with one request a broker: a lookup by time also takes the beginning or the end."""
         timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
         return self._offsets_at(dict.fromkeys(partitions, which), timeout_s)
 

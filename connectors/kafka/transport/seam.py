@@ -1,25 +1,25 @@
-"""What abcast asks of a Kafka library. Everything that reads or appends records goes through here.
+"""The interface to a Kafka library. Everything that reads or appends records uses it.
 
-The words are kafka-python's, cut down to what is used, so that its classes are one side of the seam nearly as they are.
-Its errors (`kafka.errors`) and `TopicPartition` are the seam's, too: every transport raises the class that the broker's
-error code has there. Administration (topics, groups) is rare, and stays with kafka-python alone.
+The names are kafka-python's, reduced to those in use, so that its classes fit nearly unchanged. Its errors
+(`kafka.errors`) and `TopicPartition` belong to the interface: every transport raises the class that kafka-python has
+for the broker's error code. Administration (topics, groups) is rare, and uses kafka-python directly.
 
-What every transport promises:
+Every transport promises:
 
-* *A producer* is idempotent and waits for all in-sync replicas. It has one request in flight to a broker, so what is
-  sent to one partition stands there in the order of `send`, each record once, up to the first that fails. What was
-  sent behind that one may stand there or not: its sender begins again (`connectors.client.tail.go_back_n`).
-  Null is null, but that a header's may be written as an empty one.
+* *A producer* is idempotent and waits for all in-sync replicas. It has one request in flight to a broker. So a
+  partition's log has its records in the order of `send`, each once, up to the first that fails. A record sent after
+  that one may be in the log or not: its sender begins again (`connectors.client.tail.go_back_n`).
+  A null stays null, except that a null header value may become empty.
   A key chooses the same partition as in every Kafka client that hashes with murmur2.
-* *A record is `is_done`* when it stands in the log for good, with its offset, or has failed for good.
-* *A consumer* reads the assigned partitions from where it was told to, in the order of offsets, what is committed by
-  transactions or not. It is in no consumer group and commits nothing. `poll` returns as soon as there is something.
-  What Kafka gives to nobody (a transaction's mark) only moves the `position`; then `poll` may return nothing.
-  A broker that is away is silence. Offsets that are not there raise OffsetOutOfRangeError; it never jumps.
-* *Opening* either of them raises a retriable KafkaError if no broker answers in time.
+* *A record `is_done`* when it is in the log for good, with its offset, or has failed for good.
+* *A consumer* reads the assigned partitions from the given offsets, in the order of offsets, whether transactions have
+  committed the records or not. It is in no consumer group and commits nothing. `poll` returns as soon as it has a
+  record. Offsets without a record for readers (a transaction's marker) only move the `position`; `poll` may then return
+  nothing. A broker that is away is silence. An offset out of range raises OffsetOutOfRangeError; no position jumps.
+* *Opening* a client raises a retriable KafkaError if no broker answers in time.
 
-Not thread-safe: a consumer. Thread-safe: a producer. Callbacks come from a thread of the producer's own; they must not
-wait for anything that the producer does.
+A consumer is not thread-safe; a producer is. Callbacks come from a thread of the producer's own; they must not wait for
+the producer.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.login.security import Security
 
 POLL_RECORDS = 500
-"""What a poll returns at most, by default. Of ten times as many at once, Python's garbage collector looks at each once
-more, and they are out of the processor's cache when they are read: that costs a third of what a reader does.
+"""The most records that a poll returns by default. With ten times as many at once, Python's garbage collector inspects
+each once more, and they leave the processor's cache before they are read: that costs a third of a reader's rate.
 """
 
 
 class ClusterAddress(Protocol):
-    """Where a Kafka is, and how to get in: a `Connection`."""
+    """The address of a Kafka, and the login: a `Connection`."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Separated by commas."""
+        """Servers, separated by commas."""
 
     @property
     def timeout(self) -> float:
-        """Seconds to wait for the first answer, and for room to append."""
+        """Seconds to wait for the first answer, and for space to append."""
 
     @property
     def security(self) -> Security:
-        """How to log in."""
+        """The login and the encryption."""
 
     @property
     def client_id(self) -> str:
-        """What the brokers call it; "" for the library's own name."""
+        """The client's name at the brokers; "" for the library's default."""
 
 
 class Written(Protocol):
-    """Where a record stands."""
+    """The place of a record in the log."""
 
     @property
     def topic_partition(self) -> TopicPartition: ...  # noqa: D102
@@ -67,7 +67,7 @@ class Written(Protocol):
     def offset(self) -> int: ...  # noqa: D102
     @property
     def timestamp(self) -> int:
-        """When, by the broker's clock."""
+        """The time, by the broker's clock."""
 
 
 class Sent(Protocol):
@@ -75,28 +75,28 @@ class Sent(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether it stands in the log, or has failed."""
+        """Whether the record is in the log, or has failed."""
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it has failed, if it has."""
+        """The error, if it has failed."""
 
     @property
     def value(self) -> Any:
-        """A `Written`, once it stands in the log."""
+        """A `Written`, once the record is in the log."""
 
     def failed(self) -> bool:
-        """Whether it is done, and failed."""
+        """Whether the record has failed."""
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for its `Written`. Raises what it failed with, KafkaTimeoutError after `timeout` seconds."""
+        """Wait for the `Written`. Raises the record's error, or KafkaTimeoutError after `timeout` seconds."""
 
     def add_errback(self, f: Callable[[BaseException], object]) -> object:
-        """Call that if it fails; at once if it has."""
+        """Call `f` if the record fails; at once if it has."""
 
 
 class Producer(Protocol):
-    """Appends records."""
+    """A producer: appends records."""
 
     def send(
         self,
@@ -106,66 +106,70 @@ class Producer(Protocol):
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> Sent:
-        """Append a record, soon. Waits for room. Raises KafkaError if it can't be taken."""
+        """Append a record, asynchronously. Waits for space. Raises KafkaError if the record can't be accepted."""
 
     def partitions_for(self, topic: str) -> set[int]:
-        """The topic's partitions. Raises KafkaError."""
+        """Return the topic's partitions. Raises KafkaError."""
 
     def flush(self, timeout: float | None = None) -> object:
-        """Wait until all that was sent is done. Raises KafkaTimeoutError."""
+        """Wait until every sent record is done. Raises KafkaTimeoutError."""
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, for so long at most, and disconnect."""
+        """Flush, for `timeout` seconds at most, and disconnect."""
 
     def abandon(self) -> None:
-        """Disconnect at once: what is not done fails, whether it gets to the log yet or not."""
+        """Disconnect at once: the other records fail, whether they get into the log or not."""
 
 
 class Consumer(Protocol):
-    """Reads records."""
+    """A consumer: reads records."""
 
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """The topic's partitions; none if there is no such topic. Raises KafkaError."""
+        """Return the topic's partitions; none if there is no such topic. Raises KafkaError."""
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these, and no others. `seek` must say from where."""
+        """Read these partitions, and no others. Each needs a `seek`."""
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read an assigned partition from there on."""
+        """Read an assigned partition from that offset on."""
 
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
-        """What comes next; nothing after so long. Raises KafkaError."""
+        """Return the next records; none after that time. Raises KafkaError."""
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset behind all that was polled of an assigned partition, with what no poll gives: the mark at the end
-        of a transaction, what was aborted, what compaction has taken. Who reads to an end waits for this one.
+        """Return the offset after everything polled of an assigned partition. It also counts offsets without a record:
+        a transaction's marker, aborted and compacted records. To read up to an end, wait until the position reaches it.
         """
 
     def rest(self) -> None:
-        """Fetch nothing ahead, until it is polled again, which goes on where it was."""
+        """Stop fetching ahead until the next poll, which continues at the position."""
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The first offsets that retention has left. Raises KafkaError."""
+        """Return the first offsets that retention has kept. Raises KafkaError."""
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> Mapping[TopicPartition, int]:
-        """The offsets of the next records. Raises KafkaError."""
+        """Return the offsets of the next records. Raises KafkaError."""
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> Mapping[TopicPartition, Any]:
-        """The `offset` of the first record that is not older than that (ms since the epoch); None if there is none."""
+        """Return the `offset` of the first record at or after that time (ms since the epoch), or None."""
 
     def close(self) -> None:
         """Disconnect."""
 
 
 class Transport(Protocol):
-    """A Kafka library. The settings have the names and units of kafka-python's."""
+    """A Kafka library. The settings have kafka-python's names and units."""
 
     def producer(self, cluster: ClusterAddress, **settings: Any) -> Producer:
-        """`linger_ms`, `batch_size`, `delivery_timeout_ms`. Raises a retriable KafkaError if no broker answers."""
+        """Open a producer. Settings: `linger_ms`, `batch_size`, `delivery_timeout_ms`.
+
+        Raises a retriable KafkaError if no broker answers.
+        """
 
     def consumer(self, cluster: ClusterAddress, **settings: Any) -> Consumer:
-        """`max_poll_records`, `fetch_max_wait_ms`, `isolation_level`. Raises a retriable KafkaError if no broker
-        answers.
+        """Open a consumer. Settings: `max_poll_records`, `fetch_max_wait_ms`, `isolation_level`.
+
+        Raises a retriable KafkaError if no broker answers.
         """

@@ -14,7 +14,7 @@ import pytest
 from kafka.errors import BrokerResponseError, KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from connectors.kafka.connection import metadata_client as desk
+from connectors.kafka.connection import metadata_client
 from connectors.kafka.connection.connection import Connection
 from connectors.local.broker import EmbeddedBroker
 from ordering.base.errors import AbcastError, BrokerUnreachable
@@ -59,8 +59,8 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     nor those who asked it for long.
     """
     monkeypatch.setattr(Client, "made", [], raising=False)
-    monkeypatch.setattr(desk, "AdminClient", Client)
-    asked = Connection("kafka:1").desk()
+    monkeypatch.setattr(metadata_client, "AdminClient", Client)
+    asked = Connection("kafka:1").metadata_client()
     found: list[int] = []
     slow = threading.Thread(target=lambda: found.append(asked.committed("slow", [PLACE])[PLACE].offset))
     slow.start()
@@ -102,7 +102,7 @@ ERRORS: list[type[BrokerResponseError]] = [
     for error in vars(kafka.errors).values()
     if isinstance(error, type) and issubclass(error, BrokerResponseError) and (getattr(error, "errno", 0) or 0) > 0
 ]
-CALLS: dict[str, Callable[[desk.MetadataClient], object]] = {
+CALLS: dict[str, Callable[[metadata_client.MetadataClient], object]] = {
     "partitions_of": lambda asked: asked.partitions_of("t"),
     "names": lambda asked: asked.names(),
     "committed": lambda asked: asked.committed("g", [PLACE]),
@@ -116,9 +116,9 @@ def test_each_error_of_kafka_is_one_of_ours(
     monkeypatch: pytest.MonkeyPatch, call: str, error: type[BrokerResponseError]
 ) -> None:
     """Whatever it says to whatever it is asked, also what asking again does not help with."""
-    monkeypatch.setattr(desk, "AdminClient", lambda **_: Refusing(error))
+    monkeypatch.setattr(metadata_client, "AdminClient", lambda **_: Refusing(error))
     monkeypatch.setattr(Connection, "unreachable", lambda *_: BrokerUnreachable("nobody answers."))
-    asked = Connection("kafka:1", timeout=0.01).desk()
+    asked = Connection("kafka:1", timeout=0.01).metadata_client()
     is_an_answer = (call, error) == ("partitions_of", kafka.errors.UnknownTopicOrPartitionError)
     with nullcontext() if is_an_answer else pytest.raises(AbcastError, match=r"\w"):
         CALLS[call](asked)
@@ -126,11 +126,11 @@ def test_each_error_of_kafka_is_one_of_ours(
 
 def test_who_waits_while_another_connects_waits_once() -> None:
     """A listener that never answers costs a connect and a look for the reason, for all askers together. Closing the
-    desk meanwhile waits for none of it.
+    client meanwhile waits for none of it.
     """
     errors: list[BrokerUnreachable] = []
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
-        asked = Connection(f"127.0.0.1:{listener.getsockname()[1]}", timeout=0.4).desk()
+        asked = Connection(f"127.0.0.1:{listener.getsockname()[1]}", timeout=0.4).metadata_client()
 
         def ask() -> None:
             with pytest.raises(BrokerUnreachable) as raised:
@@ -163,7 +163,7 @@ class SlowClient(Client):
 
 
 def test_closing_while_one_connects_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _desk_of_slow_clients(monkeypatch)
+    asked = _client_of_slow_clients(monkeypatch)
     found: list[object] = []
 
     def close() -> None:
@@ -177,7 +177,7 @@ def test_closing_while_one_connects_leaves_no_client(monkeypatch: pytest.MonkeyP
 
 
 def test_who_has_time_left_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _desk_of_slow_clients(monkeypatch, is_away=True)
+    asked = _client_of_slow_clients(monkeypatch, is_away=True)
     ended: list[object] = []
 
     def ask() -> None:
@@ -193,11 +193,13 @@ def test_who_has_time_left_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SlowClient.made[1].is_closed
 
 
-def _desk_of_slow_clients(monkeypatch: pytest.MonkeyPatch, *, is_away: bool = False) -> desk.MetadataClient:
+def _client_of_slow_clients(
+    monkeypatch: pytest.MonkeyPatch, *, is_away: bool = False
+) -> metadata_client.MetadataClient:
     for name, value in {"made": [], "may": threading.Event(), "is_away": is_away}.items():
         monkeypatch.setattr(SlowClient, name, value, raising=False)
-    monkeypatch.setattr(desk, "AdminClient", SlowClient)
-    return Connection("127.0.0.1:1").desk()
+    monkeypatch.setattr(metadata_client, "AdminClient", SlowClient)
+    return Connection("127.0.0.1:1").metadata_client()
 
 
 def _start(ask: Callable[[], object], *, times: int, then: Callable[[], object]) -> None:
@@ -219,6 +221,6 @@ def test_many_ask_at_once(broker: EmbeddedBroker) -> None:
     """Before it is connected, too; kafka-python would leave out of a large heap all but the first five."""
     connection = Connection(broker.bootstrap_servers, timeout=20)
     answers: list[set[int]] = []
-    with closing(connection.desk()) as asked, ThreadPoolExecutor(ASKERS) as pool:
+    with closing(connection.metadata_client()) as asked, ThreadPoolExecutor(ASKERS) as pool:
         answers += pool.map(lambda _: asked.partitions_of("nosuch"), range(ASKERS))
     assert answers == [set()] * ASKERS
