@@ -91,6 +91,6 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
 
 
 def test_every_file_is_described() -> None:
-    described = section(doc("operations"), "## Deploying")
+    described = section(doc("deployment"), "## Deploying")
     for name in FILES:
         assert f"`conf/deploy/{name}`" in described

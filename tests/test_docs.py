@@ -275,7 +275,7 @@ def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
 
 def test_variables() -> None:
     """The environment variables that are named mean something."""
-    named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
+    named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("configuration"), "## Where a setting comes from")))
     assert named - {
         *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT", "ABCAST_STORAGE_"),
     } <= set(parameters(command()))
@@ -291,7 +291,7 @@ def test_variables() -> None:
 def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a configuration file and of a sites' file are what they say."""
     file = tmp_path / "abcast.toml"
-    [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
+    [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("configuration"), "toml")
     file.write_text(described, encoding="utf-8")
     assert read_sites(file).home == "nyc"
     file.write_text(agreeing, encoding="utf-8")
@@ -315,7 +315,7 @@ def test_exit_codes() -> None:
 
 def test_topics() -> None:
     """Each topic of a group has a row, and each setting that a start asks for."""
-    shown, settings = tables(section(doc("operations"), "## Topics and settings"))
+    shown, settings = tables(section(doc("configuration"), "## Topics and settings"))
     named = [Topic.parse(re.sub("<[a-z]+>", "x", name)) for name in first_spans(shown)]
     assert [topic.role for topic in named if topic] == list(ROLES)
     every = [Topic("g", role, "s", "n" if role in BY_RELAYS else "") for role in ROLES]
@@ -326,7 +326,7 @@ def test_topics() -> None:
 
 
 def test_status_fields() -> None:
-    [table] = tables(section(doc("operations"), "## Status"))
+    [table] = tables(section(doc("monitoring"), "## Status"))
     assert set(GroupStatus._fields) <= set(first_spans(table))
 
 
@@ -338,7 +338,7 @@ def test_errors() -> None:
     ]
     for _ in range(3):  # a subclass may stand before its base
         known |= {name for found in classes for name, base in found if base in known}
-    [table] = tables(section(doc("operations"), "## Errors"))
+    [table] = tables(section(doc("troubleshooting"), "## Errors"))
     assert set(first_spans(row[:1] for row in table)) == known - {"AbcastError"}
 
 
