@@ -21,10 +21,10 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
-from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, OF_THE_JOB, UnservableGroups, raise_unfit
+from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, JOB_ERRORS, UnservableGroups, raise_unservable
 from connectors.kafka.log.same_log import Ledger
 from connectors.kafka.topics.topics import check_topics
 from connectors.storage.location import Location
@@ -70,13 +70,13 @@ class GroupSupervisor:
         ledger: Location | None,
         finder: TopicFinder,
         epochs: dict[str, int],
-        left_out: LeftOut,
+        suspended: SuspendedGroups,
         troubles: Troubles | None = None,
         fitness: Fitness | None = None,
     ) -> None:
-        """`epochs`: what this process has claimed, by group. `left_out`: groups that the others go on without. Both are
-        kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. `fitness`: as a Claimer's.
-        Raises BrokerUnreachable.
+        """`epochs`: what this process has claimed, by group. `suspended`: groups that the others go on without. Both
+        are kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. `fitness`: as a
+        Claimer's. Raises BrokerUnreachable.
         """
         self.pipelines: Mapping[str, Pipeline] = {}
         """The loop's, by group; it puts a new mapping here."""
@@ -90,7 +90,7 @@ class GroupSupervisor:
         self._keeper = GroupMaintenance(connection, site, epochs, "process", self._troubles)
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
-        self._left_out = left_out
+        self._suspended = suspended
         self._leaving: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
         self._takeovers: list[tuple[Takeover, Mapping[str, list[str]]]] = []
         self._places: set[TopicPartition] = set()
@@ -105,18 +105,18 @@ class GroupSupervisor:
         Those that can't be are tried again later; raises if none can be.
         """
         topics = self._topics(fresh=True)
-        unfit = self._begin({group: names for group, names in topics.items() if self._left_out.is_due(group)})
+        unservable = self._begin({group: names for group, names in topics.items() if self._suspended.is_due(group)})
         taken = Taken()
         while self._takeovers:
             came, failed = self._arrived(STALL_S)
-            unfit |= failed
+            unservable |= failed
             if taken.states and not came.states and not failed:
                 break
             taken = Taken({**taken.states, **came.states}, {**taken.partitions, **came.partitions})
-        if topics and len(unfit) == len(topics):
-            raise_unfit(unfit, topics)
-        for group, error in sorted(unfit.items()):
-            self._left_out.put(group, error)
+        if topics and len(unservable) == len(topics):
+            raise_unservable(unservable, topics)
+        for group, error in sorted(unservable.items()):
+            self._suspended.suspend(group, error)
         return taken
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class GroupSupervisor:
                         raise
                     # What is being written has its own patience with a broker that restarts. Of a topic that is gone,
                     # nothing is answered either: the next look finds that.
-                    if not self._finder.has_news():
+                    if not self._finder.has_changed():
                         _logger.warning("sequence: the broker does not answer")
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
             self._failure = error
@@ -178,7 +178,7 @@ class GroupSupervisor:
         self._of_fit(self._keeper.check_not_fenced)
         now = time.monotonic()
         # What is decided and not yet written counts as considered: that is so for some milliseconds.
-        self._troubles.put(SEQUENCER, self._left_out.troubles)
+        self._troubles.put(SEQUENCER, self._suspended.troubles)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._finder.find())
         self._of_fit(lambda: self._keeper.sign(considered, now, topics))
@@ -195,15 +195,15 @@ class GroupSupervisor:
         """Leave the groups in which it finds something wrong."""
         try:
             ask()
-        except UnservableGroups as unfit:
-            self._changes.put(Taken(gone=frozenset(unfit.errors)))
-            for group, error in unfit.errors.items():
+        except UnservableGroups as unservable:
+            self._changes.put(Taken(gone=frozenset(unservable.errors)))
+            for group, error in unservable.errors.items():
                 self._leave(group, error)
 
     def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
         try:
             watchdog.look(now)
-        except (NotCounting, *OF_ONE_GROUP) as error:
+        except (NotCounting, *GROUP_ERRORS) as error:
             if len(self._keeper.forward) == 1:
                 raise
             self._changes.put(Taken(gone=frozenset({group})))
@@ -212,7 +212,7 @@ class GroupSupervisor:
     def _leave(self, group: str, error: AbcastError) -> None:
         if group in self._keeper.forward:
             self._release(group)
-        self._left_out.put(group, error)
+        self._suspended.suspend(group, error)
 
     def _to_be_ticked(self) -> dict[str, int]:
         """Groups with members, and those that have left a snapshot for the next batch, which may be long in coming."""
@@ -239,15 +239,15 @@ class GroupSupervisor:
         )
         for group in gone:
             self._release(group)
-            self._left_out.forget(group)
+            self._suspended.forget(group)
         if gone:
             _logger.info("sequence: topics are gone of: %s", ", ".join(sorted(gone)))
             self._changes.put(Taken(gone=gone))
         self._find_partitions({group: topics[group] for group in known})
         new = topics.keys() - known.keys() - {group for _, names in self._takeovers for group in names}
-        due = {group: topics[group] for group in sorted(new) if self._left_out.is_due(group)}
+        due = {group: topics[group] for group in sorted(new) if self._suspended.is_due(group)}
         for group, error in (self._begin(due) if due else {}).items():
-            self._left_out.put(group, error)
+            self._suspended.suspend(group, error)
 
     def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
         """Have the partitions read that have come to known groups: those have nothing to take over."""
@@ -268,22 +268,22 @@ class GroupSupervisor:
 
     def _begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
         """Begin to take groups over. Returns what is wrong with those that can't be."""
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         try:
             check_topics(self._connection, topics, self._site)
         except UnservableGroups as found:
-            unfit = dict(found.errors)
-        except OF_THE_JOB:
+            unservable = dict(found.errors)
+        except JOB_ERRORS:
             raise
         except AbcastError as error:
             return dict.fromkeys(topics, error)
-        fit = {group: names for group, names in topics.items() if group not in unfit}
+        fit = {group: names for group, names in topics.items() if group not in unservable}
         if fit:
             by = Claimer(
                 self._connection, self._site, self._epochs, self.agreement, self._check_group, self._find_ledger()
             )
             self._takeovers.append((Takeover(by, fit), fit))
-        return unfit
+        return unservable
 
     def _find_ledger(self) -> Ledger | None:
         """Delta, which the extra `jobs` brings, is loaded where there is a ledger."""
@@ -299,9 +299,9 @@ class GroupSupervisor:
         """Serve groups that were taken over after the start. If one can't be, the others go on."""
         if not self._takeovers:
             return
-        taken, unfit = self._arrived(0.0)
-        for group, error in unfit.items():
-            self._left_out.put(group, error)
+        taken, unservable = self._arrived(0.0)
+        for group, error in unservable.items():
+            self._suspended.suspend(group, error)
         if taken.states:
             _logger.info("sequence: more groups: %s", ", ".join(taken.states))
             self._changes.put(taken)
@@ -310,19 +310,19 @@ class GroupSupervisor:
         """Groups that are taken over by now, and what is wrong with others."""
         states: dict[str, SequencerState] = {}
         topics: dict[str, list[str]] = {}
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         for running in list(self._takeovers):
             takeover, names = running
             for group, found in takeover.results(timeout_s).items():
                 if isinstance(found, AbcastError):
-                    unfit[group] = found
+                    unservable[group] = found
                 else:
                     states[group], topics[group] = found, names[group]
             if not takeover.is_running:
                 self._takeovers.remove(running)
                 takeover.close()
         if not states:
-            return Taken(), unfit
+            return Taken(), unservable
         partitions, lost = self._starts(topics, positions_of(states.values()))
         for group in lost:
             del states[group], topics[group]
@@ -332,14 +332,14 @@ class GroupSupervisor:
         except (BrokerUnreachable, KafkaRefused) as error:  # nobody else would serve them
             for group in topics:
                 self._keeper.release(group)
-            return Taken(), unfit | lost | dict.fromkeys(topics, error)
+            return Taken(), unservable | lost | dict.fromkeys(topics, error)
         for group, state in states.items():
             watchdog = self._watchdogs[group] = Watchdog(self._keeper.log, self._keeper.trouble_of)
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
             self._told[group] = state.seqno
         self._places.update(partitions)
-        self._left_out.take_back(states)
-        return Taken(states, partitions), unfit | lost
+        self._suspended.resume(states)
+        return Taken(states, partitions), unservable | lost
 
     def _check_group(self, state: SequencerState) -> None:
         """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""

@@ -19,8 +19,8 @@ Invariant: what is in DATA is all that was ever decided, and it is the same when
 
 What is wrong with one group is that group's. The loop waits for no write: a group whose DATA can't be written now holds
 what was read of it, which is bounded, and then is not read. A group that fails is left out, and taken over again later
-and later (`connectors.kafka.groups.left_out`). If none is left, the attempt fails. Failures that may pass are tried
-again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
+and later (`connectors.kafka.groups.suspended_groups`). If none is left, the attempt fails. Failures that may pass are
+tried again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from connectors.engine.intake import POLL_S, Intake, PartitionsFailed
 from connectors.engine.writing import WriteFailed, Writer
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.groups.left_out import LeftOut
 from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.transport import Record
@@ -103,7 +103,7 @@ class EngineJob:
         self.ready = threading.Event()
         self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
-        self._left_out = LeftOut(self.name)
+        self._suspended = SuspendedGroups(self.name)
         self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class EngineJob:
         self._work(
             lambda: GroupSupervisor(
                 *(options.connection, options.site, options.ledger, self._finder),
-                *(self._epochs, self._left_out, options.troubles, options.fitness),
+                *(self._epochs, self._suspended, options.troubles, options.fitness),
             ),
             lambda: Loop(options.connection, options.site, self._stop),
         )

@@ -34,10 +34,10 @@ from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.codec.inputs import Input
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP
+from connectors.kafka.groups.unservable_groups import GROUP_ERRORS
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_copy import changed_copies
 from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
@@ -64,11 +64,11 @@ class SiteAttendant(GroupSupervisor):
         agreement: AgreementSettings,
         finder: TopicFinder,
         epochs: dict[str, int],
-        left_out: LeftOut,
+        suspended: SuspendedGroups,
         troubles: Troubles | None = None,
     ) -> None:
         """As every attendant's. Raises BrokerUnreachable."""
-        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, left_out, troubles)
+        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, suspended, troubles)
         self._agreement = agreement
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
@@ -131,7 +131,7 @@ class SiteJob(EngineJob):
         connection = self.options.connection
         self._work(
             lambda: SiteAttendant(
-                connection, self._agreement, self._finder, self._epochs, self._left_out, self.options.troubles
+                connection, self._agreement, self._finder, self._epochs, self._suspended, self.options.troubles
             ),
             lambda: SiteLoop(connection, self._agreement, self._stop),
         )
@@ -200,7 +200,7 @@ class SiteLoop:
         except (WriteFailed, BrokerUnreachable) as error:
             self._leave(name, error)
             return None
-        except OF_ONE_GROUP as error:
+        except GROUP_ERRORS as error:
             assert group is not None
             if len(self._groups) == 1:
                 self._check_not_fenced(name, group)
@@ -235,7 +235,7 @@ class SiteLoop:
             self._drop(group)
             try:
                 self._groups[group] = AgreeingGroup(known_state(self._connection, self._agreement, state), state)
-            except OF_ONE_GROUP as error:
+            except GROUP_ERRORS as error:
                 failed[group] = error
         for group in taken.gone:
             self._drop(group)

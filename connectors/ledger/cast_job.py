@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.groups.topic_finder import LOOK_S
-from connectors.kafka.groups.unservable_groups import BEFORE_ITS_START, ask_each
+from connectors.kafka.groups.unservable_groups import START_ERRORS, ask_each
 from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
@@ -34,7 +34,7 @@ class CastLedgerJob(StreamingJob):
     """
 
     name = "ledger-casts"
-    ends_alone_with: tuple[type[AbcastError], ...] = BEFORE_ITS_START
+    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
     is_principal = False
     waits_s = (10.0, 30.0, 60.0, 300.0)
 

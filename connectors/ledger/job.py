@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.groups.side_by_side import SideBySide
-from connectors.kafka.groups.unservable_groups import BEFORE_ITS_START, raise_unfit
+from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
@@ -34,7 +34,7 @@ class LedgerJob(StreamingJob):
     """
 
     name = "ledger"
-    ends_alone_with: tuple[type[AbcastError], ...] = BEFORE_ITS_START
+    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
     """The errors of groups that end the job alone, if no group is left. The sequencer and the members go on."""
     waits_s = (10.0, 30.0, 60.0, 300.0)
 
@@ -83,17 +83,17 @@ class LedgerJob(StreamingJob):
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
         """Return where each group goes on. Raises UnservableGroups, or the error itself if all groups have it."""
         starts, ledger = dict[str, Start](), LedgerEnd(self.options.data / "ledger")
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:
             for group in groups:
                 asking.ask(group, partial(start_after, last_seqno.get(group, 0), self.options, group, ledger))
             while asking.is_waiting:
                 for group, found in asking.answers(1.0).items():
                     if isinstance(found, AbcastError):
-                        unfit[group] = found
+                        unservable[group] = found
                     else:
                         starts[group] = found
-        raise_unfit(dict(sorted(unfit.items())), groups)
+        raise_unservable(dict(sorted(unservable.items())), groups)
         return starts
 
     def try_again(self, group: str) -> None:

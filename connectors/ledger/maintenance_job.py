@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.unservable_groups import raise_unfit
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.acts import Act, tell
 from connectors.kafka.topics.data_purge import Lacking, lacking_unknown_sites, purge_data
 from connectors.kafka.topics.letter_purge import purge_letters
@@ -111,7 +111,7 @@ def maintain(
             if silent > 1 and not is_answered:
                 raise  # no broker answers
     if groups and len(done.failures) == len(groups) and not done.tables:
-        raise_unfit(done.failures, groups)
+        raise_unservable(done.failures, groups)
     return done
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from connectors.kafka.codec.inputs import Input
 from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.groups.topic_finder import TopicFinder
-from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, raise_unfit
+from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, raise_unservable
 from connectors.kafka.log.same_copy import changed_copies
 from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
@@ -142,13 +142,13 @@ class AgreeingShard(SequencerShard):
 
     def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
         groups: dict[str, Group] = {}
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         for group, state in states.items():
             try:
                 groups[group] = after_takeover(known_state(self.options.connection, self._agreement, state), state)
-            except OF_ONE_GROUP as error:
-                unfit[group] = error
-        raise_unfit(unfit, states)
+            except GROUP_ERRORS as error:
+                unservable[group] = error
+        raise_unservable(unservable, states)
         return groups
 
     def _source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
@@ -172,7 +172,7 @@ class AgreeingShard(SequencerShard):
         finally:
             consumer.close()
         starts: dict[TopicPartition, int] = {}
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         changed = changed_copies(self.options.connection, self._marks(found, groups))
         for partition, offsets in found.items():
             topic = _topic(partition.topic)
@@ -187,8 +187,8 @@ class AgreeingShard(SequencerShard):
                     else group.start_of_log(source.site, beginning)
                 )
             except HistoryUnavailable as error:
-                unfit[topic.group] = error
-        raise_unfit(unfit, groups)
+                unservable[topic.group] = error
+        raise_unservable(unservable, groups)
         return starts
 
     def _marks(

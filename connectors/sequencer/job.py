@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.groups.retrying import News
-from connectors.kafka.groups.unservable_groups import OF_THE_JOB
+from connectors.kafka.groups.retrying import LogThrottle
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.shard import SequencerShard
 from connectors.sequencer.shards import open_lane
@@ -143,10 +143,10 @@ class SequencerJob:
             error = lane.failure
             if error is None:
                 continue
-            is_own = isinstance(error, AbcastError) and not isinstance(error, OF_THE_JOB)
+            is_own = isinstance(error, AbcastError) and not isinstance(error, JOB_ERRORS)
             if not (is_own and has_others):
                 raise error
-            if lane.failed_for() == 0 and lane.news.has(str(error)):
+            if lane.failed_for() == 0 and lane.throttle.is_due(str(error)):
                 _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
             if not isinstance(error, Fenced):  # of what another one serves, that one tells
                 self.options.troubles.put(lane.job.name, dict.fromkeys(lane.groups, str(error)))
@@ -161,12 +161,12 @@ class _LaneThread:
 
     def __init__(self, job: SequencerShard) -> None:
         self.job = job
-        self.news = News()
+        self.throttle = LogThrottle()
         self.start()
 
     @property
     def groups(self) -> frozenset[str]:
-        return (self.job.groups or frozenset()) - self.job.left_out.reasons.keys()
+        return (self.job.groups or frozenset()) - self.job.suspended.reasons.keys()
 
     def start(self) -> None:
         self.failure: BaseException | None = None

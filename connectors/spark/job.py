@@ -32,11 +32,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.connection.backlog import Backlog, find_backlog, records_that_fit
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.groups.left_out import LeftOut
 from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, OF_THE_JOB, UnservableGroups
+from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, JOB_ERRORS, UnservableGroups
 from connectors.kafka.log.large_records import Large, find_large
 from connectors.kafka.log.open_transactions import READ_COMMITTED
 from connectors.kafka.transport import Record
@@ -146,7 +146,7 @@ class StreamingJob(ABC):
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
     waits_s: Sequence[float] = (math.inf,)
-    """Before a group that was left out is tried again (`connectors.kafka.groups.left_out`)."""
+    """Before a group that was left out is tried again (`connectors.kafka.groups.suspended_groups`)."""
 
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
@@ -160,7 +160,7 @@ class StreamingJob(ABC):
         self._told_hidden: set[str] = set()
         self.stuck_s = 0.0
         """For how long the batch in hand has not got on."""
-        self.left_out = LeftOut(self.name, self.waits_s)
+        self.suspended = SuspendedGroups(self.name, self.waits_s)
         """Groups that can't be served, and that the others go on without."""
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
@@ -238,12 +238,12 @@ class StreamingJob(ABC):
         """One query: from its start to the next reason for another."""
         try:
             self._run_query_of_fit()
-        except UnservableGroups as unfit:  # the others begin anew, at once
-            for group, error in unfit.errors.items():
-                self.left_out.put(group, error)
-            self.options.troubles.put(self.name, self.left_out.troubles)
-        except OF_ONE_GROUP as error:  # it was the last one
-            if not self.left_out.may_pass:
+        except UnservableGroups as unservable:  # the others begin anew, at once
+            for group, error in unservable.errors.items():
+                self.suspended.suspend(group, error)
+            self.options.troubles.put(self.name, self.suspended.troubles)
+        except GROUP_ERRORS as error:  # it was the last one
+            if not self.suspended.may_pass:
                 raise
             _logger.warning("%s: %s Other groups are waited for.", self.name, error)
             self._ends.wait(LAST_S)
@@ -254,20 +254,20 @@ class StreamingJob(ABC):
     def _takes_back(self) -> bool:
         """Whether groups that were left out can be served again; then the query is to begin anew, with them."""
         back = []
-        leaderless = self.leaderless(self.select_topics(self.finder.find())) if self.left_out.reasons else {}
-        for group in filter(self.left_out.is_due, self.left_out.reasons):
+        leaderless = self.leaderless(self.select_topics(self.finder.find())) if self.suspended.reasons else {}
+        for group in filter(self.suspended.is_due, self.suspended.reasons):
             try:
                 if group in leaderless:
                     raise leaderless[group]
                 self.try_again(group)
-            except OF_THE_JOB:
+            except JOB_ERRORS:
                 raise
             except AbcastError as error:
-                self.left_out.put(group, error)
+                self.suspended.suspend(group, error)
             else:
                 back.append(group)
-        self.left_out.take_back(back)
-        self.options.troubles.put(self.name, self.left_out.troubles)
+        self.suspended.resume(back)
+        self.options.troubles.put(self.name, self.suspended.troubles)
         return bool(back)
 
     def needs(self, topic: Topic) -> bool:  # noqa: ARG002 - as others have it
@@ -370,7 +370,7 @@ class StreamingJob(ABC):
             except BrokerUnreachable:
                 # The query has its own patience with a broker that restarts; if that ends, so does the query. Of topics
                 # that are gone nothing is answered either: the next look finds them gone.
-                if not self.finder.has_news():
+                if not self.finder.has_changed():
                     _logger.warning("%s: the broker does not answer", self.name)
             batch = newest(query) if now - reported > REPORT_S else None
             if batch is not None and batch.records > 0 and batch.number != told_batch:
@@ -422,10 +422,10 @@ class StreamingJob(ABC):
     def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         found = self.select_topics(self.finder.find(fresh=fresh))
         for group, error in self.leaderless(found).items():
-            if group not in self.left_out:
-                self.left_out.put(group, error)
-                self.options.troubles.put(self.name, self.left_out.troubles)
-        return {group: names for group, names in found.items() if names and group not in self.left_out}
+            if group not in self.suspended:
+                self.suspended.suspend(group, error)
+                self.options.troubles.put(self.name, self.suspended.troubles)
+        return {group: names for group, names in found.items() if names and group not in self.suspended}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.

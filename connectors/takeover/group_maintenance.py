@@ -6,8 +6,8 @@ which readers ignore. So it keeps nothing that a crash could cost.
 It asks for all groups with one question. Where that is not answered, it goes on without the groups that have a
 partition without a leader, and asks one leader after the other of the others; of one that does not answer, group by
 group, until it is taken to be away with all that it leads. Groups of which nothing is answered are asked again later
-and later (`connectors.kafka.groups.left_out`), apart from the others: they get no sign of life meanwhile, and hold up
-no other.
+and later (`connectors.kafka.groups.suspended_groups`), apart from the others: they get no sign of life meanwhile, and
+hold up no other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import NO_LEADER, Connection
-from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.groups.unservable_groups import OF_ONE_GROUP, raise_unfit
+from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, raise_unservable
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.sign_of_life import SignsOfLife
 from connectors.kafka.topics.topics import wrong_in_logs
@@ -84,7 +84,7 @@ class GroupMaintenance:
         self._without_claims: set[str] = set()  # groups of whose EPOCH nothing was told the last time
         self._without_data: set[str] = set()  # the same of DATA
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
-        self.away = LeftOut(f"{engine} sequencer")
+        self.away = SuspendedGroups(f"{engine} sequencer")
         """Groups of which Kafka tells nothing now."""
 
     def take(self, forward: Mapping[str, list[str]]) -> None:
@@ -127,7 +127,7 @@ class GroupMaintenance:
         other.
         """
         asked = [group for group in self.forward if self.away.is_due(group)]
-        unfit: dict[str, AbcastError] = {}
+        unservable: dict[str, AbcastError] = {}
         self._without_claims |= set(asked)
         for group, end in self._ends("epoch", asked).items() if asked else ():
             try:
@@ -137,13 +137,13 @@ class GroupMaintenance:
                         self._claims_seen[group] = end
                     self._without_claims.discard(group)
                     self._take_back([group])
-            except OF_ONE_GROUP as error:
-                unfit[group] = error
-        raise_unfit(unfit, self.forward)
+            except GROUP_ERRORS as error:
+                unservable[group] = error
+        raise_unservable(unservable, self.forward)
 
     def _take_back(self, groups: Iterable[str]) -> None:
         silent = self._without_claims | self._without_data
-        self.away.take_back(group for group in groups if group not in silent)
+        self.away.resume(group for group in groups if group not in silent)
 
     @contextlib.contextmanager
     def trouble_of(self, group: str) -> Iterator[None]:
@@ -159,7 +159,7 @@ class GroupMaintenance:
 
     def _leave(self, group: str, error: AbcastError) -> None:
         if self.away.is_due(group):  # else it is the same as just now
-            self.away.put(group, error)
+            self.away.suspend(group, error)
         if all(each in self.away for each in self.forward):
             raise error
 
@@ -179,10 +179,10 @@ class GroupMaintenance:
         self._without_data = (self._without_data | set(asked)) - ends.keys()
         here = {group: self._epochs[group] for group in ends if group not in self._without_claims}
         self._take_back(here)
-        raise_unfit(self._shorter(ends), self.forward)
+        raise_unservable(self._shorter(ends), self.forward)
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
-        left_out = {**silent, **self._troubles.left_out(topics, self._site)}
-        self._signs.give(here, considered, now, ends, self._troubles.of, left_out)
+        suspended = {**silent, **self._troubles.suspended(topics, self._site)}
+        self._signs.give(here, considered, now, ends, self._troubles.of, suspended)
 
     def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
         """Groups whose DATA ends before it did, and that they do. The next start tells more, or begins anew."""
@@ -258,7 +258,7 @@ class GroupMaintenance:
         for group, partition in partitions.items():
             led_by.setdefault(min(leaders.get(partition.topic, (_UNKNOWN,))), {})[group] = partition
         for group, partition in led_by.pop(NO_LEADER, {}).items():
-            self.away.put(group, BrokerUnreachable(f"{partition.topic} has no leader."))
+            self.away.suspend(group, BrokerUnreachable(f"{partition.topic} has no leader."))
         ends: dict[str, int] = {}
         deadline = time.monotonic() + _ASK_APART_S
         for leader in sorted(led_by, key=lambda leader: (leader <= self._asked_last, leader)):
@@ -286,7 +286,7 @@ class GroupMaintenance:
                 ends |= self._ask({group: partition}, _ASK_ONE_MS)
             except (BrokerUnreachable, KafkaRefused) as error:
                 silent += isinstance(error, BrokerUnreachable)
-                self.away.put(group, error)
+                self.away.suspend(group, error)
         return ends
 
     def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:

@@ -40,7 +40,7 @@ from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import Record, append
 from connectors.kafka.groups.side_by_side import SideBySide
-from connectors.kafka.groups.unservable_groups import raise_unfit
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.liveness import ALIVE, SILENT, judge, look_again
 from connectors.kafka.log.same_log import Ledger
@@ -96,21 +96,21 @@ def take_over(connection: Connection, group: str, site: str, claimed: dict[str, 
 def take_over_groups(by: Claimer, groups: Mapping[str, Iterable[str]]) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    All groups are looked at before the first is claimed, and none is claimed where one is unfit.
+    All groups are looked at before the first is claimed, and none is claimed where one is unservable.
 
-    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
+    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError where all groups are unservable, and
     UnservableGroups where some are.
     """
     states: dict[str, SequencerState] = {}
-    unfit: dict[str, AbcastError] = {}
+    unservable: dict[str, AbcastError] = {}
     with contextlib.closing(Takeover(by, groups, claims_some=False)) as takeover:
         while takeover.is_running:
             for group, found in takeover.results(_WRITTEN_S).items():
                 if isinstance(found, AbcastError):
-                    unfit[group] = found
+                    unservable[group] = found
                 else:
                     states[group] = found
-    raise_unfit(dict(sorted(unfit.items())), groups)
+    raise_unservable(dict(sorted(unservable.items())), groups)
     return {group: states[group] for group in groups}
 
 

@@ -115,7 +115,7 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
 def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: str, data: Location) -> _Found:
     """The status of each group. Raises what is wrong with all of them."""
     from connectors.diagnosis.status import is_left_out, read_status
-    from connectors.kafka.groups.unservable_groups import BEFORE_ITS_START, raise_unfit
+    from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
     from connectors.kafka.log.sign_of_life import read_signs
     from connectors.kafka.topics.topics import find_groups
 
@@ -136,13 +136,13 @@ def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: 
                 if name in leaderless:  # nothing would be answered, for seconds
                     raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
                 rows.append(read_status(connection, name, site, in_ledger, ledger))
-            except (*BEFORE_ITS_START, BrokerUnreachable) as error:
+            except (*START_ERRORS, BrokerUnreachable) as error:
                 errors[name] = error
             progress.advance()
     signs = read_signs(connection, errors, site).of_groups if errors else {}
     left_out = frozenset(name for name, sign in signs.items() if is_left_out(sign))
     if not rows and not left_out:
-        raise_unfit(errors, chosen)
+        raise_unservable(errors, chosen)
     return _Found(rows, errors, left_out)
 
 

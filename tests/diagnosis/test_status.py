@@ -92,13 +92,13 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
     assert not shown.is_left_out
     forward(connection, "alice", 3)
     troubles.put("sequence-2", {"g": "DATA has 2 partitions." * 100, "h": "it has no EPOCH."})
-    left_out = troubles.left_out([Topic("g", "epoch", "nyc")], "nyc")
-    assert list(left_out) == ["g"]
+    suspended = troubles.suspended([Topic("g", "epoch", "nyc")], "nyc")
+    assert list(suspended) == ["g"]
     troubles.serve("sequence-3", ["g"])
-    assert not troubles.left_out([Topic("g", "epoch", "nyc")], "nyc"), "another lane serves it by now"
+    assert not troubles.suspended([Topic("g", "epoch", "nyc")], "nyc"), "another lane serves it by now"
     troubles.end("sequence-2", "it is left alone.")
     assert "sequence" not in troubles.of("g")
-    SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, left_out=left_out)
+    SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, suspended=suspended)
     shown = read_status(connection, "g", "nyc")
     assert shown.trouble.startswith("it is left out: DATA has 2 partitions.")
     assert shown.is_left_out
@@ -286,7 +286,7 @@ class TestWhichGroupsAreJudged:
         monkeypatch.setattr(status, "find_topics", lambda _: found)
         monkeypatch.setattr("connectors.kafka.topics.topics.find_groups", lambda *_: ["foreign", "g", "out"])
         monkeypatch.setattr("jobs.inspection.status.connection_to", lambda *_: connection)
-        SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, left_out={"out": "it has no leader"})
+        SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, suspended={"out": "it has no leader"})
         return connection
 
     @pytest.mark.parametrize(

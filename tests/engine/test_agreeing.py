@@ -29,7 +29,7 @@ from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.entry_codec import read_entry
 from connectors.kafka.codec.inputs import Input, Neighbours
 from connectors.kafka.connection.sending import append
-from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log import entries
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
@@ -678,7 +678,7 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
 
 
 def attendant_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteAttendant:
-    return SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, LeftOut("sequence"))
+    return SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, SuspendedGroups("sequence"))
 
 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
@@ -691,11 +691,11 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    left_out = LeftOut("sequence")
-    with closing(SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", SITES)), finder, {}, left_out)) as attendant:
+    suspended = SuspendedGroups("sequence")
+    with closing(SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", SITES)), finder, {}, suspended)) as attendant:
         assert list(attendant.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
-        assert list(left_out.reasons) == ["h"]
+        assert list(suspended.reasons) == ["h"]
     for role in roles:
         del topics[Topic("g", role, "nyc")]
     with (

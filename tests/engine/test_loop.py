@@ -17,7 +17,7 @@ from connectors.engine.intake import InputLost
 from connectors.engine.job import Loop
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.codec.codec import forward_headers
-from connectors.kafka.groups.left_out import LeftOut
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.groups import positions_of
 from connectors.takeover.takeover import take_over
@@ -186,8 +186,8 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
         raise TopicMissing("abcast.g.epoch.nyc does not exist.")
 
     monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lacks)
-    left_out = LeftOut("sequence")
-    attendant = GroupSupervisor(kafka, "nyc", None, finder, {}, left_out)
+    suspended = SuspendedGroups("sequence")
+    attendant = GroupSupervisor(kafka, "nyc", None, finder, {}, suspended)
     attendant._keeper.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
     attendant._places |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
     attendant._find_changes()
@@ -196,5 +196,5 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     attendant._find_changes()
     assert [change.gone for change in attendant.changes()] == [{"g"}]
     assert list(attendant._keeper.forward) == ["h"]
-    assert list(left_out.reasons) == ["g"]
+    assert list(suspended.reasons) == ["g"]
     attendant.close()

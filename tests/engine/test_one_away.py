@@ -81,7 +81,7 @@ def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
     finder: Any = SimpleNamespace(
         find=lambda **_: list(topics),
         count_partitions=lambda **_: topics,
-        has_news=lambda: False,
+        has_changed=lambda: False,
         close=lambda: None,
     )
     job: EngineJob = EngineJob(EngineOptions(kafka, "nyc"))

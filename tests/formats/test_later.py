@@ -310,11 +310,11 @@ class TestFormats:
         assert {place: len(log) for place, log in kafka.topics.partitions.items() if place != EPOCHS} == {
             place: count for place, count in before.items() if place != EPOCHS
         }
-        with pytest.raises(UnservableGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unservable:
             take_over_groups(
                 Claimer(kafka, SITE), {group: [f"abcast.{group}.forward.{SITE}"] for group in ("g", "other")}
             )
-        assert list(unfit.value.errors) == ["g"]
+        assert list(unservable.value.errors) == ["g"]
 
     def test_a_sequencer_that_runs_stops_at_a_switch(self, kafka: MemoryConnection) -> None:
         epochs = {"g": take_over(kafka, "g", SITE).epoch}

@@ -198,9 +198,9 @@ def test_one_groups_format_is_that_groups_trouble() -> None:
     keeper.take(forward)
     keeper.check_not_fenced()
     kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         keeper.check_not_fenced()
-    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": LaterVersion}
+    assert {group: type(error) for group, error in unservable.value.errors.items()} == {"g": LaterVersion}
     keeper.close()
 
 

@@ -74,10 +74,10 @@ def test_the_ledger_goes_on_with_the_others(kafka: MemoryConnection, tmp_path: P
     assert job._starts(GROUPS, held).keys() == set(GROUPS)
     break_it, error = WRONG[wrong]
     break_it(kafka)
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         job._starts(GROUPS, held)
-    assert {group: type(each) for group, each in unfit.value.errors.items()} == {"wrong": error}
-    assert "wrong" in str(unfit.value)
+    assert {group: type(each) for group, each in unservable.value.errors.items()} == {"wrong": error}
+    assert "wrong" in str(unservable.value)
     assert list(job._starts(["fine"], held)) == ["fine"]
     with pytest.raises(error):
         job._starts(["wrong"], held)
@@ -89,6 +89,6 @@ def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) ->
     state: Any = SimpleNamespace(offsets={})
     assert len(job._positions(topics, state)) == 2
     kafka.topics.take_away(topics["wrong"][0], OFFSETS)
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         job._positions(topics, state)
-    assert list(unfit.value.errors) == ["wrong"]
+    assert list(unservable.value.errors) == ["wrong"]

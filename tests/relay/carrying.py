@@ -82,9 +82,9 @@ class Carrier:
         names = self.job.select_topics(self._topics()).get(group, [])
         try:
             self.positions = self.job.positions([topic for name in names if (topic := Topic.parse(name))])
-        except UnservableGroups as unfit:
-            [error] = unfit.errors.values()  # it serves one
-            raise error from unfit
+        except UnservableGroups as unservable:
+            [error] = unservable.errors.values()  # it serves one
+            raise error from unservable
         self.job.target_finder.close()
 
     def _topics(self) -> list[Topic]:

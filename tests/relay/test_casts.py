@@ -151,9 +151,9 @@ def test_a_hole_in_one_copy_stops_no_other_group(tmp_path: Path, monkeypatch: py
     for _ in range(40):
         here.topics.append(TopicPartition(str(topics[0]), 0), b"a/m", b"", [("abcast", b"2 fifo 7 1 - - -")])
     here.topics.drop(str(topics[0]), 40)
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         job.positions(topics)
-    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": HistoryUnavailable}
+    assert {group: type(error) for group, error in unservable.value.errors.items()} == {"g": HistoryUnavailable}
     assert job.positions(topics[1:]) == {TopicPartition(str(topics[1]), 0): 0}
     with pytest.raises(HistoryUnavailable, match="b lacks offsets 10 to 39"):
         job.positions(topics[:1])

@@ -127,7 +127,7 @@ def test_a_relay_that_serves_the_refused_group_alone_goes_on(
     with working([relay]) as [thread]:
         assert relay.ready.wait(20)
         assert f"The other groups go on; {GROUP} is tried again" in caplog.text
-        assert list(relay.left_out.reasons) == [GROUP]
+        assert list(relay.suspended.reasons) == [GROUP]
         assert not thread.done.is_set()
 
 

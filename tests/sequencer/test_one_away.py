@@ -76,9 +76,9 @@ def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
     """Where it is known before the claims, nobody is fenced."""
     kafka.topics.take_away(name(role))
     before = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         take_over_groups(Claimer(kafka, "nyc"), FORWARD)
-    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"away": BrokerUnreachable}
+    assert {group: type(error) for group, error in unservable.value.errors.items()} == {"away": BrokerUnreachable}
     assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == before
     kafka.topics.bring_back(name(role))
     assert list(take_over_groups(Claimer(kafka, "nyc"), FORWARD)) == list(GROUPS)
@@ -105,10 +105,10 @@ def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) ->
     newest = max(len(kafka.topics.partitions[data]) - 1, 0)
     stored = kafka.topics.partitions[data][newest]
     kafka.topics.partitions[data][newest] = stored._replace(value=raw)
-    with pytest.raises(UnservableGroups) as unfit:
+    with pytest.raises(UnservableGroups) as unservable:
         take_over_groups(Claimer(kafka, "nyc"), FORWARD)
-    assert list(unfit.value.errors) == ["away"]
-    assert "away" in str(unfit.value)
+    assert list(unservable.value.errors) == ["away"]
+    assert "away" in str(unservable.value)
 
 
 def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_a_lane_leaves_out_what_cannot_be_taken_over(
     lane = lane_of(kafka, tmp_path, GROUPS)
     with pytest.raises(Decided, match=r"^g$"):
         lane.run()
-    assert list(lane.left_out.reasons) == ["h"]
+    assert list(lane.suspended.reasons) == ["h"]
     assert "abcast.h.data.nyc has 2 partitions" in caplog.text
     assert "The other groups go on; h is tried again." in caplog.text
     with pytest.raises(UsageError, match=r"abcast\.h\.data\.nyc has 2 partitions"):
@@ -181,11 +181,11 @@ def test_a_lane_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp
     found = {group: [f"abcast.{group}.forward.nyc"] for group in GROUPS}
     keeper = lane._keeper = GroupMaintenance(kafka, "nyc", {}, "spark")
     keeper.forward = found
-    keeper.away.put("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
+    keeper.away.suspend("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
     assert not lane.leaderless(found)
     lane.stuck_s = HANGS_S
     assert list(lane.leaderless(found)) == ["h"]
-    keeper.away.put("g", BrokerUnreachable("nor of g."))
+    keeper.away.suspend("g", BrokerUnreachable("nor of g."))
     assert not lane.leaderless(found)
 
 
@@ -293,5 +293,5 @@ def test_the_eldest_lane_may_fail_beside_others(
         assert not thread.done.is_set()
         place = [Topic("g", "epoch", "nyc")]
         if not isinstance(error, Fenced):
-            eventually(lambda: job.options.troubles.left_out(place, "nyc"))
-        assert bool(job.options.troubles.left_out(place, "nyc")) is not isinstance(error, Fenced)
+            eventually(lambda: job.options.troubles.suspended(place, "nyc"))
+        assert bool(job.options.troubles.suspended(place, "nyc")) is not isinstance(error, Fenced)

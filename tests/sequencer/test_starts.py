@@ -75,14 +75,14 @@ class TestNothingIsClaimedInVain:
     """What is wrong with a group is found before the first claim."""
 
     def test_several_groups(self, kafka: MemoryConnection) -> None:
-        """All that are unfit are named, each with its reason; if all are, that is what is wrong."""
+        """All that are unservable are named, each with its reason; if all are, that is what is wrong."""
         for group in "hi":
             kafka.create(group, "nyc")
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 0)]
         kafka.topics.partitions[TopicPartition("abcast.i.data.nyc", 1)] = []
-        with pytest.raises(UnservableGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unservable:
             take_over_groups(Claimer(kafka, "nyc"), {"g": [str(FORWARD)], "h": [], "i": []})
-        assert {group: type(error) for group, error in unfit.value.errors.items()} == {
+        assert {group: type(error) for group, error in unservable.value.errors.items()} == {
             "h": TopicMissing,
             "i": UsageError,
         }
@@ -95,9 +95,9 @@ class TestNothingIsClaimedInVain:
         kafka.create("h", "nyc")
         take_over(kafka, "h", "nyc")
         take_over(kafka, "h", "nyc")
-        with pytest.raises(UnservableGroups) as unfit:
+        with pytest.raises(UnservableGroups) as unservable:
             take_over_groups(Claimer(kafka, "nyc", claimed={"h": 1}), {"g": [str(FORWARD)], "h": []})
-        assert {group: type(error) for group, error in unfit.value.errors.items()} == {"h": Fenced}
+        assert {group: type(error) for group, error in unservable.value.errors.items()} == {"h": Fenced}
         with pytest.raises(Fenced):
             take_over_groups(Claimer(kafka, "nyc", claimed={"h": 1}), {"h": []})
         assert log_of(kafka, EPOCH) == []

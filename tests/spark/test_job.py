@@ -284,13 +284,13 @@ def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
     cluster = _Cluster()
     finder = TopicFinder(cluster, look_every_s=1000.0)  # type: ignore[arg-type]
     assert len(finder.find()) == 2
-    assert not finder.has_news()
+    assert not finder.has_changed()
     cluster.is_away = True
-    assert not finder.has_news()
+    assert not finder.has_changed()
     cluster.is_away, cluster.gone = False, 1
-    assert finder.has_news()
+    assert finder.has_changed()
     assert finder.find() == [Topic("h", "data", "nyc")]
-    assert not finder.has_news()
+    assert not finder.has_changed()
 
 
 def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,9 +341,9 @@ def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Pat
     assert list(job._find_topics()) == ["g", "h"]
     away.append(Topic("h", "data", "nyc"))
     assert list(job._find_topics()) == ["g"]
-    assert "abcast.h.data.nyc has a partition without a leader" in job.left_out.reasons["h"]
+    assert "abcast.h.data.nyc has a partition without a leader" in job.suspended.reasons["h"]
     assert list(job.options.troubles.of("h"))
-    job.left_out._waits_s = (0.0,)
+    job.suspended._waits_s = (0.0,)
     assert not job._takes_back()
     del away[1]
     assert job._takes_back()
@@ -383,7 +383,7 @@ def test_a_group_of_which_kafka_takes_nothing_is_left_out(
     )
     job = _Unwritten(tmp_path, expired)
     job.run()
-    assert list(job.left_out.reasons) == (["h"] if answers else [])
+    assert list(job.suspended.reasons) == (["h"] if answers else [])
 
 
 class _Serving(StreamingJob):
@@ -427,7 +427,7 @@ def test_a_group_that_is_left_out_is_tried_again(
         eventually(lambda: job.served == [["g"]])
         assert "serving: retention has dropped what h lacks. The other groups go on; h is tried again." in caplog.text
         job.is_mended = True
-        job.left_out._waits_s = (0.0,)
+        job.suspended._waits_s = (0.0,)
         eventually(lambda: job.served == [["g"], ["g", "h"]])
     finally:
         job.stop()

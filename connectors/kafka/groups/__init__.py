@@ -1,1 +1,1 @@
-"""Which groups a job serves, and which it leaves out for a while."""
+"""The groups that a job serves, and the ones it suspends for a while."""

@@ -1,6 +1,6 @@
-"""Which groups of a site a job serves: those whose names match one of its patterns, or all; and how often it looks.
+"""Choose the groups of a site that a job serves: all, or the ones that match its patterns.
 
-A job sees no topic of any other group: what looks for topics drops them (`connectors.kafka.groups.topic_finder`).
+A job never sees a topic of any other group: `connectors.kafka.groups.topic_finder` drops these.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import NamedTuple
 from ordering.base.errors import UsageError
 
 LOOK_EVERY_S = 10.0
-"""How often a job looks for new topics, unless it is told otherwise."""
+"""The default interval at which a job looks for new topics."""
 
 _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+")
 
 
 class GroupChoice(NamedTuple):
-    """`patterns`: as a shell's, of which one must match the whole name; none for all groups."""
+    """`patterns`: shell patterns; a group's whole name must match one. () chooses all groups."""
 
     patterns: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> GroupChoice:
-        """Inverse of `str`: patterns with commas between them. Raises UsageError."""
+        """Invert `str`: parse patterns with commas between them. Raises UsageError."""
         patterns = tuple(part.strip() for part in text.split(","))
         for pattern in patterns:
             if not _PATTERN.fullmatch(pattern):

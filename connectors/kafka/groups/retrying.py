@@ -1,7 +1,7 @@
-"""When a job that failed is started again, and how that is told.
+"""Decide when a failed job is restarted, and how often its failure is logged.
 
-A job begins anew from what the log says, so to try again costs time only. What may pass by itself (a broker that
-restarts) is tried again after a while; anything else ends the job.
+A restarted job begins from what its log says, so a retry costs only time. A failure that may pass by itself (a broker
+that restarts) is retried after a while; any other ends the job.
 """
 
 from __future__ import annotations
@@ -19,52 +19,50 @@ from ordering.base.errors import (
 )
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
-"""Waits between attempts. After as many failures in a row that are no broker's, the job ends."""
+"""Waits between attempts. The job ends after as many failures in a row that are not a broker's."""
 HEALTHY_S = 60.0
-"""An attempt that ran this long starts with a clean record."""
+"""An attempt that ran this long clears the count of failures."""
 STILL_FAILING_S = 300.0
-"""A failure that goes on is told again this often; one that changes, at once."""
+"""The interval at which an unchanged failure is logged again; a changed one is logged at once."""
 
 _logger = logging.getLogger(__name__)
 
 
-class News:
-    """What has been told: each thing once, and now and then that it is still the same."""
+class LogThrottle:
+    """Limits repeated log messages: each is logged once, and again from time to time while it stays the same."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
-    def has(self, text: str) -> bool:
-        """Whether that is to be told now; then it is."""
+    def is_due(self, text: str) -> bool:
+        """Whether to log the text now; if so, it counts as logged."""
         now = time.monotonic()
-        if text == self._text and now - self._told_at <= STILL_FAILING_S:
+        if text == self._text and now - self._logged_at <= STILL_FAILING_S:
             return False
-        self._text, self._told_at = text, now
+        self._text, self._logged_at = text, now
         return True
 
-    def forget(self) -> None:
-        """Whatever comes is new."""
+    def reset(self) -> None:
+        """Log the next text in any case."""
         self._text = ""
 
 
 class Retries:
-    """The failures of one job, one after the other. With `keeps_trying` any failure but a wrong configuration is tried
-    again, however often.
-    """
+    """Counts a job's failures in a row. With `keeps_trying`, all but a wrong configuration are retried for ever."""
 
     def __init__(self, name: str, *, keeps_trying: bool = False) -> None:
         self._name = name
         self._keeps_trying = keeps_trying
         self._failures = 0
-        self._news = News()
+        self._throttle = LogThrottle()
 
     def succeeded(self) -> None:
-        """The attempt ended in order."""
+        """Count no failure: the attempt ended in order."""
         self._failures = 0
 
     def failed(self, error: AbcastError, ran_s: float) -> float:
-        """The attempt has failed after so long: the seconds to wait before the next. Raises what will not pass."""
+        """Return the seconds to wait after an attempt that ran for `ran_s`. Raises a failure that will not pass."""
         if not error.is_failure:
             self.succeeded()
             _logger.info("%s: %s Starting again.", self._name, error)
@@ -74,14 +72,14 @@ class Retries:
             raise error
         wait_s = BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1]
         if self._failures == 1:
-            self._news.forget()
-        if self._news.has(str(error)):
+            self._throttle.reset()
+        if self._throttle.is_due(str(error)):
             _logger.warning("%s: %s Starting again in %g s.", self._name, error, wait_s)
         return wait_s
 
     def _may_pass(self, error: AbcastError) -> bool:
         if self._keeps_trying:
             return not isinstance(error, UsageError | EnvironmentProblem)
-        # For a broker, a store, or the sequencer, a job waits as long as it takes: there is nothing else to do.
+        # A job waits without limit for a broker, a store or the sequencer: there is nothing else to do.
         waits = isinstance(error, BrokerUnreachable | StoreUnreachable | NoSnapshot)
         return error.retriable and (self._failures <= len(BACKOFF_S) or waits)

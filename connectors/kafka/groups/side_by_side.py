@@ -1,4 +1,4 @@
-"""Asking of many groups side by side, so that one of which nothing is answered holds up no other."""
+"""Query many groups in parallel, so that a group without an answer holds up no other."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Generic, TypeVar
 from kafka.errors import KafkaError
 
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.unservable_groups import OF_THE_JOB
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.kafka.log.data_log import consumer_of_logs
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError, ProtocolViolation
 
 GROUPS_AT_ONCE = 32
-"""So many are asked of at the same time, each thread by a connection of its own: a thousand would take minutes."""
+"""Parallel queries, each thread with a connection of its own: a thousand groups in a row would take minutes."""
 
 _Answer = TypeVar("_Answer")
 _logger = logging.getLogger(__name__)
 
 
 class SideBySide(Generic[_Answer]):
-    """Asks of groups in threads, each of which has a consumer. Close it."""
+    """Queries groups in threads that have a consumer each. Close it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -36,18 +36,18 @@ class SideBySide(Generic[_Answer]):
         self._done: queue.SimpleQueue[tuple[str, Future[_Answer | AbcastError]]] = queue.SimpleQueue()
 
     def ask(self, group: str, question: Callable[[Consumer], _Answer]) -> None:
-        """Ask of a group, as soon as a thread is free."""
+        """Queue a question about a group."""
         self._waiting.add(group)
         asked = self._pool.submit(self._answer, group, question)
         asked.add_done_callback(lambda future: self._done.put((group, future)))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are groups of which no answer was returned."""
+        """Whether a group's answer was not returned yet."""
         return bool(self._waiting)
 
     def answers(self, timeout_s: float) -> dict[str, _Answer | AbcastError]:
-        """The next answers, by group, or what is wrong with it; none if none come in time. Raises OF_THE_JOB."""
+        """Return the next answers or errors by group; {} if none arrive in time. Raises JOB_ERRORS."""
         found: dict[str, _Answer | AbcastError] = {}
         while self._waiting:
             try:
@@ -59,18 +59,18 @@ class SideBySide(Generic[_Answer]):
         return found
 
     def close(self) -> None:
-        """Ask no more, and disconnect when the answers that are waited for have come, or failed."""
+        """Stop asking, and disconnect once the running questions have ended."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         for consumer in self._consumers:
             consumer.close()
 
     def _answer(self, group: str, question: Callable[[Consumer], _Answer]) -> _Answer | AbcastError:
-        """Its error has the group's name."""
+        """Return the answer, or the error with the group's name in it."""
         try:
             return question(self._consumer())
         except AbcastError as error:
             named = error if group in str(error) else type(error)(f"group {group}: {error}")
-            if isinstance(error, OF_THE_JOB):
+            if isinstance(error, JOB_ERRORS):
                 raise named from error.__cause__
             return named
         except KafkaError as error:

@@ -1,7 +1,7 @@
-"""Looks for abcast's topics in one Kafka, again and again, by one connection that it keeps.
+"""Find abcast's topics in one Kafka repeatedly, by a connection that it keeps.
 
-A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made seldom, however
-often it is asked for. Connecting anew each time (TLS, SASL) would cost the brokers more than the list.
+A running job asks every second or so. Each look is a full list of the cluster's topics, so the list is cached. A new
+connection each time (TLS, SASL) would cost the brokers more than the list.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
 
 LEADERLESS_S = 3.0
-"""A partition that has no leader for so long is away: it takes less to elect another one."""
+"""A partition without a leader for this long counts as away: an election takes less."""
 _LOOK_SOON_S = 1.0
-"""How old the list may be while a partition has no leader."""
+"""The list's greatest age while a partition has no leader."""
 _DOUBTED_S = 2.0
-"""How old it may be while something waits for Kafka."""
+"""The list's greatest age while something waits for Kafka."""
 LOOK_S = 10.0
-"""How old the list may be that `find` returns, unless another time is given."""
+"""The default for the greatest age of the list that `find` returns."""
 
 
 class TopicFinder:
-    """Thread-safe. `close` it; asked again after that, it connects again."""
+    """Finds topics. Thread-safe. `close` it; a later question connects again."""
 
     def __init__(
         self, connection: Connection, groups: GroupChoice = ALL_GROUPS, look_every_s: float = LOOK_EVERY_S
     ) -> None:
-        """Finds topics of these groups only; the list that it returns may be so old."""
+        """Find topics of these groups only. `look_every_s`: the list's greatest age."""
         self._connection = connection
         self._groups = groups
         self._look_every_s = look_every_s
@@ -47,14 +47,14 @@ class TopicFinder:
         self._leaderless: dict[Topic, float] = {}  # since when
 
     def find(self, *, fresh: bool = False) -> list[Topic]:
-        """All topics of its groups in the cluster, sorted by name; with `fresh`, as they are now.
+        """Return all topics of its groups in the cluster, sorted by name; with `fresh`, as they are now.
 
         Raises BrokerUnreachable.
         """
         return list(self.count_partitions(fresh=fresh))
 
     def count_partitions(self, *, fresh: bool = False) -> dict[Topic, int]:
-        """The same, each with the number of its partitions. Raises BrokerUnreachable."""
+        """Return the same with the number of each topic's partitions. Raises BrokerUnreachable."""
         with self._lock:
             may_be_old_s = min(self._look_every_s, _LOOK_SOON_S) if self._leaderless else self._look_every_s
             if fresh or time.monotonic() - self._found_at >= may_be_old_s:
@@ -63,21 +63,21 @@ class TopicFinder:
             return self._found
 
     def leaderless(self) -> list[Topic]:
-        """Topics of which a partition is away, as far as was found, sorted by name."""
+        """Return the topics with a partition away, as of the last look, sorted by name."""
         with self._lock:
             now = time.monotonic()
             return sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
 
     def doubt(self) -> None:
-        """Something waits for Kafka: the next `find` has a list of just now, or nearly so."""
+        """Make the next `find` look now, or nearly so: something waits for Kafka."""
         with self._lock:
             if time.monotonic() - self._found_at >= min(self._look_every_s, _DOUBTED_S):
                 self._found_at = float("-inf")
 
-    def has_news(self) -> bool:
-        """Look now, as something has failed: whether there are other topics than those that were found last.
+    def has_changed(self) -> bool:
+        """Look now, after a failure; return whether the topics have changed since the last look.
 
-        No, if no broker answers.
+        False if no broker answers.
         """
         with self._lock:
             before = self._found

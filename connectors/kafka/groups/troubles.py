@@ -1,4 +1,4 @@
-"""What the jobs of this process can't do now, for the signs of life that its sequencer gives (`abcast status`)."""
+"""Collect what the jobs of this process can't do now, for the sequencer's signs of life (`abcast status`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEQUENCER = "sequence"
 
 
 class Troubles:
-    """Of all jobs of a process, each by its name. Thread-safe."""
+    """The troubles of a process's jobs, by the job's name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,22 +20,22 @@ class Troubles:
         self._served: dict[str, frozenset[str]] = {}
 
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
-        """The job goes on without these groups, for these reasons; what was told before is over."""
+        """Set the groups that a job goes on without, and the reasons; replaces the earlier ones."""
         with self._lock:
             self._of_jobs[job] = dict(reasons)
 
     def serve(self, job: str, groups: Collection[str]) -> None:
-        """The job serves just these groups now, whatever another one of the sequencer's jobs has left out."""
+        """Set the groups that a job serves now, even if another of the sequencer's jobs has suspended them."""
         with self._lock:
             self._served[job] = frozenset(groups)
 
     def end(self, job: str, why: str) -> None:
-        """The job has ended, and the process goes on."""
+        """Note that a job has ended while the process goes on."""
         with self._lock:
             self._ended[job] = why
 
-    def left_out(self, topics: Collection[Topic], site: str) -> dict[str, str]:
-        """Groups that the sequencer goes on without, and why: those with an EPOCH, where a sign can be given."""
+    def suspended(self, topics: Collection[Topic], site: str) -> dict[str, str]:
+        """Return the groups that the sequencer goes on without, and why, if they have an EPOCH, which a sign needs."""
         with self._lock:
             of_sequencer = [reasons for job, reasons in self._of_jobs.items() if job.startswith(SEQUENCER)]
             served = frozenset().union(*self._served.values())
@@ -47,12 +47,12 @@ class Troubles:
         }
 
     def of(self, group: str) -> str:
-        """What other jobs than the sequencer do not do for the group; "" if nothing is wrong."""
+        """Return what jobs other than the sequencer don't do for the group; "" if nothing is wrong."""
         with self._lock:
-            told = [f"{job} has ended: {why}" for job, why in self._ended.items() if not job.startswith(SEQUENCER)]
-            told += [
+            sentences = [f"{job} has ended: {why}" for job, why in self._ended.items() if not job.startswith(SEQUENCER)]
+            sentences += [
                 f"{job} leaves it out: {reasons[group]}"
                 for job, reasons in self._of_jobs.items()
                 if group in reasons and not job.startswith(SEQUENCER) and job not in self._ended
             ]
-        return " ".join(told)
+        return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""Groups that can't be served, while others can: what is wrong with one ends the work on that one alone."""
+"""Errors of single groups: a group that can't be served ends only its own work."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from ordering.base.names import Topic
 
 Answer = TypeVar("Answer")
 
-OF_THE_JOB = (EnvironmentProblem,)
-"""What is wrong with the job: no group can be served."""
-OF_ONE_GROUP = (Fenced, UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
-"""What may be wrong with a group, and with that one alone."""
-BEFORE_ITS_START = (*OF_ONE_GROUP, TopicMissing)
-"""The same of a group that is not served yet."""
+JOB_ERRORS = (EnvironmentProblem,)
+"""Errors of the whole job: no group can be served."""
+GROUP_ERRORS = (Fenced, UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
+"""Errors that may concern one group alone."""
+START_ERRORS = (*GROUP_ERRORS, TopicMissing)
+"""The same for a group that is not served yet."""
 
 
 class UnservableGroups(AbcastError):
-    """Some of the groups can't be served. `errors`: what is wrong, by group."""
+    """Some of the groups can't be served. `errors`: the error of each."""
 
     def __init__(self, errors: Mapping[str, AbcastError]) -> None:
         super().__init__(_as_text(errors))
         self.errors = errors
 
 
-def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> None:
-    """Raise UnservableGroups, or what is wrong itself if it is wrong with all of the groups; nothing without errors."""
+def raise_unservable(errors: Mapping[str, AbcastError], groups: Collection[str]) -> None:
+    """Raise UnservableGroups, or the error itself if it concerns all of the groups; return if there are no errors."""
     if not errors:
         return
     if len(errors) < len(groups):
@@ -47,23 +47,23 @@ def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> N
 
 
 def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
-    """Ask of every topic. Raises, at the end, what is wrong with groups of theirs, as `raise_unfit`.
+    """Ask about each topic; return the answers. In the end, raises the groups' errors as `raise_unservable` does.
 
-    Raises BrokerUnreachable at once where nothing is answered of the first groups: then nobody is there.
+    Raises BrokerUnreachable at once if the first groups all get no answer: then no broker is there.
     """
     answers: dict[Topic, Answer] = {}
-    unfit: dict[str, AbcastError] = {}
+    unservable: dict[str, AbcastError] = {}
     for topic in topics:
-        if topic.group not in unfit:
+        if topic.group not in unservable:
             try:
                 answers[topic] = ask(topic)
-            except OF_THE_JOB:
+            except JOB_ERRORS:
                 raise
             except AbcastError as error:
-                unfit[topic.group] = error
-                if not answers and len(unfit) > 1 and all(map(_is_away, unfit.values())):
+                unservable[topic.group] = error
+                if not answers and len(unservable) > 1 and all(map(_is_away, unservable.values())):
                     raise
-    raise_unfit(unfit, {topic.group for topic in topics})
+    raise_unservable(unservable, {topic.group for topic in topics})
     return answers
 
 

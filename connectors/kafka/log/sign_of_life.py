@@ -106,20 +106,20 @@ class SignsOfLife:
         now: float,
         ends: Mapping[str, int] = MappingProxyType({}),
         trouble_of: Callable[[str], str] = lambda _: "",
-        left_out: Mapping[str, str] = MappingProxyType({}),
+        suspended: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Sign for these groups, each with its epoch, if it is time to.
 
         `considered`: of FORWARD partitions, the first offset that is not considered yet. `ends`: where DATA of groups
-        ends. `left_out`: groups that the sequencer goes on without, and why.
+        ends. `suspended`: groups that the sequencer goes on without, and why.
         """
-        if not self.is_due(now) or not (epochs or left_out):
+        if not self.is_due(now) or not (epochs or suspended):
             return
         self._next = now + SIGN_EVERY_S
         at = this_host(), self._engine, time.time_ns() // 1_000_000
         signs = {
             _partition(group, self._site): Sign(0, *at, why).encode()
-            for group, why in left_out.items()
+            for group, why in suspended.items()
             if group not in epochs
         }
         signs |= {

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import ALLOWED, MetadataClient
-from connectors.kafka.groups.unservable_groups import raise_unfit
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import too_many_partitions, topic_missing
 from connectors.kafka.login.refusals import may_not
 from connectors.kafka.transport import Consumer
@@ -245,7 +245,7 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
             if Topic(group, role, site) not in of_site:
                 errors[group] = topic_missing(str(Topic(group, role, site)), group, site)
                 break
-    raise_unfit(dict(sorted(errors.items())), wanted)
+    raise_unservable(dict(sorted(errors.items())), wanted)
 
 
 def check_relayed_is_seen(metadata: MetadataClient, group: str, site: str, operation: str = "DESCRIBE") -> None:

@@ -1,10 +1,10 @@
-"""Groups that a job goes on without for a while: which, why, and when each is tried again.
+"""Suspend groups that a job can't serve now, and retry each after a while.
 
-A group's trouble is told once, and again when it changes. The waits grow, up to half a minute, so that a group that
-can't be served costs the others nothing, and one that can again is served soon.
+A group's trouble is logged once, and again when it changes. The waits grow, up to half a minute: so a group that can't
+be served costs the others nothing, and is served soon after its trouble has passed.
 
-A group that another sequencer has taken over (`Fenced`) is left out, too, but it is no trouble: it is served. What is
-told of such a group is told by that one.
+A group that another sequencer has taken over (`Fenced`) is suspended, too, but that is no trouble: the other sequencer
+serves it, and reports on it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from connectors.kafka.groups.retrying import HEALTHY_S, News
+from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
 from ordering.base.errors import AbcastError, Fenced
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -24,20 +24,22 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Trouble:
-    """Of one group. `why`: what is wrong now; "" if it is served, since `since`. `is_served`: by another."""
+    """The state of one group. `why`: the trouble now; "" if it is served, since `since`. `is_served`: by another
+    sequencer.
+    """
 
     why: str = ""
     may_pass: bool = False
     is_served: bool = False
     since: float = 0.0
     failures: int = 0
-    news: News = field(default_factory=News)
+    throttle: LogThrottle = field(default_factory=LogThrottle)
 
 
-class LeftOut:
-    """For one job; outlives its attempts. One thread at a time.
+class SuspendedGroups:
+    """The suspended groups of one job; outlives the job's attempts. Not thread-safe.
 
-    `waits_s`: before a group is tried again, the first time, the second …; the last one from then on.
+    `waits_s`: the waits before the first retry, the second, …; the last one repeats.
     """
 
     def __init__(self, job: str, waits_s: Sequence[float] = WAITS_S) -> None:
@@ -45,8 +47,8 @@ class LeftOut:
         self._waits_s = waits_s
         self._troubles: dict[str, _Trouble] = {}
 
-    def put(self, group: str, error: AbcastError) -> None:
-        """The others go on without the group."""
+    def suspend(self, group: str, error: AbcastError) -> None:
+        """Suspend a group: the others go on without it."""
         trouble = self._troubles.setdefault(group, _Trouble())
         now = time.monotonic()
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
@@ -54,20 +56,20 @@ class LeftOut:
         trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
         trouble.is_served = isinstance(error, Fenced)
         if is_new:
-            trouble.news.forget()
-        if trouble.news.has(str(error)):
+            trouble.throttle.reset()
+        if trouble.throttle.is_due(str(error)):
             then = "is taken back if that one falls silent" if trouble.is_served else "is tried again"
             _logger.error("%s: %s The other groups go on; %s %s.", self._job, error, group, then)
 
     def is_due(self, group: str) -> bool:
-        """Whether it is to be tried: it was not left out, or its time has come."""
+        """Whether to try the group: it is not suspended, or its wait is over."""
         trouble = self._troubles.get(group)
         if trouble is None or not trouble.why:
             return True
         return time.monotonic() - trouble.since >= self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
 
-    def take_back(self, groups: Iterable[str]) -> None:
-        """They are served again."""
+    def resume(self, groups: Iterable[str]) -> None:
+        """Mark the groups as served again."""
         for group in groups:
             trouble = self._troubles.get(group)
             if trouble is not None and trouble.why:
@@ -75,12 +77,12 @@ class LeftOut:
                 _logger.info("%s: group %s is served again", self._job, group)
 
     def forget(self, group: str) -> None:
-        """The group is gone."""
+        """Drop the state of a group that is gone."""
         self._troubles.pop(group, None)
 
     @property
     def may_pass(self) -> bool:
-        """Whether one of them can't be served because of what may pass by itself."""
+        """Whether the trouble of a suspended group may pass by itself."""
         return any(trouble.may_pass for trouble in self._troubles.values() if trouble.why)
 
     def __contains__(self, group: object) -> bool:
@@ -88,10 +90,10 @@ class LeftOut:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What is wrong with each group that is left out now."""
+        """The trouble of each suspended group."""
         return {group: trouble.why for group, trouble in list(self._troubles.items()) if trouble.why}
 
     @property
     def troubles(self) -> dict[str, str]:
-        """The same without those that another sequencer serves."""
+        """The same, without groups that another sequencer serves."""
         return {group: why for group, why in self.reasons.items() if not self._troubles[group].is_served}
