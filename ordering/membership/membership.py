@@ -242,7 +242,7 @@ class Membership:
         """Whether the sender is quiet after its FLUSH_OK. Its messages are dropped until it sends them again later."""
         return kind == MESSAGE and address in self._silenced
 
-    def last_life_over(self, address: str, *, has_row: bool) -> int:
+    def last_incarnation_over(self, address: str, *, has_row: bool) -> int:
         """Return the highest incarnation of a sender that is over: nothing more of it is ordered. 0 if there is none.
 
         `has_row`: whether the received table has the sender.

@@ -1,1 +1,1 @@
-"""The sequencer: gives each message its seqno, row by row or by columns."""
+"""The sequencer, which gives each message its seqno, row by row or by columns."""

@@ -1,11 +1,11 @@
-"""The sequencer's `step` on columns: one batch as numpy arrays, no Python per row where the rows are regular.
+"""The sequencer's `step` on columns: a batch as numpy arrays, without Python per row where the rows are regular.
 
 Equal to `ordering.sequencer.sequencer.step` (property-tested). Payloads and headers never enter. Plain duplicates are
 dropped first. A row is then *regular* if it is the next one of its sender. Array arithmetic decides the senders whose
-rows are all regular. Only the rows of the other senders are walked one by one.
+rows are all regular; only the rows of the other senders are walked one by one.
 
-Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records are rare, and so is a flush: a
-piece of a batch with such a record in it, or inside a flush, is left to `step` itself.
+Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records and flushes are rare: `step`
+itself decides a piece of a batch that has such a record, or lies inside a flush.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Mask = NDArray[np.bool_]
 class ForwardColumns:
     """A batch of FORWARD records of one group, one array element a record, in log order.
 
-    `partitions` are the distinct ones in sorted order and `partition` indexes it; `senders` are the distinct
-    sender addresses and `sender` indexes it; `well_formed` is False where the codec found a reason for a dead
-    letter (the other columns are then meaningless). `timestamp_ms` is the broker's. `controls` has the kind and the
-    payload of the rows that are neither messages nor heartbeats, by row.
+    `partition` indexes `partitions`, the distinct partitions in sorted order. `sender` indexes `senders`, the distinct
+    addresses. `well_formed` is False where the codec found a reason for a dead letter; the other columns then mean
+    nothing. `timestamp_ms` is the broker's. `controls` has, by row, the kind and the payload of the rows that are
+    neither messages nor heartbeats.
     """
 
     partitions: Sequence[Partition]
@@ -56,16 +56,16 @@ class ForwardColumns:
 
     @property
     def linked(self) -> Mask:
-        """Which rows a link has brought."""
+        """The mask of the rows that a link has brought."""
         return np.zeros(len(self.offset), np.bool_) if self.link is None else self.link.session >= 0
 
 
 class Decisions(NamedTuple):
-    """What became of each row.
+    """The decision on each row.
 
-    `seqno` is the number given, 0 where the row was dropped. `dead` marks the rows that are dead letters for each of
-    the reasons that `step` finds. `controls` are the rows of the input's that have a seqno, with the kind and the
-    payload that were decided.
+    `seqno` is the one given, 0 where the row was dropped. `dead` has, for each reason that `step` finds, the mask of
+    the rows that are dead letters for it. `controls` has the input's control rows that got a seqno, with the decided
+    kind and payload.
     """
 
     state: SequencerState
@@ -75,7 +75,7 @@ class Decisions(NamedTuple):
 
 
 def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
-    """Decide a batch, or a part of one. Raises ProtocolViolation if the rows are not in log order."""
+    """Decide a batch, or a part of one. Raises ProtocolViolation unless the rows are in log order."""
     _assert_log_order(rows)
     membership = state.membership
     if rows.controls or membership.flush.phase is not FlushPhase.RUNNING:
@@ -127,7 +127,7 @@ def _at(indices: NDArray[np.intp], length: int) -> Mask:
 
 
 def _take_linked(links: LinkTable, positions: Mapping[Partition, int], rows: ForwardColumns, linked: Mask) -> Mask:
-    """The messages that links have brought and that are new here: link by link, as the rows are sorted."""
+    """Return the mask of the linked messages that are new here, link by link, as the rows are sorted."""
     taken = np.zeros(len(linked), np.bool_)
     origins: list[str] = []
     for code, partition in enumerate(rows.partitions):
@@ -154,7 +154,7 @@ def _take_linked(links: LinkTable, positions: Mapping[Partition, int], rows: For
 
 
 def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
-    """Which rows stand before what DATA came from, so that a predecessor has considered them, too."""
+    """Return the mask of the rows before the last source in DATA, which a predecessor has considered already."""
     decided = np.array([state.decided.get(partition, 0) for partition in rows.partitions], dtype=np.int64)
     return rows.offset < decided[rows.partition] if len(rows.partitions) else np.zeros(len(rows.offset), np.bool_)
 
@@ -162,7 +162,7 @@ def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
 class _SenderTable:
     """The received table of the senders in a batch: `known` by sender, and the same as arrays.
 
-    `last_life_over`: the highest incarnation of each sender of which nothing more is ordered.
+    `last_over` has the highest incarnation of each sender that is over: nothing more of it is ordered.
     """
 
     def __init__(self, state: SequencerState, senders: Sequence[str]) -> None:
@@ -170,32 +170,32 @@ class _SenderTable:
         self.known = [state.received.get(address, NOTHING_ACCEPTED) for address in senders]
         self.base = np.array(self.known, dtype=np.int64).reshape(len(senders), 2)
         self.has_row = np.fromiter((sender in state.received for sender in senders), np.bool_, len(senders))
-        last_over = state.membership.last_life_over
+        last_over = state.membership.last_incarnation_over
         over = [last_over(sender, has_row=has_row) for sender, has_row in zip(senders, self.has_row, strict=True)]
-        self.last_life_over = np.array(over, dtype=np.int64)
+        self.last_over = np.array(over, dtype=np.int64)
 
     def is_new(self, rows: ForwardColumns, index: NDArray[np.intp]) -> Mask:
-        """Whether rows are above their senders' in the table, and of a life that is not over.
+        """Return the mask of the rows above their sender's row in the table, in an incarnation that is not over.
 
-        Those that are not are duplicates whatever else the batch brings: a sender's row only grows.
+        Any other row is a duplicate, whatever else the batch brings: a sender's row only grows.
         """
         sender, incarnation = rows.sender[index], rows.incarnation[index]
         known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
         new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
         new |= incarnation > known_incarnation
-        return new & (incarnation > self.last_life_over[sender])
+        return new & (incarnation > self.last_over[sender])
 
     def not_member(self, state: SequencerState, rows: ForwardColumns) -> Mask:
-        """Which rows a closed group does not take, if they are messages that no link has brought."""
+        """Return the mask of the rows that a closed group refuses, if they are messages without a link."""
         if not state.membership.settings.closed or not len(self.senders):
             return np.zeros(len(rows.offset), np.bool_)
-        members = {life.address for life in state.membership.members}
+        members = {member.address for member in state.membership.members}
         outside = np.fromiter((sender not in members for sender in self.senders), np.bool_, len(self.senders))
         is_repeated = self.has_row[rows.sender] & ~self.is_new(rows, np.arange(len(rows.offset)))
         return outside[rows.sender] & ~is_repeated
 
     def forgotten(self, state: SequencerState, rows: ForwardColumns) -> Mask:
-        """Which rows may be `FORGOTTEN`, if they are messages that no link has brought."""
+        """Return the mask of the rows that may be `FORGOTTEN`, if they are messages without a link."""
         floor = state.membership.incarnation_floor
         if not floor or not len(self.senders):
             return np.zeros(len(rows.offset), np.bool_)
@@ -203,7 +203,7 @@ class _SenderTable:
 
 
 def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
-    """By `step` itself: what every row means may depend on the one before."""
+    """Decide by `step` itself, since the meaning of each row may depend on the one before."""
     records: list[Forward | Malformed] = []
     columns = (rows.partition, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
     linked = rows.linked
@@ -239,7 +239,7 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
 
 
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
-    """The clock of each partition, and where and when each member and each relay was last heard."""
+    """Return the membership with the clock of each partition, and the last place and time of members and relays."""
     timed = np.flatnonzero(heard)
     partition, at_ms = rows.partition[timed], rows.timestamp_ms[timed]
     clock, stamped, latest = dict(membership.clock), dict(membership.stamped), dict(membership.heard)
@@ -249,13 +249,14 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
         stamped[name] = int(at_ms[span][-1])
         at_ms[span] = time_in(clock, name) + np.cumsum(np.clip(steps, 0, LONGEST_STEP_MS))
         clock[name] = int(at_ms[span][-1])
-    lives = dict(membership.members)
-    life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
+    members = dict(membership.members)
+    current = np.array([members.get(sender, 0) for sender in rows.senders], dtype=np.int64)
     sender = rows.sender[timed]
     relays = set(membership.relays)
     is_relay = np.array([address in relays for address in rows.senders], dtype=np.bool_)
-    of_member = np.flatnonzero((rows.incarnation[timed] == life[sender]) | is_relay[sender]) if len(life) else timed[:0]
-    last = np.full(len(life), -1)
+    is_watched = (rows.incarnation[timed] == current[sender]) | is_relay[sender]
+    of_member = np.flatnonzero(is_watched)
+    last = np.full(len(current), -1)
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
@@ -264,7 +265,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
 
 
 def _aged(aged: Mapping[Partition, Age], rows: ForwardColumns) -> dict[Partition, Age]:
-    """The age of the last snapshot in each partition."""
+    """Return the age of the last snapshot in each partition after these rows."""
     timed = np.flatnonzero(rows.well_formed)
     partition, at_ms, after = rows.partition[timed], rows.timestamp_ms[timed], dict(aged)
     for code in np.unique(partition).tolist():
@@ -282,7 +283,7 @@ def _assert_log_order(rows: ForwardColumns) -> None:
 
 
 def _positions(state: SequencerState, rows: ForwardColumns) -> dict[Partition, int]:
-    """The first offset not yet considered, of each partition in the batch (rows are sorted: its last row tells)."""
+    """Return the first offset not yet considered, for each partition in the batch: behind its last row."""
     if not len(rows.partition):
         return {}
     last_rows = np.flatnonzero(np.append(np.diff(rows.partition) > 0, True))
@@ -293,7 +294,7 @@ def _positions(state: SequencerState, rows: ForwardColumns) -> dict[Partition, i
 def _go_back_n(
     rows: ForwardColumns, table: _SenderTable, candidates: NDArray[np.intp]
 ) -> tuple[Mask, dict[str, ReceivedRow]]:
-    """Which of the candidate rows are accepted, and the rows of the received table that change."""
+    """Return the mask of the accepted candidates, and the rows of the received table that change."""
     accepted = np.zeros(len(candidates), dtype=np.bool_)
     sender = rows.sender[candidates]
     incarnation, local_seqno = rows.incarnation[candidates], rows.local_seqno[candidates]
@@ -302,23 +303,23 @@ def _go_back_n(
     if not len(fresh):
         return accepted, {}
     by_sender = fresh[np.argsort(sender[fresh], kind="stable")]
-    code, number, life = sender[by_sender], local_seqno[by_sender], incarnation[by_sender]
+    code, number, of_incarnation = sender[by_sender], local_seqno[by_sender], incarnation[by_sender]
 
     starts = np.flatnonzero(np.append(True, np.diff(code) > 0))
     lengths = np.diff(np.append(starts, len(code)))
     owner = code[starts]
-    first_life = life[starts]
-    from_local = np.where(first_life > base[owner, 0], 0, base[owner, 1])
+    first = of_incarnation[starts]
+    from_local = np.where(first > base[owner, 0], 0, base[owner, 1])
     rank = np.arange(len(code)) - np.repeat(starts, lengths)
-    regular = (life == np.repeat(first_life, lengths)) & (number == np.repeat(from_local, lengths) + 1 + rank)
+    regular = (of_incarnation == np.repeat(first, lengths)) & (number == np.repeat(from_local, lengths) + 1 + rank)
     all_regular = np.logical_and.reduceat(regular, starts)
 
     accepted[by_sender] = np.repeat(all_regular, lengths)
     changes = {
-        rows.senders[who]: ReceivedRow(in_life, upto)
-        for who, in_life, upto in zip(
+        rows.senders[who]: ReceivedRow(first_incarnation, upto)
+        for who, first_incarnation, upto in zip(
             owner[all_regular].tolist(),
-            first_life[all_regular].tolist(),
+            first[all_regular].tolist(),
             (from_local + lengths)[all_regular].tolist(),
             strict=True,
         )
@@ -327,10 +328,10 @@ def _go_back_n(
         span = slice(starts[index], starts[index] + lengths[index])
         row_of = known[owner[index]]
         changed = False
-        for row, in_life, local in zip(
-            by_sender[span].tolist(), life[span].tolist(), number[span].tolist(), strict=True
+        for row, its_incarnation, local in zip(
+            by_sender[span].tolist(), of_incarnation[span].tolist(), number[span].tolist(), strict=True
         ):
-            taken = next_accepted(row_of, in_life, local)
+            taken = next_accepted(row_of, its_incarnation, local)
             if taken is not None:
                 row_of, changed = taken, True
                 accepted[row] = True

@@ -1,40 +1,15 @@
-"""Links between the sites of a mesh: how a site takes over what its neighbours have ordered, and can't lose any of it.
+"""Links between the sites of a mesh, by which a site orders every message of its neighbours once.
 
-Source: RELAY (docs/sources.md). A relay that starts asks the other side what that has.
+Source: RELAY (docs/sources.md). A relay that starts asks the other side how far it is.
 
-Each site orders by itself. The messages of its own members are its *own* ones; it is their *origin*, and their seqnos
-there number them. A relay carries the DATA of one site into a topic of its neighbour. It decides nothing and keeps
-nothing: it says of each record where it stands, and the neighbour's sequencer judges.
+A relay copies the DATA of one site into a topic of its neighbour, in *sessions* that each begin with a `link-start`.
+The neighbour's sequencer keeps a *link row* (session, epoch, seqno) for each neighbour and an *origin row* for each
+site: the seqno there of its last message that was ordered here.
 
-A relay carries in *sessions*. A session begins with a `link-start`, whose offset in the neighbour's topic is the
-session's name, so no two have the same. It says where in the DATA of its site the session begins, and how far each
-origin was known there. Then come all the records from there on, in their order: messages that the neighbour is to have,
-views, and a `skip` without a payload for everything else.
-
-The neighbour keeps two tables:
-
-* a *link row* for each neighbour: the session in force, and the reading rule's state (epoch, seqno) of its DATA;
-* an *origin row* for each origin: the seqno there of its last message that was ordered here.
-
-Invariant. If the row of origin O is t, the site has ordered exactly the own messages of O up to t that are effective
-there, each once and in their order. By induction over the site's log:
-
-* A `link-start` is accepted only if every origin that the session carries was known at its beginning no further than
-  the origin's row. What follows it is an unbroken run of the neighbour's DATA, and `Reader` takes its effective
-  records. It takes no record that a fenced sequencer left behind a seal, and no record behind a hole that an
-  interrupted write left. Where retention has made a hole in the topic, the session is over: a seal may be in the hole.
-* So a message (O, t) that `Reader` takes comes after all the messages of O that the neighbour had ordered before: those
-  before the session's beginning, which the row counts, and those in the run, which were judged before it. If t is above
-  the row it is the next one of O. If not, it has been ordered, and is dropped.
-
-What is dropped before it is ordered is sent again: a relay that starts begins where the rows of the neighbour say
-(`connectors.relay.link_start`), whichever links have brought these rows so far. So links may be added and removed, and
-relays may be killed and doubled (the later session replaces the earlier one). What one link fails to bring, another
-may.
-
-A crash keeps it. Each DATA record that came by a link carries what the link said of it, so `absorb` knows both rows as
-of that record, and what came after it in the topic is read again. Records read again repeat a run. A `link-start` among
-them moves the link row back to its beginning, and the run that follows is recognised and dropped.
+Invariant. If the row of origin O is t, this site has ordered exactly the effective messages of O's own members up to t,
+each once and in their order. A crash keeps it: a DATA record that came by a link carries the link's header, so `absorb`
+restores both rows. Records read again repeat a run, which is recognised and dropped.
+docs/protocols/links.md has the picture and the proof.
 """
 
 from __future__ import annotations
@@ -70,7 +45,7 @@ Mask = NDArray[np.bool_]
 
 
 class LinkRow(NamedTuple):
-    """How far the DATA of a neighbour was read: in which session, and the state of the reading rule."""
+    """The place up to which a neighbour's DATA was read: the session, and the state of the reading rule."""
 
     session: int
     epoch: int
@@ -78,9 +53,9 @@ class LinkRow(NamedTuple):
 
 
 class LinkStart(NamedTuple):
-    """Where a session begins in the DATA of its site: after `seqno`, in `epoch`.
+    """The start of a session in the DATA of its site: after `seqno`, in `epoch`.
 
-    `origins` has the last seqno of each origin that the session carries and that was known there.
+    `origins` has, for each origin that the session carries, the last of its seqnos that was ordered there by then.
     """
 
     epoch: int
@@ -88,12 +63,12 @@ class LinkStart(NamedTuple):
     origins: Mapping[str, int]
 
     def to_json(self) -> bytes:
-        """As the payload of a `link-start`."""
+        """Return the payload of a `link-start`."""
         return canonical_json(self._asdict())
 
     @classmethod
     def from_json(cls, raw: bytes) -> LinkStart | None:
-        """Inverse of `to_json`; None for anything else."""
+        """Return the inverse of `to_json`, or None for any other payload."""
         try:
             body = json.loads(raw)
             start = cls(body["epoch"], body["seqno"], dict(body["origins"]))
@@ -104,14 +79,14 @@ class LinkStart(NamedTuple):
 
 
 class LinkTable:
-    """Both tables in the course of a `step`. `rows` and `origins` are those of the state, and are not changed."""
+    """Both tables during a `step`: copies of the state's `rows` and `origins`."""
 
     def __init__(self, rows: Mapping[str, LinkRow], origins: Mapping[str, int]) -> None:
         self.rows = dict(rows)
         self.origins = dict(origins)
 
     def take(self, record: Forward) -> bool:
-        """Whether a record that a link has brought is to be ordered here: a message that is new, or a view."""
+        """Whether to order a record that a link has brought: a new message, or a view. Updates the tables."""
         if record.kind == LINK_START:
             self._begin(record)
         neighbour, link = neighbour_of(record.source.topic), record.link
@@ -132,12 +107,12 @@ class LinkTable:
         return True
 
     def follow(self, source: Source, expected: int) -> None:
-        """The next record of a partition, of which everything below the offset `expected` has been considered."""
+        """Check that the next record of a partition has the offset `expected`; a hole ends the link's session."""
         if source.offset > expected:
             self.lose(source.topic)
 
     def lose(self, topic: str) -> None:
-        """Retention has dropped records of a topic before they were read: if a link fills it, its run is broken."""
+        """End the session of the link that fills `topic`, if one does: retention has dropped unread records there."""
         self.rows.pop(neighbour_of(topic), None)
 
     def _begin(self, record: Forward) -> None:
@@ -148,7 +123,7 @@ class LinkTable:
     def take_columns(
         self, neighbour: str, link: LinkColumns, origins: Collection[str], origin: Ints, is_message: Mask
     ) -> Mask:
-        """`take` on all rows that one link has brought, in log order: the mask of the messages that are new here.
+        """Apply `take` to all rows of one link, in log order, and return the mask of the messages that are new here.
 
         `origin` indexes `origins`, the distinct sites of the senders.
         """
@@ -172,7 +147,7 @@ class LinkTable:
         return new
 
     def note(self, record: Data) -> None:
-        """An effective DATA record that a link has brought: what it says of the two rows."""
+        """Update both tables from an effective DATA record that a link has brought."""
         assert record.link is not None
         assert record.source is not None
         link = record.link
@@ -183,7 +158,7 @@ class LinkTable:
 
 
 class LinkColumns(NamedTuple):
-    """What links say of some rows, one element a row. `session` is -1 where no link has brought the row."""
+    """The link headers of some rows, one element a row. `session` is -1 where no link has brought the row."""
 
     session: Ints
     epoch: Ints
@@ -191,29 +166,29 @@ class LinkColumns(NamedTuple):
     origin_seqno: Ints
 
     def rows(self, index: NDArray[np.intp]) -> LinkColumns:
-        """Some of them."""
+        """Return the rows at `index`."""
         return LinkColumns(*(column[index] for column in self))
 
 
 def covers(rows: Mapping[str, int], origins: Mapping[str, int]) -> bool:
-    """Whether everything of these origins up to these seqnos is known by the rows."""
+    """Whether the origin rows reach at least these seqnos, for each of the origins."""
     return all(rows.get(origin, 0) >= seqno for origin, seqno in origins.items())
 
 
 def origin_of(sender: str) -> str:
-    """The site that a message comes from."""
+    """Return the site of a message's sender."""
     return sender.partition("/")[0]
 
 
 @functools.lru_cache(maxsize=1024)
 def neighbour_of(topic: str) -> str:
-    """The neighbour whose relay fills a topic; "" if no relay does."""
+    """Return the neighbour whose relay fills a topic; "" if no relay does."""
     parsed = Topic.parse(topic)
     return parsed.neighbour if parsed is not None else ""
 
 
 class CarriedRecord(NamedTuple):
-    """What a relay writes for one DATA record, as FORWARD."""
+    """The FORWARD record that a relay writes for one DATA record."""
 
     kind: str
     sender: str
@@ -224,18 +199,18 @@ class CarriedRecord(NamedTuple):
 
 
 def carry_each(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> list[CarriedRecord]:
-    """Return what `carry` does, and a skip for each further number of a kind that only a later version knows.
+    """Return the record of `carry`, and a skip for each further seqno of a record that takes several.
 
-    `connectors.relay.columns` has the same as Spark columns.
+    Only kinds of later versions take several. `connectors.relay.columns` has the same as Spark columns.
     """
     numbers = range(record.seqno, record.seqno + record.count)
     return [carry(replace(record, seqno=number), source, session, carries) for number in numbers]
 
 
 def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord:
-    """What the relay from `source` says of a DATA record there. `carries`: whether it carries messages of an origin."""
+    """Return the relay's copy of a DATA record of site `source`. `carries`: whether it carries an origin's messages."""
     origin = origin_of(record.sender)
-    has_number = record.link is not None or origin == source  # else it came without a link, and has none there
+    has_number = record.link is not None or origin == source  # a record without a link has no origin seqno
     if record.kind == MESSAGE and has_number and carries(origin):
         origin_seqno = record.seqno if record.link is None else record.link.origin_seqno
         link = Link(session, record.epoch, record.seqno, origin_seqno)

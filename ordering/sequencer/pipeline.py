@@ -1,19 +1,9 @@
-"""Deciding ahead of the log: what a sequencer may decide while batches before it are not known to be written.
+"""Deciding ahead of the log: a sequencer decides batches while Kafka has not acknowledged earlier ones.
 
-The process engine decides a batch in a fraction of the time that Kafka takes to acknowledge one. So it decides the next
-batches meanwhile, from the state in its memory. Three rules keep DATA exact, whenever it is killed and whatever part of
-what it has passed to Kafka arrives:
-
-1. *What is in flight goes to one partition, in the order in which it was decided.* A kill leaves a prefix of it. If a
-   record in the middle is lost all the same, what stands behind it is ahead for every reader (`ordering.base.reader`),
-   and for a successor: none of it was ever decided.
-2. *A batch that begins with a snapshot waits until all before it is acknowledged.* A snapshot in force is the state
-   where it stands (`ordering.sequencer.sequencer`, invariant 5). So a lost record can't stand before it, and a dead
-   letter that its positions have passed is written.
-3. *A write that failed, or of which nothing is known, ends the epoch.* There is no way back into step: the state in
-   memory has numbers that the log may not have. What goes on is a takeover, which reads the log.
-
-With DEPTH 1 this is what Spark does: a batch begins when the one before it is written.
+Invariant. DATA is exact whenever the process is killed, because: (1) batches in flight go to one partition in the order
+of their decisions, so a kill leaves a prefix; (2) a batch that begins with a snapshot waits until everything before it
+is acknowledged; (3) a write that failed, or has an unknown outcome, ends the epoch, and a takeover reads the log.
+docs/protocols/pipeline.md has the proof. Depth 1 is Spark's way: a batch begins once the one before it is written.
 """
 
 from __future__ import annotations
@@ -25,11 +15,11 @@ from ordering.base.records import Data
 from ordering.sequencer.sequencer import SequencerState, begin_batch
 
 DEPTH = 8
-"""Batches of a group that may be in flight."""
+"""Largest number of batches in flight in a group."""
 
 
 class Begun(NamedTuple):
-    """A batch that may be decided: the state that it begins from, and what is written first."""
+    """The begin of a batch: the state to decide it from, and the records to write first."""
 
     state: SequencerState
     opening: tuple[Data, ...]
@@ -39,8 +29,8 @@ class Begun(NamedTuple):
 class Pipeline:
     """A group in one epoch: `state` after everything decided.
 
-    `written` is the last seqno of which it is known that DATA has it and all before. `in_flight` has the last seqno of
-    each batch of which that is not known, the oldest first.
+    `written` is the last seqno that DATA is known to have, with all before it. `in_flight` has the last seqno of each
+    batch that is not acknowledged yet, oldest first.
     """
 
     state: SequencerState
@@ -50,20 +40,20 @@ class Pipeline:
 
     @classmethod
     def after_takeover(cls, state: SequencerState, depth: int = DEPTH) -> Pipeline:
-        """A takeover has read what is written."""
+        """Return the pipeline of a takeover, which has read all that is written."""
         return cls(state, state.seqno, depth=depth)
 
     def begin(self) -> Begun | None:
-        """The next batch; None if the oldest batch in flight has to be acknowledged before."""
+        """Begin the next batch; None if the oldest batch in flight has to be acknowledged first."""
         state, opening = begin_batch(self.state)
         if self.in_flight and (opening or len(self.in_flight) >= self.depth):
             return None
         return Begun(state, opening)
 
     def decided(self, state: SequencerState) -> Pipeline:
-        """The batch that was begun is decided, with that state behind it, and passed to Kafka."""
+        """Record that the begun batch was decided, with `state` after it, and passed to Kafka."""
         return replace(self, state=state, in_flight=(*self.in_flight, state.seqno))
 
     def acknowledged(self) -> Pipeline:
-        """Everything of the oldest batch in flight is written, as everything before it."""
+        """Record that Kafka has acknowledged all of the oldest batch in flight."""
         return replace(self, written=self.in_flight[0], in_flight=self.in_flight[1:])

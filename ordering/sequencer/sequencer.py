@@ -1,28 +1,25 @@
 """The sequencer: `step(state, records) -> Step(state', outputs)`. Pure: no clock, no randomness, no I/O.
 
-Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover", with go-back-N in the place of its
-"discard if not higher" (which loses message 1 if 2 overtakes it, JGRP-1461), and a durable log in the place of
-the coordinator's multicast.
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover". Go-back-N replaces its "discard if not
+higher", which loses message 1 if 2 overtakes it (JGRP-1461). A durable log replaces the coordinator's multicast.
 
 Invariants, for every group:
 
-1. *Total order.* DATA carries the seqnos 1, 2, 3 … in the order in which they were decided.
-2. *FIFO, no duplicate, no gap per sender.* Local seqno n of an incarnation gets a number only directly after
-   n − 1 did. Lower: a duplicate, dropped. Higher: dropped too, and sent again by its sender, who still has it in
-   the forward table. So the state needs no payloads: one (incarnation, highest accepted local seqno) per sender.
-3. *Order is a function of the log.* Records of a batch are taken in the order of their `Source` (topic,
-   partition, offset). `step` asserts it; the adapter sorts.
-4. *DATA is the event log.* `absorb(state, data)` makes the same state from an output that `step` made when it
-   decided it. So a crash at any point costs nothing: what stands in DATA before the seal is decided, what does
-   not was never decided, and reading a FORWARD record again finds its id in the received table and drops it.
+1. *Total order.* DATA has the seqnos 1, 2, 3 … in the order of the decisions.
+2. *FIFO, no duplicate, no gap per sender.* Local seqno n of an incarnation gets a seqno only directly after n − 1 did.
+   A lower one is dropped as a duplicate. A higher one is dropped, too; its sender still has it in the forward table and
+   sends it again. So the state needs no payload: one (incarnation, highest accepted local seqno) per sender.
+3. *Order is a function of the log.* Records of a batch are taken in the order of their `Source` (topic, partition,
+   offset). The adapter sorts; `step` checks it.
+4. *DATA is the event log.* `absorb(state, data)` restores from an output the state that `step` had after it. So a crash
+   at any point costs nothing: a record in DATA before the seal is decided, any other never was.
+5. *A snapshot in force is the state at its place.* It comes first in a batch, and that batch begins only when all
+   before it are written, by one producer that keeps its order. So it counts exactly the records before it.
 
-A crash between any two outputs leaves a prefix of them in DATA, and (4) holds for every prefix: the successor
-continues with the next number and reads FORWARD again from the `positions` of the last snapshot. All before them was
-decided in batches that were written as a whole, dead letters included.
-
-5. *A snapshot in force is the state where it stands.* It is written first in a batch, and a batch begins only when
-   all the batches before it are written, by one producer that keeps its order (a single task, idempotent). So
-   everything that it counts stands before it, and nothing else does.
+A crash between two outputs leaves a prefix of them in DATA, and (4) holds for every prefix. The successor continues
+with the next seqno and reads FORWARD again from the `positions` of the last snapshot. The received table drops every
+record that is already in DATA. All before `positions` was decided in batches that were written whole, dead letters
+included.
 """
 
 from __future__ import annotations
@@ -77,47 +74,49 @@ from ordering.membership.view_change import next_decision, start_grace_periods
 from ordering.sequencer.links import LinkRow, LinkTable
 
 SNAPSHOT_EVERY_RECORDS = 16_384
-"""FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
+"""Least number of FORWARD records between two snapshots; about the most that a successor has to read again."""
 
 SNAPSHOT_EVERY_MS = 3_600_000
-"""Time of the log between two snapshots, at most, so that what is deleted below one is about as old as it should be. It
-takes a record in FORWARD for time to pass."""
+"""Longest time of the log between two snapshots, in ms. It bounds the age of records that retention must keep because
+no newer snapshot covers them. Time passes only with records in FORWARD."""
 
 SNAPSHOT_RECORDS_PER_SENDER = 8
-"""With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
+"""Least number of FORWARD records between two snapshots, for each sender in the table: a snapshot has a row a sender,
+and its cost should stay a small share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
 FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of senders that were forgotten"
 
 SNAPSHOTS = {4: "0.1.0", 5: "0.2.0"}
-"""The formats of snapshots that are read, each with the first version of abcast that does. A snapshot says as which one
-it was `written`, and from which one on readers can read it. They keep fields that they do not know, and write them back
-with their own snapshots. So a later version adds a field if it stays true while nobody keeps it up to date, and
-else raises the number from which on its snapshots are readable. Rows (of senders, seals, links …) do not grow.
+"""The snapshot formats that this version reads, each with the first version of abcast that reads it.
 
-In a group of format 1 snapshots are those of 4: its readers stop at any field more."""
+A snapshot names its own format, and the lowest format whose readers can read it. Readers keep fields that they do not
+know, and write them into their own snapshots. So a later version may add a field only if it stays true while older
+versions leave it as it is; otherwise it raises the lowest readable format. Rows (of senders, seals, links …) do not
+grow. In a group of format 1, snapshots have format 4, since its readers stop at any further field."""
 READABLE_FROM = 5
-"""The format from which on readers can read what is written now."""
+"""The lowest snapshot format whose readers can read the snapshots that this version writes."""
 
 MAX_INFLATED_BYTES = 32 * MAX_RECORD_BYTES
-"""Most that a snapshot may inflate to, in bytes. JSON with a row a sender shrinks to a third or a tenth; what inflates
-to more was made to fill the memory of everybody who starts."""
+"""Largest size of an inflated snapshot, in bytes. JSON with a row a sender shrinks to a third or a tenth. A snapshot
+that inflates to more was made to fill the memory of its readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequencerState:
-    """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
+    """The state of a sequencer for one group; O(senders + takeovers), no payloads.
 
-    `positions` has the first offset of each partition that is not yet considered; as DATA tells it, the one from which
-    a successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
-    before it is read a second time. `seals` is (epoch, first seqno) of every takeover that has decided something, and
-    of the last one; `unsnapped` counts the FORWARD records considered since the last snapshot. In a mesh, `links` has
-    the link rows by neighbour, `origins` the origin rows by site, and `own_seqno` is that of the last message of the
-    site's own (`ordering.sequencer.links`).
-    `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
-    snapshot (0: unknown); both are for groups of format 1. In others `aged` has the age of the last snapshot, by each
-    partition's clock. `format` is the group's (`ordering.base.formats`), `counted` whether a record ever took several
-    numbers, and `unknown` has what a snapshot of a later version says besides, as JSON values.
+    `positions` has, for each partition, the first offset that is not considered yet; in a state that DATA tells, the
+    offset from which a successor reads. `decided` has the first offset behind all sources of DATA records. It may be
+    further: the records between the two are read a second time.
+    `seals` has (epoch, first seqno) of every takeover that has decided something, and of the last one. `unsnapped`
+    counts the FORWARD records considered since the last snapshot.
+    In a mesh, `links` has the link rows by neighbour and `origins` the origin rows by site; `own_seqno` is the seqno of
+    the last message of the site's own members (`ordering.sequencer.links`).
+    `latest_ms` is the newest broker timestamp of a considered FORWARD record, and `snapshot_ms` its value at the last
+    snapshot (0: unknown); both serve groups of format 1. In other groups `aged` has the age of the last snapshot by
+    each partition's clock. `format` is the group's (`ordering.base.formats`). `counted`: whether a record ever took
+    several seqnos. `unknown` has the other fields of a later version's snapshot, as JSON values.
     """
 
     group: str
@@ -142,7 +141,7 @@ class SequencerState:
     aged: Mapping[Partition, Age] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
+        """Return gzip'd JSON for a snapshot's payload and Spark's state store: equal states give equal bytes."""
         body: dict[str, Any] = {
             "format": min(SNAPSHOTS),
             "group": self.group,
@@ -173,7 +172,10 @@ class SequencerState:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SequencerState:
-        """Inverse of `to_bytes`. Raises LaterVersion for what can't be read, ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`.
+
+        Raises LaterVersion for a snapshot that only later versions read, ProtocolViolation for any other bytes.
+        """
         try:
             body: dict[str, Any] = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             _check_readable(body.pop("format"), body.pop("readable_from", None), body.pop("version", ""))
@@ -194,11 +196,11 @@ class SequencerState:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
     def ordered(self, sender: str) -> ReceivedRow:
-        """A sender's newest incarnation and its highest local seqno that was ordered."""
+        """Return a sender's newest incarnation and its highest ordered local seqno."""
         return self.received.get(sender, NOTHING_ACCEPTED)
 
     def is_over(self, sender: str, incarnation: int) -> bool:
-        """Whether nothing more of that life will be ordered, although no later one has begun."""
+        """Whether nothing more of this incarnation will be ordered, although no later one has begun."""
         row = self.received.get(sender)
         if row is None:
             return incarnation <= self.membership.incarnation_floor
@@ -206,11 +208,11 @@ class SequencerState:
 
     @property
     def keeps_ages(self) -> bool:
-        """Whether snapshots have them: in a group of format 1 its readers would stop there."""
+        """Whether snapshots have `aged`: readers of format 1 would stop at it."""
         return self.format >= ADDITIONS.number
 
     def due_for_snapshot(self) -> bool:
-        """Whether a successor would have to read back more than it should."""
+        """Whether a snapshot is due, by the records and the time since the last one."""
         since_ms = max((age.since_ms for age in self.aged.values()), default=0)
         if not self.keeps_ages:
             since_ms = self.latest_ms - self.snapshot_ms
@@ -220,7 +222,7 @@ class SequencerState:
 
 
 def _check_readable(written: int, readable_from: int | None, version: str) -> None:
-    """Raise LaterVersion, or ValueError, unless a snapshot that says so can be read."""
+    """Raise LaterVersion, or ValueError, unless this version reads a snapshot with these three fields."""
     needed = written if readable_from is None else readable_from
     if needed > max(SNAPSHOTS):
         raise later(
@@ -232,21 +234,21 @@ def _check_readable(written: int, readable_from: int | None, version: str) -> No
 
 
 class Step(NamedTuple):
-    """What `step` returns: the next state and the records to write, in this order."""
+    """The result of `step`: the next state, and the records to write, in this order."""
 
     state: SequencerState
     outputs: tuple[Data | DeadLetter, ...]
 
 
 def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
-    """Decide FORWARD records, sorted by source: a batch, or a part of one. Raises ProtocolViolation if unsorted."""
+    """Decide a batch of FORWARD records, or a part of one, sorted by source. Raises ProtocolViolation if unsorted."""
     received = dict(state.received)
     positions = dict(state.positions)
     outputs: list[Data | DeadLetter] = []
     seqno, duplicates, latest_ms = state.seqno, state.duplicates, state.latest_ms
     membership, own_seqno = state.membership, state.own_seqno
     links = LinkTable(state.links, state.origins)
-    watch, room = Watch(membership), SenderCapacity(received)
+    watch, capacity = Watch(membership), SenderCapacity(received)
     previous: Source | None = None
     for record in records:
         if previous is not None and record.source <= previous:
@@ -270,8 +272,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if is_linked and not links.take(record):
             duplicates += record.kind == MESSAGE and not is_repeat
             continue
-        if not (is_linked and record.kind == MESSAGE):  # that is not judged by what its sender has sent here
-            judged = _judged(membership, received.get(record.sender), room, record, is_repeat=is_repeat)
+        if not (is_linked and record.kind == MESSAGE):  # the link's tables have judged a linked message
+            judged = _judged(membership, received.get(record.sender), capacity, record, is_repeat=is_repeat)
             if isinstance(judged, str):
                 outputs.append(DeadLetter(record.source, judged))
                 continue
@@ -305,7 +307,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
 
 
 def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed]) -> dict[Partition, Age]:
-    """Return the age of the last snapshot in each partition."""
+    """Return the age of the last snapshot in each partition after these records."""
     after = dict(aged)
     for record in records:
         if isinstance(record, Forward):
@@ -315,43 +317,43 @@ def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed])
 
 
 def _judged(
-    membership: Membership, row: ReceivedRow | None, room: SenderCapacity, record: Forward, *, is_repeat: bool
+    membership: Membership, row: ReceivedRow | None, capacity: SenderCapacity, record: Forward, *, is_repeat: bool
 ) -> ReceivedRow | str | None:
-    """The sender's new row; why the record is a dead letter; None if it is to be dropped. `row`: the sender's."""
+    """Return the sender's new row, the reason for a dead letter, or None to drop the record. `row`: the present one."""
     if reason := _never(membership, row, record, is_repeat=is_repeat):
         return reason
-    # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
+    # A predecessor has considered each record before the last source in DATA. If it dropped one, that is final.
     accepted = None if is_repeat else _accepted(membership, row, record)
     if accepted is None or membership.is_silenced(record.sender, record.kind):
         return None
-    return accepted if row is not None or room.take(record.sender) else NO_ROOM
+    return accepted if row is not None or capacity.take(record.sender) else NO_ROOM
 
 
 def _never(membership: Membership, row: ReceivedRow | None, record: Forward, *, is_repeat: bool) -> str:
-    """Why a record will never be ordered; "" if it may be, or has been."""
+    """Return the reason why a record will never be ordered; "" if it may be, or has been."""
     if row is not None:
-        is_over = record.incarnation <= membership.last_life_over(record.sender, has_row=True)
+        is_over = record.incarnation <= membership.last_incarnation_over(record.sender, has_row=True)
         if is_over or (record.incarnation, record.local_seqno) <= row:
             return ""
     if not membership.may_send(record.sender, record.kind):
         return NOT_A_MEMBER
     is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
-    # What is read again may be of a member that had a row when it was ordered.
+    # The sender of a record that is read again may have had a row when the record was ordered.
     return FORGOTTEN if is_forgotten and not is_repeat else ""
 
 
 def _accepted(membership: Membership, row: ReceivedRow | None, record: Forward) -> ReceivedRow | None:
-    """The sender's new row, or None if the record is to be dropped."""
+    """Return the sender's new row, or None to drop the record."""
     if record.kind == REMOTE_VIEW:
-        told = ReceivedRow(record.incarnation, record.local_seqno)
-        return told if told > (row or NOTHING_ACCEPTED) else None
-    if record.incarnation <= membership.last_life_over(record.sender, has_row=row is not None):
+        new = ReceivedRow(record.incarnation, record.local_seqno)
+        return new if new > (row or NOTHING_ACCEPTED) else None
+    if record.incarnation <= membership.last_incarnation_over(record.sender, has_row=row is not None):
         return None
     return next_accepted(row or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
 
 
 def _fold(membership: Membership, record: Data, received: dict[str, ReceivedRow]) -> Membership:
-    """The membership after a record; takes the dropped rows out of `received`."""
+    """Return the membership after a record; take the dropped rows out of `received`."""
     membership, dropped_rows = fold(membership, record, received)
     for sender in dropped_rows:
         del received[sender]
@@ -361,7 +363,7 @@ def _fold(membership: Membership, record: Data, received: dict[str, ReceivedRow]
 def _decided(
     state: SequencerState, seqno: int, record: Forward, membership: Membership, received: Mapping[str, ReceivedRow]
 ) -> Data:
-    """The DATA of a record that is accepted."""
+    """Return the DATA of an accepted record."""
     if record.kind == MESSAGE:
         return data_of(state, seqno, record, MESSAGE, record.payload)
     refused = refusal(membership, record, received)
@@ -372,7 +374,7 @@ def _decided(
 
 
 def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, payload: bytes) -> Data:
-    """The DATA of a record that was given a seqno, with the kind and the payload that were decided."""
+    """Return the DATA of a record that gets `seqno`, with the decided kind and payload."""
     return Data(
         kind=kind,
         epoch=state.epoch,
@@ -390,7 +392,7 @@ def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, paylo
 
 
 def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
-    """Go-back-N: the sender's new row if the record is the very next one, or None if it is to be dropped.
+    """Apply go-back-N: return the sender's new row if the record is the very next one, or None to drop it.
 
     A higher incarnation starts at local seqno 1; a record of a lower one is late.
     """
@@ -402,13 +404,13 @@ def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> 
 
 
 def missing_before(state: SequencerState, record: Forward) -> int | None:
-    """The local seqno that is missing, if go-back-N drops this record for what should have come before it."""
+    """Return the local seqno that go-back-N waits for, if it drops this record as too early; otherwise None."""
     if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
         return None
     row = state.received.get(record.sender)
     if _never(state.membership, row, record, is_repeat=False):
         return None
-    if record.incarnation <= state.membership.last_life_over(record.sender, has_row=row is not None):
+    if record.incarnation <= state.membership.last_incarnation_over(record.sender, has_row=row is not None):
         return None
     row = row or NOTHING_ACCEPTED
     missing = row.local_seqno + 1 if record.incarnation == row.incarnation else 1
@@ -416,15 +418,15 @@ def missing_before(state: SequencerState, record: Forward) -> int | None:
 
 
 def advance(positions: dict[Partition, int], source: Source) -> None:
-    """Note that everything of the source's partition up to and including it has been considered."""
+    """Note that the source's partition is considered up to and including this record."""
     partition = source.topic_partition
     if source.offset >= positions.get(partition, 0):
         positions[partition] = source.offset + 1
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
-    """What comes before the first `step` of a batch: a snapshot, if one is due."""
-    if not state.snapshot_ms:  # its time counts from here
+    """Begin a batch: return the records before its first `step`, a snapshot if one is due."""
+    if not state.snapshot_ms:  # unknown: count from here
         state = replace(state, snapshot_ms=state.latest_ms)
     if not state.due_for_snapshot():
         return state, ()
@@ -434,10 +436,10 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
 
 
 def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
-    """What follows from a batch after the last `step`: a view, a step of a flush; nothing in a group without members.
+    """End a batch: return the records after its last `step`, views and steps of a flush. None without members.
 
-    If a batch is cut off before this runs, nothing repeats it. The records that the batch has accepted are in DATA, so
-    the end of the next batch, or of a successor's first one, decides the same from them.
+    A batch that is cut off before this is not ended later. Its accepted records are in DATA, so the end of the next
+    batch, or of a successor's first one, decides the same from them.
     """
     if state.membership.horizon:
         state = replace(state, membership=before_horizon(state.membership, state.positions))
@@ -456,9 +458,9 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
 
 
 def snapshot(state: SequencerState) -> Data:
-    """The state as an epoch record: what a successor starts from instead of the whole history.
+    """Return the state as an epoch record, from which a successor starts instead of from the whole history.
 
-    In a group of format 1 without the time, of which its readers don't know all, and which no successor takes.
+    In a group of format 1 it has no times: its readers don't know all of them, and no successor uses them.
     """
     if state.format < ADDITIONS.number:
         state = replace(state, membership=state.membership.without_time())
@@ -466,17 +468,17 @@ def snapshot(state: SequencerState) -> Data:
 
 
 def seal(epoch: int, of_format: int = FIRST.number) -> Data:
-    """The record that ends all lower epochs for every reader of the log, and says the group's format to them."""
+    """Return the record that ends all lower epochs for every reader of the log, and carries the group's format."""
     return Data(kind=EPOCH, epoch=epoch, format=known(of_format))
 
 
 def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
-    """The state after DATA `records`, in log order: how a successor learns what its predecessors decided.
+    """Return the state after DATA `records`, in log order: a successor learns its predecessors' decisions by it.
 
-    Only effective records count (`ordering.base.reader`). Raises LaterVersion behind a seal of a format that is not
-    known. An empty state takes the snapshot that the records begin with,
-    which must be in force where it stands. Any later one counts only at its own seqno: what a failed attempt of the
-    same epoch left behind may repeat an old snapshot, or bring one whose DATA were lost in the middle.
+    Only effective records count (`ordering.base.reader`). An empty state takes the snapshot that the records begin
+    with, which must be in force at its place. Any later snapshot counts only at its own seqno: a failed attempt of the
+    same epoch may have repeated an old snapshot, or written one after losing DATA before it.
+    Raises LaterVersion at a seal with an unknown format.
     """
     base_expected = state.epoch == 0 and state.seqno == 0
     reader = Reader(state.epoch, state.seqno)
@@ -538,6 +540,6 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
 def _opened(
     state: SequencerState,
 ) -> tuple[dict[str, ReceivedRow], tuple[Seal, ...], dict[Partition, int], LinkTable, Membership]:
-    """Return what of a state changes with many records, as DATA tells it, to be changed."""
+    """Return mutable copies of the parts of a state that many records change, as DATA tells them."""
     links = LinkTable(state.links, state.origins)
     return dict(state.received), state.seals, dict(state.decided), links, state.membership.without_time()
