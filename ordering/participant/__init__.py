@@ -1,1 +1,1 @@
-"""The participant: a sender's part in its group, from its JOIN to its exclusion."""
+"""The participant: a sender's side of the membership protocol, from its JOIN to its exclusion."""

@@ -1,9 +1,9 @@
-"""What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
+"""The membership events of a group in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
 
 Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
 
-A reader of a group's DATA sees `(block view* unblock)+`, from whatever view it begins with. A flush that is run from
-scratch is no second block. A member that joins within a flush is blocked from its first view on.
+Invariant. A reader of a group's DATA sees `(block view* unblock)+`, whichever view it begins with. A flush that starts
+over gives no second block. A member that joins within a flush is blocked from its first view on.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ordering.membership.membership import MemberIncarnation, Membership
 from ordering.sequencer.sequencer import SequencerState
 
 BEGIN = "begin"
-"""The `event` of the line with which each run of a reader begins in a delivery log that has casts."""
+"""The `event` of the first line of each run of a reader, in a delivery log that has casts."""
 
 
 class ViewChange(NamedTuple):
-    """A new view, in force from `seqno` on. `members` stand oldest first, `lives` has their incarnations, too."""
+    """A new view, in force from `seqno` on. `lives` has the members with their incarnations, oldest first."""
 
     seqno: int
     view_id: int
@@ -38,27 +38,27 @@ class ViewChange(NamedTuple):
         return tuple(life.address for life in self.lives)
 
     def at(self, site: str) -> tuple[str, ...]:
-        """The members at a site, oldest first: one's own site's are its local view, another's its remote view."""
+        """Return the members at a site, oldest first."""
         return tuple(address for address in self.members if address.startswith(f"{site}/"))
 
 
 class Block(NamedTuple):
-    """A flush begins: finish what you have to say."""
+    """The begin of a flush: send what must come before it, then be quiet."""
 
     seqno: int
     requester: str
 
 
 class Unblock(NamedTuple):
-    """The flush is over."""
+    """The end of a flush: members send again."""
 
     seqno: int
 
 
 class RemoteView(NamedTuple):
-    """A neighbouring site of a mesh has these members, oldest first, as far as its relay tells.
+    """The members of a neighbouring site of a mesh, oldest first, as far as its relay tells.
 
-    With `reachable` False, the site is unreachable: its relay was stopped, or is silent. What is sent there waits.
+    With `reachable` False, its relay was stopped or is silent. Messages to the site wait.
     """
 
     seqno: int
@@ -72,9 +72,9 @@ Event = ViewChange | Block | Unblock | RemoteView
 
 @dataclass(frozen=True, slots=True)
 class KnownGroup:
-    """What the log has told of a group so far: its newest view, its neighbours' views, the flush in hand.
+    """The knowledge of a group that its log has given so far: its newest view, its neighbours' views, the flush.
 
-    `flush_id` is the seqno of the START_FLUSH of the flush in hand, 0 if there is none.
+    `flush_id` is the seqno of the running flush's START_FLUSH, 0 if no flush runs.
     """
 
     view: ViewChange | None = None
@@ -83,7 +83,7 @@ class KnownGroup:
 
     @classmethod
     def of_state(cls, state: SequencerState) -> KnownGroup:
-        """What a state tells, in the place of the records that led to it."""
+        """Return the knowledge that a state gives, in place of the records that led to it."""
         membership = state.membership
         view = ViewChange(0, state.view, membership.members) if membership.members else None
         return cls(view, remote_views(membership), membership.flush.id)
@@ -91,7 +91,7 @@ class KnownGroup:
     def after(
         self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes
     ) -> tuple[KnownGroup, Event | None]:
-        """What is known after a record, and the event that it is. Raises ProtocolViolation if it can't be read."""
+        """Return the knowledge after a record, and its event, if any. Raises ProtocolViolation if it is unreadable."""
         try:
             if kind == VIEW:
                 return self._after_view(seqno, view_id, payload)
@@ -108,7 +108,7 @@ class KnownGroup:
         return self, None
 
     def _after_remote_view(self, seqno: int, sender: str, payload: bytes) -> tuple[KnownGroup, RemoteView | None]:
-        """No event if it says again what is known: after a takeover at the other site, or by a second relay."""
+        """Take a remote view. A repeat of the known one, after a takeover there or by a second relay, is no event."""
         body = json.loads(payload)
         site = sender.partition("/")[0] or str(body["site"])
         members = tuple(MemberIncarnation(*row[:2]).address for row in body["members"])
@@ -131,7 +131,7 @@ class KnownGroup:
 
 
 def remote_views(membership: Membership) -> dict[str, RemoteView]:
-    """The remote views that a state tells."""
+    """Return the remote views of a state."""
     views = {}
     for site, known in membership.remote.items():
         members = () if known.is_silent else tuple(life.address for life in known.members)
@@ -140,7 +140,7 @@ def remote_views(membership: Membership) -> dict[str, RemoteView]:
 
 
 class EventReader:
-    """Turns effective DATA records, in order, into events. Start it anywhere."""
+    """A reader that turns effective DATA records, in order, into events. It may start anywhere."""
 
     def __init__(self) -> None:
         self.known = KnownGroup()
@@ -157,19 +157,19 @@ class EventReader:
 
     @property
     def flush_id(self) -> int:
-        """The flush in hand, 0 if there is none."""
+        """The seqno of the running flush's START_FLUSH, 0 if no flush runs."""
         return self.known.flush_id
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a flush is in hand."""
+        """Whether a flush runs."""
         return bool(self.known.flush_id)
 
     def know_remote(self, membership: Membership) -> None:
-        """Take the remote views from a state, instead of the records that led to it."""
+        """Take the remote views from a state, in place of the records that led to it."""
         self.known = replace(self.known, remote={**self.known.remote, **remote_views(membership)})
 
     def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
-        """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
+        """Return the record's event, if any. Raises ProtocolViolation for a record that no sequencer writes."""
         self.known, event = self.known.after(kind, seqno, view_id, sender, payload)
         return event

@@ -1,58 +1,18 @@
-"""A sender's part in its group, through all its lives: joins, flushes, leaves, exclusions. A state machine as a table.
+"""A sender's side of the membership protocol, through all its incarnations: joins, flushes, leaves, exclusions.
 
 Source: FLUSH (docs/sources.md), "FLUSH on view change", "Design change: flushing and block() / unblock() callbacks"
-and "Crash handling during FLUSH", as the members' side of it; SEQUENCER, "Reliability on failover", for what is sent
-again.
+and "Crash handling during FLUSH", for the members' side; SEQUENCER, "Reliability on failover", for sending again.
 
-`step(participant, event)` gives the next participant and the actions that follow, by the table in
-`ordering.participant.participant_table`. Events are the control records of DATA, in their order, and what the
-application asks for (`ordering.participant.participant_events`). The driver keeps the forward table. It performs the
-actions in their order, and sends a message only while the participant `sends_messages`. It takes one from the
-application only while the participant `takes_messages`. An event that the phase does not allow raises
-ProtocolViolation; the participant is a value, so nothing has changed then.
+`step(participant, event)` gives the next participant and its actions, by the table in
+`ordering.participant.participant_table`. Events are the control records of DATA, in their order, and requests of the
+application (`ordering.participant.participant_events`). The driver keeps the forward table and performs the actions in
+their order. It sends a message only while the participant `sends_messages`, and takes one from the application only
+while it `takes_messages`. An event that the phase does not allow raises ProtocolViolation and changes nothing.
 
-Invariants:
-
-* *FLUSH_OK is the last message before a view.* The step that sends it is the step after which the participant takes no
-  message, so no thread of the application can put one in between. It takes them again at the STOP_FLUSH only.
-* *Nothing is sent while quiet.* A life that is admitted within a flush is quiet from its first view on; what it has to
-  say waits for the end of the flush, or for the START_FLUSH that begins it again.
-* *In a closed group only JOIN is sent until a view has this life.* What else a non-member sends is a dead letter, and
-  the sequencer drops all that follows the gap.
-* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is
-  not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
-  *stranded*: it is over, and its messages are carried over.
-* *What is carried over is not sent before the JOIN of its new life is ordered.* Until then the operator may open the
-  group, and what is on its way of the old life is ordered after all. Once DATA has the JOIN, nothing of the old life is
-  ordered behind it: its incarnation is lower. What was ordered of it stands before the JOIN. So the new life sees that
-  first, and takes it out of its table (`ForwardTable.take_out`): nothing comes twice, whatever the operator does.
-* *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier
-  start has answered is dropped until that flush is over.
-* *A flush that is not wanted is stopped:* at once, or as soon as it has its number. The same holds for one that a
-  killed process had asked for under this incarnation.
-* *Each block() is followed by one unblock()*, however its flush ends: with STOP_FLUSH, an exclusion, or the close.
-* *LEAVE is the last record of a life.* A member that has left does not come back by itself.
-* *Each message of the application is ordered once, or its receipt fails with a named outcome.* Within a life,
-  go-back-N sees to it: the forward table keeps a message until its own DATA comes. A life that is put out of the view
-  is over, or it is not (`ordering.membership.membership`, "Lives that are over"). If it is over, nothing more of it is
-  ordered, and the log has been read up to that decision: so what is still in the table was not ordered, and is carried
-  over to the next life (a stranded one is over as long as the group is closed; see above). If it is not, what was sent
-  may be ordered as a stranger's: the driver waits for that, and what is left then is lost (`Excluded`), and not sent
-  under a second id.
-* *Who is forgotten is over, too.* A stranger whose row a `forget` record drops (`ordering.membership.forgetting`) has
-  acknowledged all that was ordered of it, and nothing more will be. The same holds for one that has no row yet, if a
-  record has named somebody of a later incarnation. So a participant knows whether its name has a row: by the state with
-  which it began, and by what of its name was ordered since; and the highest incarnation that a record has named, from
-  the beginning on (`incarnation_floor`). What is left goes on in a new life, which does not join if this one has not
-  asked to.
-* *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
-  id; an id under which something else was ordered is no answer (`connectors.client.incarnation.incarnations`).
-
-A crash loses the participant, and nothing else: all of it is a function of DATA and of the forward table. Without an
-outbox the next start is a new life without messages, whose receipts went with the process. With one, it begins with the
-same life at the end of DATA (`Began`). A member in the view goes on as one: quiet if its FLUSH_OK was ordered or stands
-in its table, asked for it if not. A life that has asked to join goes on waiting. A life that is over meanwhile, or that
-begins stranded, leaves its messages to a new one, as it does here.
+Invariant. Each message of the application is ordered once, or its receipt fails with a named outcome, through flushes,
+exclusions, closed groups, forgetting and new starts. FLUSH_OK is the last message before a view, and each block() is
+followed by one unblock(). A crash loses only the participant, which is a function of DATA and of the forward table.
+docs/protocols/participant.md has the picture, each invariant, and the proof.
 """
 
 from __future__ import annotations
@@ -122,10 +82,10 @@ DROPPED_BY_RETENTION = "Kafka's retention has dropped what became of it"
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
-    """A quiet point that the application has asked for. `id` is the flush's number once it has one.
+    """A quiet point that the application has asked for. `id` is the seqno of its START_FLUSH, 0 until it is ordered.
 
-    `is_ended`: its STOP_FLUSH was sent. `outcome` says why it is over. One that is not wanted any more, and has no
-    number yet, is kept until it has one, to be stopped.
+    `is_ended`: its STOP_FLUSH was sent. `outcome` is the reason why it is over. A request that is not wanted any more
+    is kept until it has its id, so that the flush can be stopped.
     """
 
     local_seqno: int
@@ -138,11 +98,12 @@ class FlushRequest:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """See the module. `life` is the one in hand, `joined_at` the first view with it.
+    """The state of a participant; see the module. `life` is its present incarnation, `joined_at` the first view with
+    it.
 
-    `owes_unblock`: block() was called, and unblock() was not. `is_returning`: it has messages of its last life, and its
-    JOIN is not ordered yet. `has_row`: its name stands in the received table. `incarnation_floor`: a name that does not
-    must have a higher one, as far as states and `forget` records have told.
+    `owes_unblock`: block() was called, and unblock() was not. `is_returning`: its table has messages of the last
+    incarnation, and its JOIN is not ordered yet. `has_row`: the received table has its name. `incarnation_floor`: a
+    name without a row needs a higher incarnation, as far as states and `forget` records have told.
     """
 
     life: MemberIncarnation
@@ -158,12 +119,12 @@ class Participant:
 
     @property
     def takes_messages(self) -> bool:
-        """Whether the application may broadcast now. Later, if it `is_silent`; never more in this life otherwise."""
+        """Whether the application may broadcast now. If not, it may later if `is_silent`, else in a new incarnation."""
         return self.phase in OUTSIDE or self.phase in (ParticipantPhase.MEMBER, ParticipantPhase.BLOCKING)
 
     @property
     def is_silent(self) -> bool:
-        """Whether it says nothing until the flush is over."""
+        """Whether the participant sends nothing until the flush is over."""
         return self.phase in SILENT
 
     @property
@@ -172,19 +133,19 @@ class Participant:
         return self.phase not in KEEPING_BACK and not self.is_returning
 
     def may_send(self, pending: Pending) -> bool:
-        """Whether that entry of the forward table may be sent (again)."""
+        """Whether this entry of the forward table may be sent (again)."""
         if self.is_returning:
             return kind_of(pending) == JOIN
         return self.sends_messages or is_control(pending)
 
     @property
     def is_dead(self) -> bool:
-        """Whether the group has taken it for dead, and the next life has not begun."""
+        """Whether the group has taken it for dead, and the next incarnation has not begun."""
         return self.phase in DEAD
 
     @property
     def is_ending(self) -> bool:
-        """Whether it leaves, or is gone."""
+        """Whether the participant leaves, or is gone."""
         return self.phase in ENDING
 
     @property
@@ -198,16 +159,16 @@ class Participant:
 
     @property
     def name_is_in(self) -> bool:
-        """Whether the newest view has its name: this life, or an earlier start."""
+        """Whether the newest view has its name, in this incarnation or an earlier one."""
         return self.known.view is not None and self.life.address in self.known.view.members
 
     @property
     def is_unheard(self) -> bool:
-        """Whether its messages may be dropped, as an earlier start of its name may have answered the flush in hand."""
+        """Whether its messages may be dropped: an earlier start of its name may have answered the running flush."""
         return self.phase in SENDING_FROM_OUTSIDE and bool(self.known.flush_id) and self.name_is_in
 
     def is_stranded(self, pending: Iterable[Pending]) -> bool:
-        """Whether its JOIN stands in the table behind what a closed group does not take before it."""
+        """Whether the forward table has, before the JOIN, entries that a closed group does not take."""
         if self.phase is not ParticipantPhase.AWAITING or self.name_is_in:
             return False
         kinds = [kind_of(entry) for entry in pending]
@@ -215,13 +176,13 @@ class Participant:
 
 
 class ParticipantStep(NamedTuple):
-    """What `step` gives: the next participant, and what is to be done, in this order."""
+    """The result of `step`: the next participant, and its actions, in this order."""
 
     participant: Participant
     actions: tuple[Action, ...] = ()
 
     def turn(self, cause: Cause) -> ParticipantStep:
-        """And then a row of the table. Raises ProtocolViolation."""
+        """Add a row of the table. Raises ProtocolViolation if the phase has none for the cause."""
         now = self.participant
         row = TRANSITIONS.get((now.phase, cause))
         if row is None:
@@ -237,20 +198,20 @@ class ParticipantStep(NamedTuple):
         return ParticipantStep(after, self.actions + actions)
 
     def and_send(self, kind: str, flush_id: int = 0) -> ParticipantStep:
-        """And then a control record."""
+        """Add the sending of a control record."""
         return self._replace(actions=(*self.actions, Action(Do.SEND, kind, flush_id)))
 
     def but(self, **changes: Any) -> ParticipantStep:
-        """With other facts, in the same phase."""
+        """Change other fields of the participant, in the same phase."""
         return self._replace(participant=replace(self.participant, **changes))
 
 
 def step(now: Participant, event: Event) -> ParticipantStep:
-    """The participant after an event, and what follows. Raises ProtocolViolation, and nothing has changed."""
+    """Return the participant after an event, and its actions. Raises ProtocolViolation, without any change."""
     if isinstance(event, Data):
-        return _say_again(now, _take(now, event))
+        return _send_again(now, _take(now, event))
     if isinstance(event, CaughtUp):
-        return _say_again(now, _catch_up(ParticipantStep(now), event.state, joins=event.joins))
+        return _send_again(now, _catch_up(ParticipantStep(now), event.state, joins=event.joins))
     if isinstance(event, Began):
         has_asked = event.joins or event.life in event.state.membership.joining
         born = ParticipantStep(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
@@ -263,7 +224,7 @@ def step(now: Participant, event: Event) -> ParticipantStep:
     if isinstance(event, RowKnown):
         return ParticipantStep(replace(now, has_row=True))
     if isinstance(event, Answered):
-        # An answer to a flush that is over, or runs from scratch, comes too late.
+        # An answer to a flush that is over, or has started over, comes too late.
         is_due = (
             now.phase in (ParticipantPhase.BLOCKING, ParticipantPhase.ASKED_AGAIN)
             and now.known.flush_id == event.flush_id
@@ -278,7 +239,7 @@ def step(now: Participant, event: Event) -> ParticipantStep:
 def _take(now: Participant, record: Data) -> ParticipantStep:
     known, event = now.known.after(record.kind, record.seqno, record.view, record.sender, record.payload)
     here = ParticipantStep(replace(now, known=known))
-    if now.is_returning and _is_own(now, record):  # nothing but its JOIN was sent
+    if now.is_returning and _is_own(now, record):  # this is its JOIN: it has sent nothing else
         return here.but(is_returning=False).turn(Cause.RETURNED)
     if record.kind == SETTINGS:
         return _take_settings(here, record.payload)
@@ -312,7 +273,7 @@ def _take_settings(here: ParticipantStep, payload: bytes) -> ParticipantStep:
 
 
 def _take_forgotten(here: ParticipantStep, payload: bytes) -> ParticipantStep:
-    """Rows are dropped, and a sender without one must have a higher incarnation than theirs. Members keep theirs."""
+    """Take a `forget` record: a sender without a row needs a higher incarnation than the dropped ones."""
     rows, now = from_payload(payload) or (), here.participant
     has_row = now.has_row and now.life.address not in {row.sender for row in rows}
     floor = max(now.incarnation_floor, *(row.incarnation for row in rows), 0)
@@ -322,7 +283,7 @@ def _take_forgotten(here: ParticipantStep, payload: bytes) -> ParticipantStep:
 
 
 def _see_whether_closed(here: ParticipantStep, is_closed: bool) -> ParticipantStep:
-    """What has come of a stranger's messages is known when the group closes: the others are not ordered any more."""
+    """Apply the setting `closed`. When a group closes, a stranger's messages outside DATA are not ordered."""
     phase = here.participant.phase
     if is_closed and (phase in SENDING_FROM_OUTSIDE or phase is ParticipantPhase.EXCLUDED):
         return here.turn(Cause.CLOSED)
@@ -331,8 +292,8 @@ def _see_whether_closed(here: ParticipantStep, is_closed: bool) -> ParticipantSt
     return here
 
 
-def _say_again(before: Participant, here: ParticipantStep) -> ParticipantStep:
-    """Send what was dropped, as soon as it may be heard: the flush is over, or runs again, or the name is out."""
+def _send_again(before: Participant, here: ParticipantStep) -> ParticipantStep:
+    """Send dropped messages again once the flush is over, or has started over, or the view has lost the name."""
     now = here.participant
     is_heard = not now.is_unheard or now.known.flush_id != before.known.flush_id
     is_due = before.is_unheard and is_heard and (now.phase, Cause.HEARD) in TRANSITIONS
@@ -347,19 +308,19 @@ def _take_view(here: ParticipantStep, view: ViewChange) -> ParticipantStep:
         return here.turn(Cause.ADMITTED_IN_FLUSH if now.known.flush_id else Cause.ADMITTED)
     if not _is_in(now) or now.life.address in view.members:
         return here
-    # The settings at the view count, whatever they become. If it is not suspected, an earlier start has left.
+    # The settings at the view count, not later ones. If the view does not suspect the name, an earlier start has left.
     was_suspected = now.life.address in view.suspected
     is_over = now.settings.closed or (now.settings.flush and was_suspected)
     return here.turn(Cause.OVER if is_over else Cause.EXCLUDED)
 
 
 def _may_be_admitted(now: Participant) -> bool:
-    """Whether no view with it has come yet."""
+    """Whether no view has had this incarnation yet."""
     return now.phase in OUTSIDE or (now.phase is ParticipantPhase.LEAVING and now.joined_at is None)
 
 
 def _is_in(now: Participant) -> bool:
-    """Whether it was in the view before, as far as it knows."""
+    """Whether the participant was in the view until now, as far as it knows."""
     return now.phase in INSIDE or (now.phase is ParticipantPhase.LEAVING and now.joined_at is not None)
 
 
@@ -387,7 +348,7 @@ def _end_flush(here: ParticipantStep, outcome: str) -> ParticipantStep:
 
 
 def _stop(here: ParticipantStep, flush_id: int) -> ParticipantStep:
-    """End a flush that is not wanted. If it leaves, its LEAVE does that."""
+    """End a flush that is not wanted. A leaving participant's LEAVE ends it anyway."""
     return here.and_send(STOP_FLUSH, flush_id) if flush_id and here.participant.phase in INSIDE else here
 
 
@@ -426,15 +387,15 @@ def _catch_up_view(here: ParticipantStep, state: SequencerState, answered: int, 
         if not _may_be_admitted(now):
             return here
         if 0 < answered == membership.flush.id:
-            return here.turn(Cause.ADMITTED_QUIET)  # what stands before its answer is still to be sent
-        has_answered = now.life.address in membership.flush.answered  # as one has that is admitted within it
+            return here.turn(Cause.ADMITTED_QUIET)  # the entries before its answer still have to be sent
+        has_answered = now.life.address in membership.flush.answered  # a joiner admitted within the flush counts, too
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
     was_admitted = (
         now.phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING)
         and not joins
         and now.life not in membership.joining
     )
-    if _is_in(now) or was_admitted:  # its JOIN is ordered, and no view is to come: one has come, and one without it
+    if _is_in(now) or was_admitted:  # its JOIN is ordered and not waiting: a view had it, and a later one has not
         return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
     if now.phase in FORGETTABLE and state.is_over(*now.life):
         return here.turn(
@@ -475,13 +436,13 @@ def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -
     return _stop(here, request.id) if goes_on else here
 
 
-# --- the forward table from life to life ---
+# --- the forward table from one incarnation to the next ---
 
 
 def begins_stranded(life: MemberIncarnation, pending: Sequence[Pending], state: SequencerState) -> bool:
-    """Whether a life that goes on where the log stands at `state` could have nothing ordered any more.
+    """Whether an incarnation that goes on at `state` could have nothing ordered any more.
 
-    The group is closed, the life is not in it and has not asked, and its table does not begin with the JOIN.
+    The group is closed, the incarnation is neither in it nor joining, and its table does not begin with the JOIN.
     """
     membership = state.membership
     is_outside = not membership.is_member(life.address) and life not in membership.joining
@@ -489,18 +450,18 @@ def begins_stranded(life: MemberIncarnation, pending: Sequence[Pending], state: 
 
 
 def begins_returning(pending: Sequence[Pending]) -> bool:
-    """Whether a life with that table has messages of its last life, and its JOIN is not ordered yet."""
+    """Whether the table has messages of the last incarnation behind a JOIN that is not ordered yet."""
     is_joining = bool(pending) and kind_of(pending[0]) == JOIN
     return is_joining and any(carried_from(entry) is not None for entry in pending)
 
 
 def newest_answer(pending: Iterable[Pending]) -> int:
-    """The flush that the last FLUSH_OK in the table answers; 0 if there is none."""
+    """Return the newest flush that a FLUSH_OK in the table answers; 0 if there is none."""
     return max((int(entry.payload) for entry in pending if kind_of(entry) == FLUSH_OK), default=0)
 
 
 def next_entries(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
-    """What the next life's table begins with: its JOIN, then the messages of the last one's, in their order."""
+    """Yield the first entries of the next incarnation's table: its JOIN, then the last one's messages in order."""
     if joins:
         yield b"", control_headers(JOIN)
     for entry in pending:

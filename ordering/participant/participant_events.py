@@ -1,6 +1,4 @@
-"""What happens to a participant (`ordering.participant.participant`): the control records of DATA, and what stands
-here.
-"""
+"""The events of a participant (`ordering.participant.participant`), beside the control records of DATA."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from ordering.sequencer.sequencer import SequencerState
 
 
 class Began(NamedTuple):
-    """A life begins where the log stands at `state`.
+    """The begin of an incarnation, at the place in the log where its state is `state`.
 
-    `joins`: a JOIN stands in its forward table; `returns`: with messages of its last life (`begins_returning`).
-    `answered`: the flush whose FLUSH_OK an earlier start has left there
+    `joins`: its forward table has a JOIN. `returns`: behind it are messages of the last incarnation
+    (`begins_returning`). `answered`: the flush of the newest FLUSH_OK that an earlier start has left in the table
     (`newest_answer`).
     """
 
@@ -28,9 +26,9 @@ class Began(NamedTuple):
 
 
 class CaughtUp(NamedTuple):
-    """The state of the log, in the place of records that retention has dropped.
+    """The state of the log, in place of records that retention has dropped.
 
-    `joins`: a JOIN may still be ordered. It stands in the forward table, from which what the state has is gone.
+    `joins`: a JOIN may still be ordered. It is in the forward table, which has lost the entries that the state counts.
     """
 
     state: SequencerState
@@ -38,42 +36,42 @@ class CaughtUp(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """It has another incarnation. Nothing was sent under the one before."""
+    """A change of the incarnation, before anything was sent under the last one."""
 
     incarnation: int
 
 
 class Asked(NamedTuple):
-    """The application asks to join, to leave, or to be closed; or the driver to end a life that can't go on.
+    """A request: of the application to join, to leave or to close, or of the driver to end the incarnation.
 
-    The driver says STRANDED as soon as the participant `is_stranded`: it has the table.
+    The driver, which has the forward table, asks with STRANDED as soon as the participant `is_stranded`.
     """
 
     cause: Cause
 
 
 class RowKnown(NamedTuple):
-    """Something of its name was ordered, in whichever life."""
+    """The sign that the name has a received row: some record of it was ordered, in any incarnation."""
 
 
 class Answered(NamedTuple):
-    """block() has returned."""
+    """The return of block()."""
 
     flush_id: int
 
 
 class FlushWanted(NamedTuple):
-    """The application asks for a quiet point. Its START_FLUSH will have this local seqno."""
+    """The application's request for a quiet point. Its START_FLUSH will have this local seqno."""
 
     local_seqno: int
 
 
 class FlushUnwanted(NamedTuple):
-    """It does not want its quiet point any more."""
+    """The end of the application's wish for a quiet point that it has not had yet."""
 
 
 class FlushDone(NamedTuple):
-    """It has had its quiet point. `request.outcome` then says whether that lasted."""
+    """The end of the application's quiet point. `request.outcome` then tells whether the group was quiet to its end."""
 
 
 Event = Data | Began | CaughtUp | Renewed | Asked | RowKnown | Answered | FlushWanted | FlushUnwanted | FlushDone

@@ -1,6 +1,4 @@
-"""The literal table of `ordering.participant.participant`: its phases, what changes them, and what is done on the
-way.
-"""
+"""The transition table of `ordering.participant.participant`: phases, causes, actions."""
 
 from __future__ import annotations
 
@@ -11,27 +9,27 @@ from ordering.base.records import FLUSH_OK, JOIN, LEAVE
 
 
 class ParticipantPhase(Enum):
-    """Where a participant is."""
+    """The phase of a participant."""
 
-    BETWEEN = "between two lives"  # or before the first
+    BETWEEN = "between two lives"  # two incarnations, or before the first
     STRANGER = "stranger"  # sends to an open group, and is in no view
-    JOINING = "joining"  # the same, and has sent JOIN
-    KEPT_OUT = "kept out"  # of a closed group, which it has not asked to join
-    AWAITING = "awaiting its view"  # it has asked to join, and the group is closed
-    MEMBER = "member"  # there is no flush
-    BLOCKING = "blocking"  # a flush is in hand: block() runs, and may send
+    JOINING = "joining"  # has sent JOIN to an open group
+    KEPT_OUT = "kept out"  # a stranger of a closed group, without a JOIN
+    AWAITING = "awaiting its view"  # has sent JOIN, and the group is closed
+    MEMBER = "member"  # in the view, and no flush runs
+    BLOCKING = "blocking"  # a flush runs: block() was called, and may send
     QUIET = "quiet"  # has sent FLUSH_OK
     BORN_QUIET = "quiet from its first view on"  # was admitted within a flush
-    ASKED_AGAIN = "quiet, and asked again"  # the flush runs from scratch; block() has returned before
+    ASKED_AGAIN = "quiet, and asked again"  # the flush starts over; block() has returned before
     LEAVING = "leaving"  # has sent LEAVE, if there was anything to leave
-    EXCLUDED = "excluded"  # a view has come without it; what it has sent is a stranger's now
-    OVER = "over"  # the same, and nothing more of this life is ordered
-    FORGOTTEN = "forgotten"  # the same of a life that is in no view, and has not asked
-    GONE = "gone"  # it has left, or was closed
+    EXCLUDED = "excluded"  # a view came without it; its pending messages may be ordered as a stranger's
+    OVER = "over"  # a view came without it, and nothing more of this incarnation is ordered
+    FORGOTTEN = "forgotten"  # its row was dropped while it was in no view and had not asked to join
+    GONE = "gone"  # has left, or was closed
 
 
 class Cause(Enum):
-    """What makes a participant change its phase."""
+    """The cause of a change of phase."""
 
     BEGIN = "begin"
     BEGIN_JOINING = "begin with a JOIN"
@@ -57,28 +55,31 @@ class Cause(Enum):
 
 
 class Do(Enum):
-    """What is to be done."""
+    """The kind of an action."""
 
     SEND = "send"
     """Put a control record at the end of the forward table, and send it."""
     SEND_TABLE = "send the table"
-    """Send all that is in the forward table, from its beginning."""
+    """Send the whole forward table again, from its beginning."""
     BLOCK = "block"
     """Call block()."""
     ASK = "ask"
-    """When block() has returned, say so (`Answered`)."""
+    """Report when block() has returned (`Answered`)."""
     UNBLOCK = "unblock"
     """Call unblock()."""
     BEGIN_ANEW = "begin anew"
-    """Wait for what may still be ordered (in the phase EXCLUDED), hand over, begin the next life, join."""
+    """In the phase EXCLUDED, wait for messages that may still be ordered. Then hand over and begin the next
+    incarnation.
+
+    It joins if this one has asked to."""
     CARRY = "carry over"
-    """The next life sends the messages in the table (`next_entries`). Their receipts go on."""
+    """Hand the messages in the table to the next incarnation (`next_entries`), with their receipts."""
     LOSE = "lose"
-    """The receipts of what is in the table fail."""
+    """Fail the receipts of the messages in the table."""
 
 
 class Action(NamedTuple):
-    """What is to be done: with SEND, a record of that kind; with a flush, if it has to do with one."""
+    """An action for the driver. `kind`: of the record to SEND. `flush_id`: of the flush that the action belongs to."""
 
     do: Do
     kind: str = ""
@@ -86,12 +87,12 @@ class Action(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The record's payload."""
+        """The payload of the record to send."""
         return b"%d" % self.flush_id if self.flush_id else b""
 
 
 class Transition(NamedTuple):
-    """A row of the table: the next phase, and what is done on the way, in this order."""
+    """A row of the table: the next phase, and the actions of the change, in this order."""
 
     phase: ParticipantPhase
     actions: tuple[Action, ...] = ()
@@ -100,12 +101,12 @@ class Transition(NamedTuple):
 SEND_JOIN, SEND_LEAVE, SEND_FLUSH_OK = (Action(Do.SEND, kind) for kind in (JOIN, LEAVE, FLUSH_OK))
 SEND_TABLE, BLOCK, ASK, UNBLOCK, BEGIN_ANEW, CARRY, LOSE = (Action(do) for do in list(Do)[1:])
 OF_A_FLUSH = (SEND_FLUSH_OK, ASK)
-"""Those that name the flush in hand."""
+"""The actions that name the running flush."""
 
 P, C = ParticipantPhase, Cause
-ENDS_OF_A_LIFE = (C.OVER, C.FORGOTTEN)
+ENDS = (C.OVER, C.FORGOTTEN)
 TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
-    # A life begins, ...
+    # An incarnation begins, ...
     (P.BETWEEN, C.BEGIN): Transition(P.STRANGER),
     (P.BETWEEN, C.BEGIN_JOINING): Transition(P.JOINING),
     (P.BETWEEN, C.LEAVE): Transition(P.GONE),
@@ -125,11 +126,7 @@ TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
     (P.JOINING, C.ADMITTED): Transition(P.MEMBER),
     (P.JOINING, C.ADMITTED_IN_FLUSH): Transition(P.BORN_QUIET),
     (P.JOINING, C.ADMITTED_QUIET): Transition(P.QUIET),
-    **{
-        (phase, cause): Transition(P.OVER, (BEGIN_ANEW,))
-        for phase in (P.JOINING, P.AWAITING)
-        for cause in ENDS_OF_A_LIFE
-    },
+    **{(phase, cause): Transition(P.OVER, (BEGIN_ANEW,)) for phase in (P.JOINING, P.AWAITING) for cause in ENDS},
     (P.KEPT_OUT, C.JOIN): Transition(P.AWAITING, (SEND_JOIN,)),
     (P.KEPT_OUT, C.OPENED): Transition(P.STRANGER, (SEND_TABLE,)),
     (P.KEPT_OUT, C.LEAVE): Transition(P.LEAVING),
@@ -144,9 +141,9 @@ TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
     (P.AWAITING, C.ADMITTED): Transition(P.MEMBER, (SEND_TABLE,)),
     (P.AWAITING, C.ADMITTED_IN_FLUSH): Transition(P.BORN_QUIET),
     (P.AWAITING, C.STRANDED): Transition(P.OVER, (BEGIN_ANEW,)),
-    # What it said in a flush that an earlier start has answered was dropped.
+    # Messages sent in a flush that an earlier start has answered were dropped.
     **{(phase, C.HEARD): Transition(phase, (SEND_TABLE,)) for phase in (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)},
-    # What it has carried over may be sent, if anything may.
+    # Messages carried over may be sent from here on, wherever messages may be.
     (P.JOINING, C.RETURNED): Transition(P.JOINING, (SEND_TABLE,)),
     (P.AWAITING, C.RETURNED): Transition(P.AWAITING),
     (P.LEAVING, C.RETURNED): Transition(P.LEAVING, (SEND_TABLE,)),
@@ -167,7 +164,7 @@ TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
     (P.ASKED_AGAIN, C.ANSWER): Transition(P.QUIET, (SEND_TABLE, SEND_FLUSH_OK)),
     (P.ASKED_AGAIN, C.STOP): Transition(P.MEMBER, (UNBLOCK, SEND_TABLE)),
     (P.ASKED_AGAIN, C.LEAVE): Transition(P.LEAVING, (SEND_TABLE, SEND_LEAVE)),
-    # The group takes it for dead, ...
+    # The group takes the participant for dead, ...
     (P.MEMBER, C.EXCLUDED): Transition(P.EXCLUDED, (BEGIN_ANEW,)),
     (P.MEMBER, C.OVER): Transition(P.OVER, (BEGIN_ANEW,)),
     (P.BLOCKING, C.EXCLUDED): Transition(P.EXCLUDED, (UNBLOCK, BEGIN_ANEW)),
@@ -178,7 +175,7 @@ TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
     (P.BORN_QUIET, C.OVER): Transition(P.OVER, (BEGIN_ANEW,)),
     (P.ASKED_AGAIN, C.EXCLUDED): Transition(P.EXCLUDED, (UNBLOCK, SEND_TABLE, BEGIN_ANEW)),
     (P.ASKED_AGAIN, C.OVER): Transition(P.OVER, (UNBLOCK, BEGIN_ANEW)),
-    # ... which ends this life, with or without its messages.
+    # ... which ends this incarnation; its messages are carried over or lost.
     (P.EXCLUDED, C.CLOSED): Transition(P.OVER),
     (P.EXCLUDED, C.FORGOTTEN): Transition(P.OVER),
     (P.EXCLUDED, C.HAND_OVER): Transition(P.BETWEEN, (LOSE,)),
@@ -187,7 +184,7 @@ TRANSITIONS: dict[tuple[ParticipantPhase, Cause], Transition] = {
     (P.OVER, C.LEAVE): Transition(P.GONE),
     (P.FORGOTTEN, C.HAND_OVER): Transition(P.BETWEEN, (CARRY,)),
     (P.FORGOTTEN, C.LEAVE): Transition(P.GONE),
-    # It leaves. What was kept back is sent before its LEAVE is ordered.
+    # The participant leaves. Messages kept back are sent before its LEAVE is ordered.
     (P.LEAVING, C.ADMITTED): Transition(P.LEAVING, (SEND_TABLE,)),
     (P.LEAVING, C.ADMITTED_IN_FLUSH): Transition(P.LEAVING),
     (P.LEAVING, C.FLUSH): Transition(P.LEAVING, (SEND_TABLE,)),
