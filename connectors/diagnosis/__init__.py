@@ -1,1 +1,1 @@
-"""What looks at a group from outside: its check and its status."""
+"""Views of a group from outside: its check, its status, its dead letters, and the doctor."""

@@ -1,7 +1,7 @@
-"""What `abcast check` says of casts: delivery logs against the cast topics and the views of DATA; and what is lost.
+"""The check of casts: delivery logs against the cast topics and the views of DATA, and casts that copies lack.
 
-Sites with one order have one set of views, so a delivery log may be of any of them: it is held against what the cast
-topics of all of them have, original or copy. In a mesh a log is held against its own site.
+Sites with one order have one set of views, so a delivery log may be of any of them: it is compared with the cast topics
+of all of them, originals and copies. In a mesh a log is compared with its own site.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_cast(row: dict[str, Any]) -> bool:
 
 
 class _Name(NamedTuple):
-    """Which cast it is."""
+    """The identity of a cast."""
 
     life: MemberIncarnation
     view: int
@@ -46,7 +46,7 @@ class _Name(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """What stands in a cast topic of one Kafka, and whether retention has dropped any of it."""
+    """The casts in a cast topic of one Kafka, and whether retention has dropped none."""
 
     names: set[_Name]
     is_whole: bool
@@ -58,9 +58,9 @@ _NOTHING = _Log(set(), is_whole=True)
 def check_casts(
     group: str, connections: Mapping[str, Connection], logs: Sequence[Path], *, one_order: bool, settled: bool
 ) -> tuple[dict[str, int], list[Anomaly]]:
-    """How many casts each delivery log has, and what is wrong with casts at these sites.
+    """Return the number of casts in each delivery log, and the anomalies of casts at these sites.
 
-    `settled`: what one of several sites lacks is lost. If there is nothing to compare, nothing is read. Raises
+    `settled`: a cast that one of several sites lacks is lost. If there is nothing to compare, nothing is read. Raises
     BrokerUnreachable, HistoryUnavailable, TopicMissing.
     """
     counts = {log.name: sum(map(is_cast, _rows(log))) for log in logs}
@@ -85,12 +85,12 @@ def check_casts(
                 checker.delivered_view(log.name, row["view_id"])
             elif "event" not in row:
                 checker.delivered_total(log.name, row["seqno"], row.get("view_id", NO_VIEW))
-    told = {CASTS_OF.format(member=name): count for name, count in counts.items() if count}
-    return told, [*lost, *checker.finish()]
+    found_in_logs = {CASTS_OF.format(member=name): count for name, count in counts.items() if count}
+    return found_in_logs, [*lost, *checker.finish()]
 
 
 def _lost(group: str, found: Mapping[str, Mapping[str, _Log]], *, of_views: bool) -> Iterator[Anomaly]:
-    """The casts of each site that another one lacks. `of_views`: also those of a view, which a mesh does not carry."""
+    """Yield the casts of each site that another one lacks. `of_views`: casts of a view, too; a mesh carries none."""
     for origin, there in found.items():
         topic = str(Topic(group, "cast", origin))
         names = {name for name in there.get(topic, _NOTHING).names if of_views or name.view == NO_VIEW}
@@ -101,7 +101,7 @@ def _lost(group: str, found: Mapping[str, Mapping[str, _Log]], *, of_views: bool
 
 
 def _rows(log: Path) -> Iterator[dict[str, Any]]:
-    """The lines; `check_deliveries` has seen that they can be read."""
+    """Yield the lines of a delivery log, which `check_deliveries` has checked."""
     with log.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
@@ -113,7 +113,7 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
         for stored in log.records(log.beginning(), log.end()):
             data = stored.data
             if not reader.last_seqno and data.seqno:
-                # Retention may have dropped what stood before, and the group may have set flush there.
+                # Retention may have dropped earlier records, and with them the setting of flush.
                 reader, flush = Reader(data.epoch, data.seqno - 1), flush or data.seqno > 1
             if reader.judge(data) is not Verdict.TAKE:
                 continue
@@ -134,7 +134,7 @@ def _view(data: Data) -> OrderedRecord:
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:
-    """What each cast topic of a Kafka has."""
+    """Return the casts of each cast topic of a Kafka."""
     found: dict[str, _Log] = {}
     with contextlib.closing(connection.consumer()) as consumer, connection.reachable():
         for topic in connection.topics_of(group, "cast"):

@@ -1,4 +1,4 @@
-"""Feeding the checker from the real thing: DATA topics, the Delta ledger, delivery logs of members."""
+"""Input for the checker from real logs: DATA topics, the Delta ledger, delivery logs of members."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from ordering.checker.checker import LOST, Anomaly, Checker
 from ordering.checker.mesh_checker import MeshChecker, Shortfall
 
 STALLED_AFTER_S = 15.0
-"""A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
+"""The time in which a site that lacks messages must get some, if the relay that brings them runs."""
 
 
 class CheckProgress(Protocol):
-    """Is told how far a check has come."""
+    """The progress of a check."""
 
     def say(self, what: str, total: int | None = None) -> None:
-        """What is read now, and how much of it there is."""
+        """Report a new step, and the number of records to read."""
 
     def advance(self) -> None:
-        """So much was read: one more."""
+        """Report one more record read."""
 
 
 class Unwatched:
-    """Nobody is told."""
+    """Ignores the progress."""
 
     def say(self, what: str, total: int | None = None) -> None:
-        """Nothing, here and below."""
+        """Do nothing, here and below."""
 
     def advance(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 UNWATCHED = Unwatched()
@@ -57,7 +57,7 @@ def check_data(
     mesh: MeshChecker | None = None,
     progress: CheckProgress = UNWATCHED,
 ) -> tuple[int, Strays | None]:
-    """Read the whole DATA topic of the site; return how many seqnos it holds, and what strays there are."""
+    """Read the whole DATA topic of the site; return the number of its seqnos, and its strays."""
     with DataLog(connection, group, site) as data:
         beginning, end = data.beginning(), data.end()
         if beginning > 0:
@@ -79,7 +79,7 @@ def check_data(
 
 
 class Strays(NamedTuple):
-    """Records of a DATA topic that are no DATA: how many, and the offset of the first one. All readers skip them."""
+    """Records of a DATA topic that are no DATA: their number, and the offset of the first. All readers skip them."""
 
     number: int
     first_offset: int
@@ -87,11 +87,11 @@ class Strays(NamedTuple):
     def __str__(self) -> str:
         what = "record is" if self.number == 1 else "records are"
         where = f"from offset {self.first_offset} on"
-        return f"{self.number} {what} no DATA and passed over, {where}: who else writes there?"
+        return f"{self.number} {what} no DATA and skipped, {where}: who else writes there?"
 
 
 class SitesVerdict:
-    """What is wrong at several sites, which have one order together (`one_order`) or each its own."""
+    """The anomalies of several sites, with one order together (`one_order`) or each with its own."""
 
     def __init__(self, names: Iterable[str], *, one_order: bool) -> None:
         common = Checker()
@@ -101,7 +101,7 @@ class SitesVerdict:
         self.strays: dict[str, Strays] = {}
 
     def lacking(self) -> list[Shortfall]:
-        """By what each site is behind the others; normal as long as messages are under way."""
+        """Return how far each site is behind the others, which is normal while messages are under way."""
         if self.mesh is not None:
             return self.mesh.lacking()
         ends = {name: checker.last_seqno(name) for name, checker in self.checkers.items()}
@@ -111,7 +111,7 @@ class SitesVerdict:
         ]
 
     def anomalies(self, *, settled: bool) -> list[Anomaly]:
-        """Everything that was found. `settled`: nothing is under way, so that what a site lacks is lost."""
+        """Return all anomalies. `settled`: nothing is under way, so messages that a site lacks are lost."""
         found = [anomaly for checker in dict.fromkeys(self.checkers.values()) for anomaly in checker.finish()]
         found += self.mesh.anomalies() if self.mesh is not None else []
         return found + ([Anomaly(LOST, f"{lack}.", ()) for lack in self.lacking()] if settled else [])
@@ -131,7 +131,7 @@ def check_sites(
 
 
 def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
-    """Of what sites of a mesh lack, what does not get less within `wait_s` while the relay that brings it is there.
+    """Return the shortfalls of a mesh's sites that don't get less within `wait_s` although the relay runs.
 
     A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking.
     """
@@ -141,7 +141,7 @@ def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float 
     before = {lack: _relayed_end(sites, group, lack.site, hop) for lack, hop in watched.items()}
     time.sleep(wait_s)
     return [
-        Anomaly(LOST, f"{lack}, and gets no further although the relay from {hop} is there.", ())
+        Anomaly(LOST, f"{lack}, and gets no further although the relay from {hop} runs.", ())
         for lack, hop in watched.items()
         if _reached(sites, group, lack) <= lack.after_seqno
         and _relayed_end(sites, group, lack.site, hop) > before[lack]
@@ -149,13 +149,13 @@ def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float 
 
 
 def _reached(sites: Sites, group: str, lack: Shortfall) -> int:
-    """How far a site has ordered the messages of an origin now."""
+    """Return the last seqno of an origin that a site has ordered by now."""
     with DataLog(sites.connection(lack.site), group, lack.site) as data:
         return data.state().origins.get(lack.origin, 0)
 
 
 def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> int:
-    """Where the topic ends that the relay from a neighbour fills; 0 if there is none."""
+    """Return the end of the topic that the relay from a neighbour fills; 0 if there is none."""
     connection = sites.connection(site)
     partition = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
     consumer = connection.consumer()
@@ -168,7 +168,7 @@ def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> 
 
 
 def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
-    """The reading rule for a log whose beginning retention has dropped: its first effective record tells."""
+    """Return the reading rule for a log whose beginning retention has dropped, from its first effective record."""
     seals = data.state(end).seals
     for stored in data.records(beginning, end):
         record = stored.data
@@ -178,7 +178,7 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
 
 
 def check_ledger(checker: Checker, path: Location, group: str, progress: CheckProgress = UNWATCHED) -> int:
-    """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
+    """Read the group's rows of the ledger, a chunk at a time; return their number."""
     from pyarrow import dataset as ds
 
     from connectors.ledger.delta_files import dataset_of
@@ -202,7 +202,7 @@ def check_ledger(checker: Checker, path: Location, group: str, progress: CheckPr
 
 
 def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int:
-    """Read a delivery log as `abcast deliver --json` prints it; return how many deliveries it has."""
+    """Read a delivery log as `abcast deliver --json` prints it; return the number of its deliveries."""
     count = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -210,14 +210,14 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
             if not all(
                 isinstance(row.get(name, 0), int) for name in ("incarnation", "local_seqno", "seqno", "view_id")
             ):
-                raise TypeError("it has a number that is none")
+                raise TypeError("one of its numbers is no number")
             if "event" in row:
                 if row["event"] == VIEW:
                     row["view_id"]
                 continue
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
-            if is_cast(row):  # `check_casts` looks at those
+            if is_cast(row):  # for `check_casts`
                 continue
             checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Reading a group's dead letters: FORWARD records that were refused, whole, with the reason and where they stood."""
+"""Reading a group's dead letters: refused FORWARD records, whole, with the reason and their places in FORWARD."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ordering.base.records import Headers
 
 
 class StoredLetter(NamedTuple):
-    """A dead letter at `offset` of its topic. `source` is where the record stands in FORWARD, `sender` its key.
+    """A dead letter at `offset` of its topic. `source` is the record's place in FORWARD, `sender` its key.
 
-    `at_ms`: when it was refused, by the broker's clock. Sender, payload and headers are as they came, so anything.
+    `at_ms`: the time of the refusal, by the broker's clock. Sender, payload and headers are unchecked: any bytes.
     """
 
     offset: int
@@ -33,7 +33,7 @@ class StoredLetter(NamedTuple):
 def read_dead_letters(
     connection: Connection, group: str, site: str, *, last: int | None = None, offset: int | None = None
 ) -> Iterator[StoredLetter]:
-    """The dead letters that are still there, oldest first: all, the `last` so many, or the one at an `offset`.
+    """Yield the dead letters that are still there, oldest first: all, the `last` ones, or the one at `offset`.
 
     Raises BrokerUnreachable, TopicMissing.
     """

@@ -1,4 +1,4 @@
-"""Why nothing works: each thing that has to be in order, one after the other, and what to do where it is not."""
+"""The doctor: checks each thing that abcast needs, one after the other, and says what to do about a failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ordering.base.names import Topic
 
 
 class Check(NamedTuple):
-    """One thing: whether it is in order, and what was found or is to be done. None: it is not needed, or not known."""
+    """The result of a check. `is_ok`: None if it is not needed, or not known. `detail`: the finding, or what to do."""
 
     name: str
     is_ok: bool | None
@@ -36,9 +36,9 @@ class Check(NamedTuple):
 
 
 def examine(connection: Connection, site: str, group: str | None, who: Who, ledger: Location) -> Iterator[Check]:
-    """Each check, as it is made; what can't be looked at after a failure is left out. Raises UsageError.
+    """Yield each check as it is made, unless an earlier failure makes it impossible. Raises UsageError.
 
-    `group`: this one, or all that are seen at the site. `who`: the role whose rights are looked for.
+    `group`: None for all groups that are visible at the site. `who`: the role whose rights are checked.
     """
     yield _library(connection)
     findings = probe(connection.bootstrap_servers, connection.security, connection.timeout)
@@ -71,7 +71,7 @@ def _library(connection: Connection) -> Check:
 
 def _what_to_do(found: Finding) -> str:
     if found.failed not in (ProbeStep.NAME, ProbeStep.TCP):
-        return found.sentence  # it says so itself
+        return found.sentence  # it says what to do
     start = "`abcast broker start` starts one here; " if found.failed is ProbeStep.TCP else ""
     return f"{found.sentence} {start}ABCAST_BOOTSTRAP_SERVERS names another"
 
@@ -88,7 +88,9 @@ def _passed(connection: Connection, step: ProbeStep) -> str:
 def _inside(connection: Connection, site: str, group: str | None, who: Who) -> Iterator[Check]:
     groups = [group] if group else find_groups(connection, site)
     if not groups:
-        yield Check("topics", False, f"no group is seen at site {site}: `abcast topics create --group G --site {site}`")
+        yield Check(
+            "topics", False, f"site {site} has no visible group: `abcast topics create --group G --site {site}`"
+        )
     for name in groups:
         found = look_at_topics(connection, name, site)
         yield from _topics(connection, name, site, who, found)
@@ -115,7 +117,7 @@ def _topics(connection: Connection, group: str, site: str, who: Who, found: Topi
     if found.wrong:
         yield Check(f"settings of {group}", False, " ".join(found.wrong))
     elif found.unknown:
-        yield Check(f"settings of {group}", None, "this user may not know them (DESCRIBE_CONFIGS)")
+        yield Check(f"settings of {group}", None, "this user may not read them (DESCRIBE_CONFIGS)")
     else:
         yield Check(f"settings of {group}", True, "as the promises need them")
 
@@ -143,8 +145,8 @@ def _transactions(connection: Connection, group: str, site: str) -> Check:
 
 
 def _histories(connection: Connection, site: str, group: str | None, ledger: Location) -> Iterator[Check]:
-    """Groups whose rows in the ledger are not of the group that Kafka has."""
-    unknown = (AbcastError, KafkaError, ModuleNotFoundError)  # told above
+    """Yield a failed check for each group whose ledger rows are not of the group that Kafka has."""
+    unknown = (AbcastError, KafkaError, ModuleNotFoundError)  # the checks above report these
     names: list[str] = []
     end = LedgerEnd(ledger)
     with suppress(*unknown):

@@ -1,4 +1,4 @@
-"""What is wrong with a group: everything that tells of its order is read, and judged together."""
+"""The report on a group: every record of its order is read, and checked together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from ordering.checker.mesh_checker import Shortfall
 
 
 class Report(NamedTuple):
-    """`read`: how many messages each source has. `lacks`: by what sites are behind others. `under_way`: the same, where
-    it is no anomaly. `strays`: the DATA topics with records that are no DATA. No promise is broken by them.
+    """The result of a check of a group.
+
+    `read`: the number of messages in each source. `lacks`: how far sites are behind others. `under_way`: the same, if
+    it is no anomaly. `strays`: the DATA topics with records that are no DATA, which break no promise.
     """
 
     read: Mapping[str, int]
@@ -54,11 +56,11 @@ def check_group(
         group: the group's name.
         where: one Kafka, or the sites.
         names: the sites whose DATA to read; all of them if there are none.
-        ledger: the directory of a ledger. It says nothing of several sites that have an order each.
-        deliveries: what `abcast deliver --json` printed, a file for each member.
-        settled: nothing is under way between sites, so that what one lacks is lost. Otherwise what a site of a mesh
-            lacks is lost if it gets no further although the relay is there, which takes 15 s to see.
-        progress: is told what is read, and how much there is.
+        ledger: the directory of a ledger. It is not used for several sites that each have their own order.
+        deliveries: the output of `abcast deliver --json`, a file for each member.
+        settled: nothing is under way between sites, so messages that one lacks are lost. Otherwise messages that a site
+            of a mesh lacks are lost if it gets no further although the relay runs, which takes 15 s to see.
+        progress: gets each step, and the number of its records.
 
     Raises UsageError, BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """

@@ -1,4 +1,4 @@
-"""How a group is doing, as its topics, the signs of life of its sequencer and the ledger tell it."""
+"""The status of a group, from its topics, its sequencer's signs of life and the ledger."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 RATE_S = 60
 _MAX_TAIL = 20_000
-"""So many FORWARD records are looked at one by one; of more, all count as waiting."""
+"""The number of FORWARD records that are decoded one by one; beyond it, all count as waiting."""
 _MAX_LOOK_BACK = 1000
 _MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_LOOK_BACK = 100
-"""So much of each FORWARD partition, and little more, is looked at for gaps."""
+"""The records and bytes of each FORWARD partition that are searched for gaps, roughly."""
 
 
 class Gap(NamedTuple):
-    """What was dropped of a sender, as `missing`, the next local seqno of that incarnation, has not come.
+    """A gap of a sender: its records are dropped until `missing`, the next local seqno of that incarnation, comes.
 
-    `dropped` counts the newest FORWARD records only.
+    `dropped`: the number of dropped records among the newest of FORWARD.
     """
 
     sender: str
@@ -53,9 +53,9 @@ class Gap(NamedTuple):
 
 
 class AgreementStatus(NamedTuple):
-    """Of a site that agrees with others: its view of the sites, and whether it waits: nothing is ordered then.
+    """The status of a site that agrees with others: its view of the sites, and whether it waits and orders nothing.
 
-    `rejected`: how much has come of others that breaks the protocol. It was left out.
+    `rejected`: the number of inputs of other sites that were left out, as they break the protocol.
     """
 
     view: int
@@ -66,24 +66,23 @@ class AgreementStatus(NamedTuple):
     def __str__(self) -> str:
         sites, left_out = ", ".join(self.sites), ""
         if self.rejected:
-            left_out = f"; {self.rejected:,} of what others sent was left out, as it breaks the protocol"
+            left_out = f"; {self.rejected:,} of the other sites' inputs left out, as against the protocol"
         if not self.waits:
             return f"agrees in view {self.view} of the sites {sites}{left_out}"
         return f"waits: too few of the sites {sites} (view {self.view}) answer, or they go on without it{left_out}"
 
 
 class GroupStatus(NamedTuple):
-    """Counts, but for `rate`: messages per second over the last minute.
+    """The status of a group. Numbers are counts; `rate` is messages per second over the last minute.
 
-    `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
-    operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
-    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
-    DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
-    ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
-    `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
-    `ordering.base.formats`. `other_history`: what to do where the ledger has that of another group of this name.
-    `trouble`: what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order
-    it. `acts`: what operators have done last. `open_transactions`: of FORWARD, those that hold up who sends there.
+    `members`: in the view. `senders`: remembered addresses that have sent anything, operators and relays included.
+    `lag`: FORWARD records that wait for a seqno or a refusal. `relays`: for each site whose relay brings records here,
+    the seconds since its last sign. `strays`: records in DATA that are no DATA, back to the newest snapshot.
+    `ledger_lag`: seqnos that the ledger lacks; None without a ledger. `gaps`: open gaps of senders. `agreement`: None
+    if no sites agree. `wrong_settings`: of DATA and EPOCH, and how to mend them. `format`: see `ordering.base.formats`.
+    `other_history`: what to do if the ledger has another group's history under this name. `trouble`: what the serving
+    job reports that it can't do for the group; with `is_left_out`, it does not order it. `acts`: the last acts of
+    operators. `open_transactions`: transactions on FORWARD that hold up the records behind them.
     """
 
     group: str
@@ -112,13 +111,14 @@ class GroupStatus(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether messages wait and nobody orders them."""
+        """Whether messages wait and no sequencer orders them."""
         return self.lag > 0 and (not self._is_served or bool(self.open_transactions))
 
     @property
     def is_failure(self) -> bool:
-        """Whether the job that serves the group is stuck: one that leaves the group out, and says so, works. So does
-        one that waits for a client's transaction.
+        """Whether the job that serves the group is stuck.
+
+        A job that reports that it leaves the group out works, and so does one that waits for a client's transaction.
         """
         return self.lag > 0 and not self._is_served and not self.is_left_out
 
@@ -127,7 +127,7 @@ class GroupStatus(NamedTuple):
         return self.sequencer.works and not (self.agreement is not None and self.agreement.waits)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the status as plain values."""
         plain = {
             "sequencer": self.sequencer._asdict(),
             "relays": dict(self.relays),
@@ -146,7 +146,7 @@ def read_status(
     in_ledger: Mapping[str, int] | None = None,
     ledger: LedgerEnd | None = None,
 ) -> GroupStatus:
-    """The status of one group. `in_ledger`: the last seqno of each group in the ledger, if there is one.
+    """Read the status of a group. `in_ledger`: the last seqno of each group in the ledger, if there is one.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
@@ -156,7 +156,7 @@ def read_status(
         forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
         signs = read_signs(connection, [group], site, forward)
         with DataLog(connection, group, site) as data:
-            # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
+            # A copy's sequencer is elsewhere: the offsets that it has considered are not visible here.
             is_copy = data.is_copy()
             sign = signs.of_groups.get(group)
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
@@ -166,7 +166,7 @@ def read_status(
             agreement, of_format = _agreement(data), data.format()
             acts = tuple(data.known_acts)
             other = _other_history(data, ledger)
-        if agreement is not None:  # what relays bring is another site's, and not in this site's hands
+        if agreement is not None:  # relayed records are another site's, which this site does not handle
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
@@ -206,18 +206,18 @@ def read_status(
 def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:
     if ledger is None:
         return ""
-    from connectors.ledger.last_row import other_history  # who has a ledger has Delta
+    from connectors.ledger.last_row import other_history  # imported late: it needs Delta, as the ledger does
 
     return other_history(data, ledger)
 
 
 def is_left_out(sign: Sign | None) -> bool:
-    """Whether a sequencer said just now that it goes on without the group."""
+    """Whether the sequencer's newest sign says that it goes on without the group."""
     return sign is not None and sign.is_new and not sign.epoch
 
 
 def _agreement(data: DataLog) -> AgreementStatus | None:
-    """What the site's log tells, if it has one."""
+    """Return the status of the agreement from the site's log; None if there is none."""
     claim = data.newest_claim()
     state = last_state(data, data.end()) if claim is not None and claim.agreement else None
     if state is None:
@@ -230,7 +230,7 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
-    """All partitions of the topics, sorted."""
+    """Return all partitions of the topics, sorted."""
     names = sorted(map(str, topics))
     return [
         TopicPartition(name, number) for name in names for number in sorted(consumer.partitions_for_topic(name) or ())
@@ -238,7 +238,7 @@ def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartit
 
 
 def _spans(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """The first offset that each partition still has, and its end."""
+    """Return the first offset that each partition still has, and its end."""
     if not partitions:
         return {}
     begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
@@ -250,12 +250,12 @@ def _reached(
     state: SequencerState,
     considered: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """The first offset of each FORWARD partition that the sequencer has not considered."""
+    """Return the first offset of each FORWARD partition that the sequencer has not considered."""
     reached = {}
     for partition, (beginning, _) in spans.items():
         known = Partition(*partition)
-        told = considered.get(partition, 0)
-        reached[partition] = max(beginning, state.positions.get(known, 0), state.decided.get(known, 0), told)
+        signed = considered.get(partition, 0)
+        reached[partition] = max(beginning, state.positions.get(known, 0), state.decided.get(known, 0), signed)
     return reached
 
 
@@ -266,9 +266,9 @@ def _waiting(
     spans: Mapping[TopicPartition, tuple[int, int]],
     reached: Mapping[TopicPartition, int],
 ) -> int:
-    """How many FORWARD records will get a number or be refused: what `step` makes of those not considered.
+    """Return the number of FORWARD records that will get a seqno or be refused, by `step` of those not considered.
 
-    Heartbeats and duplicates are none of them, so a group that is idle has none, whatever its members write.
+    Heartbeats and duplicates don't count, so an idle group has none, whatever its members write.
     """
     count = sum(max(0, end - reached[partition]) for partition, (_, end) in spans.items())
     if not 0 < count <= _MAX_TAIL:
@@ -289,7 +289,7 @@ def _gaps(
     spans: Mapping[TopicPartition, tuple[int, int]],
     reached: Mapping[TopicPartition, int],
 ) -> tuple[Gap, ...]:
-    """The senders of which the newest records were dropped, as one before them is missing."""
+    """Return the gaps of senders whose newest records were dropped because an earlier one is missing."""
     dropped: Counter[tuple[str, int, int]] = Counter()
     for partition, (beginning, end) in sorted(spans.items()):
         looked_at = size = 0
@@ -310,7 +310,7 @@ def _decoded(partition: TopicPartition, raw: Any) -> Forward | Malformed:
 
 
 def _rate(connection: Connection, data: TopicPartition) -> float:
-    """Records of DATA per second over the last minute."""
+    """Return the records of DATA per second over the last minute."""
     with closing(connection.consumer()) as consumer, connection.reachable():
         found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
         return 0.0 if found is None else float(consumer.end_offsets([data])[data] - found.offset) / RATE_S
@@ -319,7 +319,7 @@ def _rate(connection: Connection, data: TopicPartition) -> float:
 def _relays(
     connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
 ) -> dict[str, float | None]:
-    """How long each neighbour's relay has been silent: its heartbeats stand in the topic that it fills."""
+    """Return the seconds since each neighbour's relay wrote a heartbeat into the topic that it fills."""
     heard: dict[str, float] = {}
     for partition, (beginning, end) in _spans(consumer, partitions).items():
         topic = Topic.parse(partition.topic)

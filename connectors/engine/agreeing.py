@@ -1,6 +1,6 @@
-"""One group at a site that agrees with others, in the process engine: what was read in, entries and DATA out.
+"""A group at a site that agrees with others, in the process engine: records in, entries and DATA out.
 
-It has no rule of its own: `ordering.agreement.group` decides. It keeps the records that are read and not sequenced.
+It has no rule of its own: `ordering.agreement.group` decides. It buffers the records that are read and not sequenced.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import SequencerState
 
 OWN_BYTES = 16 * 1024 * 1024
-"""With more payload of its own that is not sequenced, a site reads no more of its FORWARD."""
+"""The payload of a site's own records, read and not sequenced, beyond which it reads no more of its FORWARD."""
 OTHERS_BYTES = 256 * 1024 * 1024
-"""The same of a partition of another site: more than that one may have under way."""
+"""The same for a partition of another site: more than that site may have under way."""
 _OF_LOGS = tuple(f"{VERSION} {kind} ".encode("ascii") for kind in WITHOUT_SEQNO)
 _IDLE = f"{VERSION} {HEARTBEAT} ".encode("ascii")
 _RECORD_BYTES = 200
-"""What a record takes besides its payload, about."""
+"""The memory of a record besides its payload, roughly."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """The records of a FORWARD partition that are read and not sequenced."""
+class _Buffer:
+    """The buffer of a FORWARD partition: records that are read and not sequenced."""
 
     records: deque[Record] = field(default_factory=deque)
     size: int = 0
@@ -47,7 +47,7 @@ class _Kept:
         self.size += len(record.value or b"") + _RECORD_BYTES
 
     def offsets(self, part: Range) -> Iterator[tuple[int, int]]:
-        """Where there are records of a range."""
+        """Return the offset ranges of a run that have records."""
         is_last = bool(self.records) and self.records[-1].offset < part.end
         found = deque[int]()
         for record in reversed(self.records) if is_last else self.records:
@@ -60,7 +60,7 @@ class _Kept:
         return ((offset, offset + 1) for offset in found)
 
     def take(self, part: Range) -> list[Record]:
-        """The records of a run, which are not needed any more after that."""
+        """Remove and return the records of a run."""
         taken = []
         while self.records and self.records[0].offset < part.end:
             record = self.records.popleft()
@@ -71,13 +71,13 @@ class _Kept:
 
 
 class AgreeingGroup:
-    """A group that was taken over. `state` is what the site's log tells, `taken` what the site's DATA tells."""
+    """A group that was taken over. `state` comes from the site's log, `taken` from the site's DATA."""
 
     def __init__(self, state: SiteState, taken: SequencerState) -> None:
         self._group = after_takeover(state, taken)
         self._topics = OutputTopics.of(state.group, self.site.me.name)
-        self._kept: dict[str, _Kept] = {}
-        self._group.keep_with(lambda part: self._kept.setdefault(part.place, _Kept()).offsets(part))
+        self._buffers: dict[str, _Buffer] = {}
+        self._group.keep_with(lambda part: self._buffers.setdefault(part.place, _Buffer()).offsets(part))
         self._in_flight: deque[tuple[WrittenBatch, int]] = deque()
 
     @property
@@ -92,17 +92,17 @@ class AgreeingGroup:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """What an operator may want to know of the last step."""
+        """The notices of the last step, for an operator."""
         return self.site.notices
 
     @property
     def pipeline(self) -> Pipeline:
-        """For those who look after the group."""
+        """The group's pipeline, as `GroupSupervisor` needs it."""
         state, own = self.site.sequenced.state, f".forward.{self.site.me.name}"
         positions = {place: offset for place, offset in state.positions.items() if place.topic.endswith(own)}
         return Pipeline(replace(state, positions=positions), self._group.written)
 
-    # What is written
+    # Writes
 
     @property
     def oldest(self) -> WrittenBatch | None:
@@ -110,39 +110,39 @@ class AgreeingGroup:
         return self._in_flight[0][0] if self._in_flight else None
 
     def see_written(self) -> None:
-        """Note what Kafka has by now. Raises WriteFailed."""
+        """Note which DATA Kafka has by now. Raises WriteFailed."""
         while self._in_flight and self._in_flight[0][0].is_there():
             self._group.written = self._in_flight.popleft()[1]
 
     def passed(self, written: WrittenBatch) -> None:
-        """What `due` gave is on its way."""
+        """Note that the outputs of `due` were passed to Kafka."""
         self._in_flight.append((written, self._group.sent))
 
-    # What is read
+    # Reads
 
     def mark(self, source: Input) -> CopyMark:
-        """From which mark an input is to be read; of a log it has none."""
+        """Return the mark from which an input is to be read; a log has none."""
         return self._group.mark(source.place) if source.place else CopyMark(0, 0)
 
     def start_of(self, source: Input, beginning: int, *, is_changed: bool = False) -> int:
-        """From which offset an input is to be read, whose first one is `beginning`. Raises HistoryUnavailable.
+        """Return the offset from which an input is to be read; it begins at `beginning`. Raises HistoryUnavailable.
 
-        `is_changed`: it is a copy in which the mark does not stand.
+        `is_changed`: it is a copy that lacks the mark.
         """
         if not source.place:
             return self._group.start_of_log(source.site, beginning)
         return self._group.start_of(source.place, beginning, is_copy=source.is_copy, is_changed=is_changed)
 
     def is_full(self, source: Input) -> bool:
-        """Whether an input is to be left alone for now."""
+        """Whether an input is not to be read for now."""
         if not source.place:
             return self.site.is_behind
-        kept = self._kept.get(source.place)
+        kept = self._buffers.get(source.place)
         limit = OWN_BYTES if source.site == self.site.me.name else OTHERS_BYTES
         return kept is not None and kept.size >= limit and not self._group.lacks(source.place)
 
     def take(self, source: Input, records: Sequence[Record]) -> None:
-        """Take what was read, in its order. Raises ProtocolViolation."""
+        """Take records of an input, in the order of its log. Raises ProtocolViolation."""
         if source.place:
             self._take_forward(source, records)
         else:
@@ -156,7 +156,7 @@ class AgreeingGroup:
         last = max(record.offset for record in known)
         is_idle = all(bool(raw.headers) and (raw.headers[0][1] or b"").startswith(_IDLE) for raw in known)
         kept_from = self._group.arrived(source.place, known[0].offset, last, records[-1].offset + 1, is_idle=is_idle)
-        kept = self._kept.setdefault(source.place, _Kept())
+        kept = self._buffers.setdefault(source.place, _Buffer())
         for record in known:
             if record.offset >= kept_from:
                 kept.add(record)
@@ -164,7 +164,7 @@ class AgreeingGroup:
 
     def _take_log(self, source: Input, records: Iterable[Record]) -> None:
         for raw in records:
-            # A log that is shared has all the DATA of its site, which is none of our business.
+            # A shared log also has all DATA of its site, which does not concern this one.
             if not raw.headers or not (raw.headers[0][1] or b"").startswith(_OF_LOGS):
                 continue
             record = of_log(raw, is_copy=source.is_copy)
@@ -172,22 +172,22 @@ class AgreeingGroup:
                 self._group.hear(source.site, raw.offset + 1, record, read_entry)
 
     def tick(self, elapsed_ms: int) -> None:
-        """So much time has passed."""
+        """Let time pass."""
         self._group.tick(elapsed_ms)
 
     def exclude(self, exclusions: Iterable[Exclusion]) -> None:
-        """Operators have decided these, maybe long ago."""
+        """Apply exclusions that operators have decided, however long ago."""
         self._group.exclude(exclusions)
 
-    # What comes out
+    # Outputs
 
     def end_step(self, *, is_last: bool = False) -> Output | None:
-        """The entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
+        """Return the entry to write, or None if there is nothing to say. `is_last`: the job ends with this step."""
         entry = self._group.end_step(is_last=is_last)
         return None if entry is None else (self._topics.data, encode_data(write_entry(entry)))
 
     def due(self) -> list[Output]:
-        """DATA of the next run that is ordered and read; none if there is none. To be passed on, and `passed` told.
+        """Return DATA of the next run that is ordered and read; [] if there is none. Pass it on, and call `passed`.
 
         Raises HistoryUnavailable if retention has dropped records of it, Disagreement if others were read.
         """
@@ -199,7 +199,7 @@ class AgreeingGroup:
     def _sequence(self, run: OrderedRun) -> list[Output]:
         opening = [(self._topics.data, encode_data(each)) for each in self._group.open()]
         rows = [
-            (TopicPartition(*Partition.parse(part.place)), self._kept.setdefault(part.place, _Kept()).take(part))
+            (TopicPartition(*Partition.parse(part.place)), self._buffers.setdefault(part.place, _Buffer()).take(part))
             for part in sorted(ranges_of(run.run), key=lambda part: Partition.parse(part.place))
         ]
         rows = [(place, records) for place, records in rows if records]
@@ -214,11 +214,11 @@ class AgreeingGroup:
 
 
 def _without_first(outputs: Iterable[Output], data: str, count: int) -> list[Output]:
-    """All but the first `count` records of DATA, which stand there already."""
-    left, kept = count, []
+    """Return the outputs without the first `count` records of DATA, which are written already."""
+    to_skip, kept = count, []
     for output in outputs:
-        if output[0] == data and left:
-            left -= 1
+        if output[0] == data and to_skip:
+            to_skip -= 1
         else:
             kept.append(output)
     return kept

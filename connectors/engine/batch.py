@@ -1,9 +1,9 @@
-"""A batch as the process engine decides it: Kafka's records in, Kafka's records out.
+"""The decision of a batch in the process engine: Kafka's records in, Kafka's records out.
 
 There are two ways, with the same result: row by row for a few records, and by columns (`ordering.sequencer.columns`)
-for many. By columns, the codec looks at one record of each sender and kind. What the others say differs in the local
-seqno only, so that is read from the text. Whatever is not plain (an application's headers, control records, bad input,
-what a relay has brought) is read by the codec, row by row.
+for many. By columns, the codec decodes one record of each sender and kind. The headers of the others differ only in the
+local seqno, which is read from the text. Irregular records (with an application's headers, control records, bad input,
+relayed records) are decoded by the codec, row by row.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
 """
@@ -45,37 +45,37 @@ from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import SequencerState, data_of, step
 
 COLUMNS_FROM = 64
-"""With fewer records the arrays cost more than they save."""
+"""The smallest batch for columns: with fewer records the arrays cost more than they save."""
 _NO_LINK = (-1, 0, 0, 0)
 _PLAIN_KINDS = (MESSAGE, HEARTBEAT)
 _ZERO = ord("0")
 _DIGITS = len(str(MAX_NUMBER))
 
 Polled = Mapping[TopicPartition, Sequence[Read]]
-"""Records as a consumer gives them, by partition."""
+"""Records of a consumer's poll, by partition."""
 
 
 Output = tuple[str, Record]
-"""A record to write, behind its topic."""
+"""A topic, and a record to write there."""
 
 
 class OutputTopics(NamedTuple):
-    """Where a group's outputs go."""
+    """The topics of a group's outputs."""
 
     data: str
     dead_letters: str
 
     @classmethod
     def of(cls, group: str, site: str) -> OutputTopics:
-        """Those of the group at the site."""
+        """Return the topics of the group at the site."""
         return cls(str(Topic(group, "data", site)), str(Topic(group, "dead-letter", site)))
 
     def encode(self, output: Data | DeadLetter, raw: Read | None) -> Output:
-        """What was decided, as it is written. `raw`: the record that it came from, if there is one."""
+        """Encode a decision for Kafka. `raw`: the record that it was made from, if there is one."""
         if isinstance(output, Data):
             return self.data, encode_data(output)
         assert raw is not None
-        # The value is null, too, if that is what is wrong with it.
+        # A value may be null: that may be the reason of the refusal.
         return self.dead_letters, encode_dead_letter(output, raw.key, raw.value, raw.headers)  # type: ignore[return-value]
 
 
@@ -84,7 +84,7 @@ Rows = Sequence[tuple[TopicPartition, Sequence[Read]]]
 
 
 def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """Decide the records: the state after them, and what is to be written."""
+    """Decide the records; return the state after them, and the records to write."""
     # The one place where a batch gets its order: topic, partition, offset.
     rows = sorted(polled.items(), key=lambda item: item[0])
     if sum(map(len, polled.values())) < COLUMNS_FROM:
@@ -93,14 +93,14 @@ def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple
 
 
 def by_rows(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """One by one."""
+    """Decide the records row by row."""
     raws = {Source(place.topic, place.partition, raw.offset): raw for place, records in rows for raw in records}
     state, outputs = step(state, [_decoded(source, raw) for source, raw in raws.items()])
     return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
 
 
 def by_columns(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """As arrays."""
+    """Decide the records as arrays."""
     batch = _Columns(rows)
     decisions = step_columns(state, batch.forward())
     return decisions.state, list(batch.outputs(state, decisions, topics))
@@ -110,8 +110,8 @@ def _decoded(source: Source, raw: Read) -> Forward | Malformed:
     return decode_forward(source, raw.key, raw.value, raw.headers, raw.timestamp)
 
 
-class _Life(NamedTuple):
-    """What the records of a sender's incarnation and of a kind have in common."""
+class _SenderAndKind(NamedTuple):
+    """The common part of the records of a sender's incarnation and a kind."""
 
     sender: int
     incarnation: int
@@ -119,65 +119,67 @@ class _Life(NamedTuple):
 
 
 class _Columns:
-    """The records of a batch, read into columns. `odd` has those that are not plain, as the codec reads them."""
+    """The records of a batch, read into columns. `irregular`: records that are not plain, decoded by the codec."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._size = sum(len(records) for _, records in rows)
-        self.odd: dict[int, Forward | Malformed] = {}
+        self.irregular: dict[int, Forward | Malformed] = {}
         self._senders: dict[str, int] = {}
-        self._lives: dict[_Life, int] = {}
-        self._life: list[int] = []
-        """Of each row, an index of `_lives`."""
+        self._common: dict[_SenderAndKind, int] = {}
+        self._indices: list[int] = []
+        """For each row, an index into `_common`."""
         self._local_seqno: list[int] = []
         for place, records in rows:
             self._read(place, records)
 
     def _read(self, place: TopicPartition, records: Sequence[Read]) -> None:
-        """Read one partition. `lives` has what is known of its records that begin alike; None: they are not plain."""
-        lives: dict[tuple[bytes | None, bytes], int | None] = {}
-        add_life, add_local_seqno = self._life.append, self._local_seqno.append
+        """Read one partition. `known`: the index for each beginning of a header; None: such records are not plain."""
+        known: dict[tuple[bytes | None, bytes], int | None] = {}
+        add_index, add_local_seqno = self._indices.append, self._local_seqno.append
         highest = _highest_incarnation_of_all(records)
         for raw in records:
             headers = raw.headers
             if len(headers) == 1 and headers[0][0] == HEADER and highest:
                 head, _, number = (headers[0][1] or b"").rpartition(b" ")
                 try:
-                    life = lives[raw.key, head]
+                    index = known[raw.key, head]
                 except KeyError:
-                    life = lives[raw.key, head] = self._judge(place, raw, head, highest)
-                if life is not None and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
-                    add_life(life)
+                    index = known[raw.key, head] = self._judge(place, raw, head, highest)
+                if index is not None and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
+                    add_index(index)
                     add_local_seqno(int(number))
                     continue
-            record = self.odd[len(self._life)] = _decoded(Source(place.topic, place.partition, raw.offset), raw)
+            record = self.irregular[len(self._indices)] = _decoded(
+                Source(place.topic, place.partition, raw.offset), raw
+            )
             if isinstance(record, Malformed):
-                add_life(self._life_of("", 0, ""))
+                add_index(self._index_of("", 0, ""))
                 add_local_seqno(0)
             else:
-                add_life(self._life_of(record.sender, record.incarnation, record.kind))
+                add_index(self._index_of(record.sender, record.incarnation, record.kind))
                 add_local_seqno(record.local_seqno)
 
     def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
-        """The life, if the codec finds nothing in this record that could make another one of the same beginning odd."""
+        """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
         record = _decoded(Source(place.topic, place.partition, raw.offset), raw)
         if isinstance(record, Malformed) or record.kind not in _PLAIN_KINDS or record.link is not None:
             return None
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return None
-        return self._life_of(record.sender, record.incarnation, record.kind)
+        return self._index_of(record.sender, record.incarnation, record.kind)
 
-    def _life_of(self, sender: str, incarnation: int, kind: str) -> int:
+    def _index_of(self, sender: str, incarnation: int, kind: str) -> int:
         code = self._senders.setdefault(sender, len(self._senders))
-        return self._lives.setdefault(_Life(code, incarnation, kind == MESSAGE), len(self._lives))
+        return self._common.setdefault(_SenderAndKind(code, incarnation, kind == MESSAGE), len(self._common))
 
     def forward(self) -> ForwardColumns:
-        """What the core decides on."""
+        """Return the columns on which the core decides."""
         size, raws = self._size, [raw for _, records in self._rows for raw in records]
         well_formed = np.ones(size, np.bool_)
         links: dict[int, tuple[int, ...]] = {}
         controls: dict[int, tuple[str, bytes]] = {}
-        for row, record in self.odd.items():
+        for row, record in self.irregular.items():
             if isinstance(record, Malformed):
                 well_formed[row] = False
                 continue
@@ -185,46 +187,46 @@ class _Columns:
                 links[row] = record.link
             if record.kind not in (*_PLAIN_KINDS, SKIP):
                 controls[row] = record.kind, record.payload
-        sender, incarnation, is_message = (np.array(column) for column in zip(*self._lives, strict=True))
-        life = np.array(self._life, dtype=np.int64)
+        sender, incarnation, is_message = (np.array(column) for column in zip(*self._common, strict=True))
+        index = np.array(self._indices, dtype=np.int64)
         return ForwardColumns(
             partitions=[Partition(place.topic, place.partition) for place, _ in self._rows],
             partition=np.repeat(np.arange(len(self._rows)), [len(records) for _, records in self._rows]),
             offset=np.array([raw.offset for raw in raws], dtype=np.int64),
             senders=list(self._senders),
-            sender=sender[life],
-            incarnation=incarnation[life],
+            sender=sender[index],
+            incarnation=incarnation[index],
             local_seqno=np.array(self._local_seqno, dtype=np.int64),
             well_formed=well_formed,
             timestamp_ms=np.array([raw.timestamp for raw in raws], dtype=np.int64),
-            is_message=is_message[life],
+            is_message=is_message[index],
             controls=controls,
             link=_link_columns(links, size),
         )
 
     def outputs(self, state: SequencerState, decisions: Decisions, topics: OutputTopics) -> Iterator[Output]:
-        """What was decided, in the order of the rows. `state` is the one before."""
+        """Yield the outputs, in the order of the rows. `state`: the one before the batch."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
-        odd, data, row, seqnos = self.odd, topics.data, -1, decisions.seqno.tolist()
+        irregular, data, row, seqnos = self.irregular, topics.data, -1, decisions.seqno.tolist()
         for place, records in self._rows:
             between = f"{state.epoch} {state.view} {place.topic}-{place.partition}:".encode("ascii")
             for raw in records:
                 row += 1
                 seqno = seqnos[row]
-                if seqno and row not in odd:
+                if seqno and row not in irregular:
                     begin = raw.headers[0][1]
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
                     yield data, (raw.key, raw.value, [(HEADER, header)])  # type: ignore[misc]  # it has a value
-                elif row in odd or row in reasons:
+                elif row in irregular or row in reasons:
                     source = Source(place.topic, place.partition, raw.offset)
-                    output = self._odd_output(state, row, source, reasons.get(row, ""), decisions)
+                    output = self._irregular_output(state, row, source, reasons.get(row, ""), decisions)
                     if output is not None:
                         yield topics.encode(output, raw)
 
-    def _odd_output(
+    def _irregular_output(
         self, state: SequencerState, row: int, source: Source, reason: str, decisions: Decisions
     ) -> Data | DeadLetter | None:
-        record, seqno = self.odd.get(row), int(decisions.seqno[row])
+        record, seqno = self.irregular.get(row), int(decisions.seqno[row])
         if isinstance(record, Malformed):
             return DeadLetter(source, record.reason)
         if reason:
@@ -236,9 +238,7 @@ class _Columns:
 
 
 def _highest_incarnation_of_all(records: Sequence[Read]) -> int:
-    """The highest incarnation that each of the records may have; 0 if a payload is none, so that all are read one by
-    one.
-    """
+    """Return the highest incarnation that each record may have; 0 if a payload is bad, to decode all one by one."""
     try:
         if max(len(raw.value) for raw in records) > MAX_PAYLOAD_BYTES:  # type: ignore[arg-type]  # that is asked
             return 0

@@ -1,7 +1,7 @@
-"""`abcast site exclude`: an operator decides that the sites of an agreement do not wait for some of them any more.
+"""The exclusion of a site: an operator decides that the sites of an agreement no longer wait for it.
 
-The decision stands in the EPOCH topic of a site, and names the view that it is about. The site's job reads it there
-(`ordering.agreement.messages.Exclude`); in any other view it means nothing.
+`abcast site exclude` writes the decision into the EPOCH topic of a site, for one view. The site's job reads it there
+(`ordering.agreement.messages.Exclude`); in any other view it has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 class ExclusionOutcome(NamedTuple):
-    """The view that the site has now, and whether it goes on without those that were named."""
+    """The view that the site has now, and whether it goes on without the excluded site."""
 
     view: int
     sites: tuple[str, ...]
@@ -32,7 +32,7 @@ class ExclusionOutcome(NamedTuple):
 
 
 def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float, why: str = "") -> ExclusionOutcome:
-    """Have the job of `site` go on without `name`; wait so long, at most, until it does. EPOCH tells who asked.
+    """Let the job of `site` go on without `name`; wait up to `wait_s` until it does. EPOCH records the user.
 
     Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
     """
@@ -47,7 +47,7 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
                 )
             if not may_exclude(len(members), [members.index(name)]):
                 raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
-            # A ballot that was under way may have decided on one more view with the site.
+            # A ballot under way may have decided one more view with the site.
             if view.id != decided_for:
                 value, headers = encode_exclusion(Exclusion(view.id, (name,)))
                 append(connection, data.claims_topic, (None, value, [*headers, act_header(act)]))

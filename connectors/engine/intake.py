@@ -1,4 +1,4 @@
-"""What the engine's loops read, and from where on."""
+"""The consumer of the engine's loops, with a position of their own for each partition."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from ordering.base.errors import AbcastError
 
 POLL_S = 0.1
 POLL_RECORDS = 5_000
-"""Of all groups, at most so many at once."""
+"""The most records of one poll, of all groups together."""
 
 _logger = logging.getLogger(__name__)
 
 
 class InputLost(AbcastError):
-    """Retention was faster, or a topic was made anew, or has lost its end: a takeover finds where to read on."""
+    """A position is not in its log: retention was faster, or the topic was made anew, or has lost its end.
+
+    A takeover finds where to read on.
+    """
 
     retriable = True
 
 
 class PartitionsFailed(Exception):
-    """What is wrong with some of the partitions; the others may be read."""
+    """An error of some partitions; the others may be read."""
 
     def __init__(self, error: AbcastError, places: Collection[TopicPartition]) -> None:
         super().__init__(str(error))
@@ -46,34 +49,37 @@ class Intake:
     def __init__(self, connection: Connection, stop: threading.Event) -> None:
         """`stop` ends a wait. Raises BrokerUnreachable."""
         self.positions: dict[TopicPartition, int] = {}
-        """The next offset of each partition. Who changes one lets them be read again."""
+        """The next offset of each partition. After a change, call `read` again."""
         self._connection, self._stop = connection, stop
         self._assigned: list[TopicPartition] = []
-        # What a producer takes back was not broadcast.
+        # A message of an aborted transaction was not broadcast.
         self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
         self._log = SameLogConsumer(self._consumer, _changed, looks=False)
         self._is_idle = True
         self._is_away = False
 
     def read(self, partitions: Iterable[TopicPartition]) -> None:
-        """From here on read these, from their positions, and no others."""
+        """Read only these partitions from now on, from their positions."""
         assigned = self._assigned = list(partitions)
         self._log.read({partition: self.positions[partition] for partition in assigned})
         self._is_idle = not assigned
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The first offset that each still has. Raises KafkaError."""
+        """Return the first offset that each partition still has. Raises KafkaError."""
         return self._consumer.beginning_offsets(list(partitions))
 
     def poll(self, timeout_s: float = POLL_S) -> Polled:
-        """What has come within `timeout_s`. Nothing while the broker is away. Raises PartitionsFailed, KafkaError."""
+        """Return the records that come within `timeout_s`; none while the broker is away.
+
+        Raises PartitionsFailed, KafkaError.
+        """
         if self._is_idle:
             self._stop.wait(timeout_s)
             return {}
         try:
             polled = self._log.poll(timeout_s)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise PartitionsFailed(InputLost("what was to be read is gone: taking over anew."), self._lost()) from error
+            raise PartitionsFailed(InputLost("the next records are gone: taking over anew."), self._lost()) from error
         except TopicAuthorizationFailedError as error:
             topics: set[str] = set(*error.args)
             raise PartitionsFailed(
@@ -94,7 +100,7 @@ class Intake:
         return polled
 
     def _lost(self) -> list[TopicPartition]:
-        """Partitions that do not have what is to be read next; all, if that is not told."""
+        """Return the partitions without the next record to read; all of them if Kafka does not tell."""
         try:
             beginnings, ends = (
                 ask(self._assigned) for ask in (self._consumer.beginning_offsets, self._consumer.end_offsets)

@@ -1,26 +1,26 @@
 """The sequencer job in a plain Python process: the same core, takeover and DATA as the job on Spark, in milliseconds.
 
-One thread reads FORWARD of all the site's groups, decides, and writes. Another one, the attendant, looks after claims,
+One thread reads FORWARD of all the site's groups, decides, and writes. Another one, the supervisor's, handles claims,
 ticks and new groups (`connectors.engine.group_supervisor`).
 
-Invariant: what is in DATA is all that was ever decided, and it is the same whenever this process ends.
+Invariant: DATA has every decision that counts, and a process that ends at any point leaves it true.
 
-* *Killed between any two sends.* DATA has a prefix of what was passed to Kafka. The next start reads the state from it,
-  whatever its engine is, and FORWARD again from the last snapshot (`connectors.takeover.takeover`).
-* *A write fails, is uncertain, or only a part of it arrives.* The memory may then know numbers that DATA does not have.
-  So it is thrown away: `WriteFailed` ends the work on that group, which is taken over anew with an epoch of its own.
-  Retries inside the producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
+* *Killed between any two sends.* DATA has a prefix of the records passed to Kafka. The next start, with either engine,
+  reads the state from it, and FORWARD again from the last snapshot (`connectors.takeover.takeover`).
+* *A write fails, is uncertain, or arrives in part.* The memory may then have numbers that DATA lacks. So it is thrown
+  away: `WriteFailed` ends the work on that group, which is taken over anew with an epoch of its own. Retries inside the
+  producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
 * *Several batches in flight* are one sequence in one partition (`ordering.sequencer.pipeline`).
-* *Another sequencer takes a group over.* Readers ignore what stands behind its seal with our epoch. The attendant sees
-  its claim within a second, and the group is left to it. Until then the two differ in nothing that counts. If it took
-  the last group, this process ends with `Fenced`.
-* *The order* is what a batch has in the log: topic, partition, offset. What falls into one batch is decided by what was
-  there to be read, as in a micro-batch of Spark, and from then on DATA tells it.
+* *Another sequencer takes a group over.* Readers ignore records with this process's epoch behind the other's seal. The
+  supervisor sees the claim within a second, and the loop drops the group. Until then the two differ in nothing that
+  counts. If it was the last group, this process ends with `Fenced`.
+* *The order* of a batch is that of the log: topic, partition, offset. The records that a poll returns make a batch, as
+  in a micro-batch of Spark, and from then on DATA tells its order.
 
-What is wrong with one group is that group's. The loop waits for no write: a group whose DATA can't be written now holds
-what was read of it, which is bounded, and then is not read. A group that fails is left out, and taken over again later
-and later (`connectors.kafka.groups.suspended_groups`). If none is left, the attempt fails. Failures that may pass are
-tried again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
+A fault of one group touches no other. The loop waits for no write: a group whose DATA can't be written now holds a
+bounded number of records, and then is not read. A group that fails is left out, and taken over again later and later
+(`connectors.kafka.groups.suspended_groups`). If no group is left, the attempt fails. Failures that may pass are tried again
+(`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 """
 
 from __future__ import annotations
@@ -54,31 +54,33 @@ from connectors.takeover.takeover import Fitness
 from ordering.base.errors import AbcastError, ProtocolViolation
 
 STOP_S = 10.0
-"""How long a stop waits for what is in flight."""
+"""The longest wait of a stop for records in flight."""
 LATE_S = 5.0
-"""After so long the log says that DATA of a group can't be written."""
+"""The delay of a write after which the log says that DATA of a group can't be written."""
 _SOON_S = 0.005
-"""How long the loop waits for what Kafka should have taken by now."""
+"""The loop's wait for a batch that Kafka should have taken by now."""
 
 _logger = logging.getLogger(__name__)
 
 
-AnyAttendant = TypeVar("AnyAttendant", bound=GroupSupervisor)
-_Attended = TypeVar("_Attended", bound=GroupSupervisor, contravariant=True)
+AnySupervisor = TypeVar("AnySupervisor", bound=GroupSupervisor)
+_Supervisor = TypeVar("_Supervisor", bound=GroupSupervisor, contravariant=True)
 
 
-class AnyLoop(Protocol[_Attended]):
-    """What an attempt runs between its takeover and its end."""
+class AnyLoop(Protocol[_Supervisor]):
+    """A loop that an attempt runs between its takeover and its end."""
 
     def take(self, taken: Taken) -> None: ...  # noqa: D102
-    def run(self, attendant: _Attended) -> None: ...  # noqa: D102
+    def run(self, supervisor: _Supervisor) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
 class EngineOptions(NamedTuple):
-    """What the engine has to know. `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`:
-    those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
-    `fitness`: asked of each group before it is claimed.
+    """The options of the engine.
+
+    `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`: the groups to serve.
+    `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process. `fitness`:
+    checks each group before it is claimed.
     """
 
     connection: Connection
@@ -107,11 +109,11 @@ class EngineJob:
         self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
 
     def stop(self) -> None:
-        """Ask `run` to return after the batch in hand."""
+        """Ask `run` to return after the current batch."""
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
+        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable."""
         options = self.options
         if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
@@ -127,29 +129,37 @@ class EngineJob:
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
     def _attempt(self) -> None:
-        """From a takeover to the stop, or to the first failure."""
+        """Work from a takeover to the stop, or to the first failure."""
         options = self.options
         self._work(
             lambda: GroupSupervisor(
-                *(options.connection, options.site, options.ledger, self._finder),
-                *(self._epochs, self._suspended, options.troubles, options.fitness),
+                options.connection,
+                options.site,
+                options.ledger,
+                self._finder,
+                self._epochs,
+                self._suspended,
+                troubles=options.troubles,
+                fitness=options.fitness,
             ),
             lambda: Loop(options.connection, options.site, self._stop),
         )
 
-    def _work(self, open_attendant: Callable[[], AnyAttendant], open_loop: Callable[[], AnyLoop[AnyAttendant]]) -> None:
+    def _work(
+        self, open_supervisor: Callable[[], AnySupervisor], open_loop: Callable[[], AnyLoop[AnySupervisor]]
+    ) -> None:
         options = self.options
         try:
             with contextlib.ExitStack() as opened:
-                attendant = open_attendant()
-                opened.callback(attendant.close)
-                taken = attendant.take_all()
+                supervisor = open_supervisor()
+                opened.callback(supervisor.close)
+                taken = supervisor.take_all()
                 loop = open_loop()
                 opened.callback(loop.close)
                 loop.take(taken)
-                attendant.start()
+                supervisor.start()
                 self.ready.set()
-                loop.run(attendant)
+                loop.run(supervisor)
         except KafkaError as error:
             if error.retriable:
                 raise options.connection.unreachable() from error
@@ -165,7 +175,7 @@ class Loop:
         self._stop = stop
         self._groups: dict[str, GroupSequencer] = {}
         self._group_of: dict[TopicPartition, str] = {}
-        self._assigned: set[TopicPartition] | None = None  # not known to be what is wanted
+        self._assigned: set[TopicPartition] | None = None  # None: to be set anew
         self._left: dict[str, AbcastError] = {}
         self._late: frozenset[str] = frozenset()
         self._writer = Writer(connection)
@@ -175,15 +185,15 @@ class Loop:
             self._writer.abandon()
             raise
 
-    def run(self, attendant: GroupSupervisor) -> None:
-        """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
+    def run(self, supervisor: GroupSupervisor) -> None:
+        """Work until stopped; then wait for records in flight. Raises the error that ends the attempt."""
         while not self._stop.is_set():
-            attendant.raise_failure()
-            for change in attendant.changes():
+            supervisor.raise_failure()
+            for change in supervisor.changes():
                 self.take(change)
             for name in list(self._groups):
                 self._act(name, GroupSequencer.see_written)
-            attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
+            supervisor.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             for name in [name for name, group in self._groups.items() if group.holds]:
                 self._act(name, self._decide)
                 self._tell_late(name)
@@ -191,13 +201,13 @@ class Loop:
                 self._groups[name].take(polled)
                 self._act(name, self._decide)
             while self._left:
-                attendant.leave(*self._left.popitem())
+                supervisor.leave(*self._left.popitem())
         deadline = time.monotonic() + STOP_S
         for name in list(self._groups):
             self._act(name, partial(self._await_written, deadline=deadline))
 
     def _act(self, name: str, act: Callable[[GroupSequencer], object]) -> None:
-        """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
+        """Call `act` with a group, unless it was dropped. An error ends the work on this group alone."""
         group = self._groups.get(name)
         if group is None:
             return
@@ -226,7 +236,7 @@ class Loop:
         self._late = self._late | {name} if is_late else self._late - {name}
 
     def _poll(self) -> Polled:
-        """What has come. While a group holds something that Kafka should take soon, that is what is waited for."""
+        """Return new records. While a group waits for a batch that Kafka should take soon, wait for that instead."""
         holding = [group for group in self._groups.values() if group.holds]
         on_time = [group for group in holding if group.oldest is not None and not group.is_late]
         soon = max(on_time, key=lambda group: group.is_full, default=None)
@@ -242,12 +252,12 @@ class Loop:
                 return polled
         until = time.monotonic() + _SOON_S
         assert soon.oldest is not None
-        with contextlib.suppress(WriteFailed):  # that is seen when the group is looked at
+        with contextlib.suppress(WriteFailed):  # the group's turn finds it
             self._writer.wait(soon.oldest, lambda: time.monotonic() >= until, _SOON_S)
         return {}
 
     def _read(self) -> None:
-        """Read all partitions but those of groups that are full."""
+        """Read all partitions of groups that are not full."""
         wanted = {place for place, group in self._group_of.items() if not self._groups[group].is_full}
         if wanted != self._assigned:
             self._assigned = wanted
@@ -258,7 +268,7 @@ class Loop:
             group.see_written()
 
     def take(self, taken: Taken) -> None:
-        """Read other partitions from now on, of groups that may be new."""
+        """Apply a change of groups or partitions."""
         for state in taken.states.values():
             self._groups[state.group] = GroupSequencer(state, self._site)
         for group in taken.gone:
@@ -267,7 +277,7 @@ class Loop:
             self._group_of[partition], self._intake.positions[partition] = group, offset
         for partition in [place for place, group in self._group_of.items() if group not in self._groups]:
             del self._group_of[partition], self._intake.positions[partition]
-        self._assigned = None  # the same places may come again, to be read from elsewhere
+        self._assigned = None  # the same partitions may come with other positions
 
     def _by_group(self, polled: Polled) -> Mapping[str, Polled]:
         groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
@@ -277,7 +287,7 @@ class Loop:
         return groups
 
     def _decide(self, group: GroupSequencer) -> None:
-        """Decide what is held, if that may be now."""
+        """Decide the records held, if a batch may begin now."""
         outputs = group.decide()
         if outputs is None:
             group.measure()
@@ -285,6 +295,6 @@ class Loop:
             group.passed(self._writer.write(outputs))
 
     def close(self) -> None:
-        """Close the connections. What is still in flight is left to chance."""
+        """Close the connections. Records in flight may get to the log or not."""
         self._writer.abandon()
         self._intake.close()

@@ -350,7 +350,7 @@ def test_what_breaks_the_protocol_is_told(
         shown = status.read_status(kafka, "g", "nyc").agreement
     assert shown is not None
     assert shown.rejected == 1
-    assert str(shown).endswith("1 of what others sent was left out, as it breaks the protocol")
+    assert str(shown).endswith("1 of the other sites' inputs left out, as against the protocol")
 
 
 def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
