@@ -18,9 +18,9 @@ Invariant: DATA has every decision that counts, and a process that ends at any p
   in a micro-batch of Spark, and from then on DATA tells its order.
 
 A fault of one group touches no other. The loop waits for no write: a group whose DATA can't be written now holds a
-bounded number of records, and then is not read. A group that fails is left out, and taken over again later and later
-(`connectors.kafka.groups.suspended_groups`). If no group is left, the attempt fails. Failures that may pass are tried again
-(`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
+bounded number of records, and then is not read. A group that fails is suspended, and taken over again later and later
+(`connectors.kafka.groups.suspended_groups`). If no group is left, the attempt fails. Failures that may pass are tried
+again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 """
 
 from __future__ import annotations
