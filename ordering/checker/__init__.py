@@ -1,1 +1,1 @@
-"""The checker: names every broken promise in what processes have written."""
+"""The checker, which names every broken promise in the records and logs of a group."""

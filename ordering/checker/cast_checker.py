@@ -1,26 +1,25 @@
-"""Casts in delivery logs: whether each member had them in their senders' order, and behind all that they depend on.
+"""The checker of casts in delivery logs: each member has them in their senders' order, and behind their causes.
 
 Source: Group Communication (docs/sources.md): FIFO and causal order.
 
-It knows the casts of the log with their clocks, the views, and what total messages depend on; and then what each member
-has delivered, in its order. Going through that once, it notes how far everything delivered so far reaches back: of each
-life, up to which cast, and up to which seqno. What comes later and lies within that has come too late.
+The checker first takes the casts with their clocks, the views, and the dependencies of total messages; then each
+member's deliveries in their order. For every delivery it notes the casts of each incarnation, and the seqnos, that the
+deliveries so far depend on. A delivery that lies within these has come too late.
 
-Invariant. A pair of deliveries in the wrong order is found if the log has both. What a log does not have is no anomaly
-(who joins late begins late), unless it has casts of the same sender and view on both sides. A cast that no topic has
-any more has no clock, and only its sender's order is checked.
+Invariant. Each pair of deliveries in the wrong order is found, if the log has both. A missing delivery is no anomaly,
+since a late joiner begins late, unless the log has casts of the same sender and view on both sides. A cast that no
+topic has any more has no clock; only its sender's order is checked.
 
-A log that says where each run of its reader begins (`begins`) promises more, since a run goes on without a hole:
+A log that marks where each run of its reader begins (`begins`) promises more, since a run has no hole:
 
-* the numbers of a life go on from view to view, so a cast that is missing before another is a gap;
-* what a cast depends on stands before it, or was taken with a state: a life whose casts the run knows must have come
-  that far;
-* all members that go on from a view to the next have the same casts of it. Who is not in the next one (an observer, a
-  member that was put out) may have more of a life that the next view lost, but never less (`ordering.casts.causal`).
+* The numbers of an incarnation go on from view to view. So a cast that is missing before another is a gap.
+* The causes of a cast come before it, or came with a state. So an incarnation that the run knows must have come so far.
+* All members that go on from a view to the next have the same casts of it. A reader outside the next view (an observer,
+  an excluded member) may have more of an incarnation that the next view lost, but never less (`ordering.casts.causal`).
 
-A run knows how far a life has come once it has delivered a cast of it, or if that life came into the views after the
-run's first cast, or in or after the first view that has its reader: a state, or the view in which a newcomer begins,
-may hide what was before.
+A run knows how far an incarnation has come if it has delivered a cast of it. It also knows if the incarnation came into
+the views after the run's first cast, or in or after the first view with its reader. Before these, a state or a
+newcomer's first view may hide casts.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from ordering.membership.membership import MemberIncarnation
 
 
 class CastNumbering(NamedTuple):
-    """One count of casts: those of a life in views, or in none."""
+    """A count of casts of one incarnation: of its casts in views, or of its casts in none."""
 
     life: MemberIncarnation
     in_view: bool
@@ -55,18 +54,18 @@ class CastNumbering(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a reader: the view that it is in, and how far each life has come."""
+    """A run of a reader: its present view, and the last cast of each incarnation."""
 
     reader: MemberIncarnation | None
-    """Of an observer: None."""
+    """The reader's incarnation in the views; None for an observer."""
     knows: bool = False
-    """Whether it is behind what a state, or the view in which a newcomer begins, may hide."""
+    """Whether the run is past the casts that a state, or a newcomer's first view, may hide."""
     now: int = NO_VIEW
     reached: dict[MemberIncarnation, int] = field(default_factory=dict)
 
 
 class _End(NamedTuple):
-    """What a run had at the end of a view: how many casts of a life."""
+    """The last cast of an incarnation that a run had at the end of a view."""
 
     member: str
     goes_on: bool
@@ -75,20 +74,20 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class _Log:
-    """What a member has delivered: the last cast of each numbering, and how far it all reaches back."""
+    """A member's deliveries: the last cast of each numbering, and the newest causes of all of them."""
 
     last: dict[CastNumbering, int] = field(default_factory=dict)
     view: dict[MemberIncarnation, int] = field(default_factory=dict)
     counted_in: dict[MemberIncarnation, int] = field(default_factory=dict)
-    """Of each life, the view of the last one that it cast in a view."""
+    """The view of each incarnation's last cast in a view."""
     needed: dict[MemberIncarnation, int] = field(default_factory=dict)
     needed_seqno: int = 0
     run: _Run | None = None
-    """None: the log does not say where runs begin."""
+    """The present run; None if the log does not mark where runs begin."""
 
 
 class CastChecker:
-    """Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
+    """A checker of casts. Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
 
     def __init__(self) -> None:
         self._lives: dict[int, tuple[MemberIncarnation, ...]] = {}
@@ -100,26 +99,26 @@ class CastChecker:
         self._found: dict[tuple[str, str], list[str]] = {}
 
     def view(self, view_id: int, lives: tuple[MemberIncarnation, ...]) -> None:
-        """A view of DATA, in its order; `lives`: none if it has no vector (`ordering.casts.merging`)."""
+        """Take a view of DATA, in its order. `lives` is empty if it has no vector (`ordering.casts.merging`)."""
         self._lives[view_id] = lives
 
     def total(self, seqno: int, depends: Depends | None) -> None:
-        """What an effective message of DATA depends on."""
+        """Take the dependencies of an effective message of DATA."""
         if depends is not None:
             self._totals[seqno] = depends
 
     def cast(self, cast: Cast) -> None:
-        """A cast of the log, in the order of its partition; again, if it stands there again."""
+        """Take a cast of the log, in the order of its partition, repeats included."""
         self._casts.setdefault((cast.life, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
 
     def begins(self, member: str, reader: MemberIncarnation | None = None) -> None:
-        """A run of the member's reader begins here. `reader`: its life in the views, if it takes part in them."""
+        """Begin a run of the member's reader. `reader`: its incarnation in the views; None for an observer."""
         log = self._logs.setdefault(member, _Log())
         log.run = _Run(reader)
-        log.view.clear()  # a hole before it is none
+        log.view.clear()  # a hole between two runs is no gap
 
     def delivered_view(self, member: str, view: int) -> None:
-        """The member's next delivery is a view."""
+        """Take the member's next delivery, a view."""
         run = self._logs.setdefault(member, _Log()).run
         self._enter(member, run, view)
         if run is not None and not run.knows and run.reader in self._lives.get(view, ()):
@@ -127,7 +126,7 @@ class CastChecker:
             self._begin_lives(run, view)
 
     def delivered_total(self, member: str, seqno: int, view: int = NO_VIEW) -> None:
-        """The member's next delivery is a total message."""
+        """Take the member's next delivery, a total message."""
         log = self._logs.setdefault(member, _Log())
         self._enter(member, log.run, view)
         if seqno <= log.needed_seqno:
@@ -139,7 +138,7 @@ class CastChecker:
             self._need(log, depends.view, clock)
 
     def delivered_cast(self, member: str, life: MemberIncarnation, local_seqno: int, view: int) -> None:
-        """The member's next delivery is a cast."""
+        """Take the member's next delivery, a cast."""
         log = self._logs.setdefault(member, _Log())
         name = f"{life.address}#{life.incarnation}.{local_seqno}"
         self._arrive(member, log.run, view, name)
@@ -173,19 +172,19 @@ class CastChecker:
             log.run.reached[life] = max(log.run.reached.get(life, 0), local_seqno)
 
     def finish(self) -> list[Anomaly]:
-        """What was found, in the order of `ANOMALIES`."""
+        """Return all anomalies, in the order of `ANOMALIES`."""
         self._compare_ends()
         found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
         return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
 
     def _counts_anew(self, life: MemberIncarnation, before: int, view: int) -> bool:
-        """Whether a life that had cast in the view `before` has been in none since then: the group gave up flush."""
+        """Whether an incarnation's numbers start over: since its view `before`, some view had no vector with it."""
         return view > before + 1 and any(
             life not in lives for between, lives in self._lives.items() if before < between < view
         )
 
     def _arrive(self, member: str, run: _Run | None, view: int, name: str) -> None:
-        """A cast of a view comes to the run."""
+        """Let a cast of a view come to the run."""
         if run is None or view == NO_VIEW:
             return
         if view < run.now:
@@ -194,7 +193,7 @@ class CastChecker:
         run.knows = True
 
     def _enter(self, member: str, run: _Run | None, view: int) -> None:
-        """The run is in this view from here on: it keeps how far it was at the end of those before."""
+        """Move the run to this view. Keep its last casts at the end of each view before."""
         if run is None or view <= run.now:
             return
         ended = range(run.now, min(view, max(self._lives, default=0) + 1)) if run.knows else ()
@@ -207,7 +206,7 @@ class CastChecker:
             self._begin_lives(run, number + 1)
 
     def _begin_lives(self, run: _Run, view: int) -> None:
-        """No life that is new in this view has cast before it."""
+        """Note that the incarnations that are new in this view have cast nothing before it."""
         before = self._lives.get(view - 1, () if view == 1 else None)
         if before is not None:
             run.reached |= dict.fromkeys(set(self._lives.get(view, ())) - set(before), 0)
@@ -221,7 +220,7 @@ class CastChecker:
         name: str,
         but: MemberIncarnation | None = None,
     ) -> None:
-        """Whether all has come that a delivery depends on. `but`: whose cast it is, which waits for those before it."""
+        """Find causes that a delivery lacks. `but`: the cast's sender, whose own earlier casts are checked apart."""
         if run is None or run.now != view:
             return
         for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
@@ -244,7 +243,7 @@ class CastChecker:
                 log.needed[life] = number
 
     def _clock_of(self, cast: Cast) -> Clock | None:
-        """Its clock, by those of its sender's causal casts before it in the view: all are read in their order, once."""
+        """Return a cast's clock, which builds on its sender's earlier ones in the view. All are read once, in order."""
         if self._clocks is None:
             self._clocks = self._all_clocks(self._casts)
         return self._clocks.get((cast.life, cast.view, cast.local_seqno))

@@ -1,16 +1,16 @@
-"""The checker: reads what all processes have written about one group, and names every broken promise.
+"""The checker, which compares all records and logs of one group and names every broken promise.
 
 Source: docs/limits.md and the README, "What is promised".
 
-Pure and streaming. It is fed from several named sources, in any interleaving:
+Pure and streaming. It reads several named sources, in any interleaving:
 
-* DATA logs, one a site: every record in offset order, as it stands there. Repeats and what a fenced sequencer left
-  behind are normal; `ordering.base.reader.Reader` judges them, the same rule by which members read.
+* DATA logs, one a site: every record in offset order. Repeats and records of fenced sequencers are normal;
+  `ordering.base.reader.Reader` judges them, the same rule by which members read.
 * ledger rows, in any order.
 * delivery logs, one a member, in the order of delivery; they may start anywhere.
-* what members sent: message ids with a receipt, and optionally how far the sender had delivered before.
+* messages sent: ids with a receipt, and optionally the last seqno that the sender had delivered before.
 
-It does not decide which source is right: the first that names a seqno is the reference for the others.
+The checker does not decide which source is right: the first that names a seqno is the reference for the others.
 
 Memory. Per seqno 8 bytes of digest, shared by all sources, and one bit for each ledger and delivery log. So a million
 messages cost 8 MB and 0.14 MB a source, whatever their size; the rest is O(senders × incarnations + control records).
@@ -56,7 +56,7 @@ ANOMALIES = (
 )
 
 LISTED_SEQNOS = 20
-"""How many seqnos (or messages) an anomaly lists; the rest is counted."""
+"""Largest number of seqnos (or messages) that an anomaly lists; the rest is counted."""
 
 _PAGE = 1 << 16
 _BIT_PAGE = 1 << 13
@@ -64,9 +64,9 @@ _ID_BITS = 0xFFFF_FFFF << 32
 
 
 class Anomaly(NamedTuple):
-    """One broken promise at one source: its name, one sentence, and the first seqnos concerned.
+    """A broken promise at one source: its name, one sentence, and the first seqnos concerned.
 
-    `seqnos` has at most `LISTED_SEQNOS` of them, and is empty for `lost` (a lost message has none).
+    `seqnos` has at most `LISTED_SEQNOS` of them. It is empty for `lost`: a lost message has no seqno.
     """
 
     name: str
@@ -75,16 +75,16 @@ class Anomaly(NamedTuple):
 
 
 class Checker:
-    """Feed it with `data`, `ledger`, `delivery` and `sent`, then ask `finish`. Not thread-safe.
+    """A checker of one group. Feed it with `data`, `ledger`, `delivery` and `sent`, then ask `finish`. Not thread-safe.
 
-    With `causal`, it also checks the sends whose context (`after_seqno`) is known.
+    With `causal`, it also checks each message sent with a known context (`after_seqno`).
     """
 
     def __init__(self, *, causal: bool = False) -> None:
         self._causal = causal
         self._digests = _Digests()
         self._logs: dict[str, _Log] = {}
-        self._controls: set[int] = set()  # seqnos of what applications do not see
+        self._controls: set[int] = set()  # seqnos of records that applications do not see
         self._ledgers: dict[str, _Seqnos] = {}
         self._deliveries: dict[str, _Deliveries] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
@@ -92,21 +92,21 @@ class Checker:
         self._linked: set[str] = set()  # senders at other sites of a mesh
 
     def start(self, site: str, reader: Reader) -> None:
-        """Say that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
+        """Declare that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
         complete = reader.last_seqno == 0
         self._logs[site] = _Log(
             reader, _Senders(complete=complete, causal=self._causal), ViewChecker(complete=complete)
         )
 
     def data(self, site: str, record: Data) -> None:
-        """The next record of a site's DATA topic, in offset order, effective or not."""
+        """Take the next record of a site's DATA topic, in offset order, effective or not."""
         if site not in self._logs:
             self.start(site, Reader())
         log = self._logs[site]
         epoch_before = log.reader.epoch
         verdict = log.reader.judge(record)
         if log.reader.epoch > epoch_before:
-            log.furthest = 0  # what stood ahead was never decided: the new epoch numbers from the gap on
+            log.furthest = 0  # records that were ahead were never decided: the new epoch numbers from the gap on
         if verdict is Verdict.TAKE:
             self._compare(f"DATA of {site}", record.seqno, record.id, record.payload)
             if broken := log.views.next(record):
@@ -115,7 +115,7 @@ class Checker:
                 self._controls.update(range(record.seqno, record.seqno + record.count))
             if record.link is not None:
                 self._linked.add(record.sender)
-            # A control record takes a local seqno as a message does; a relay's are the ids of another site's views.
+            # A control record takes a local seqno like a message. A relay's local seqnos are ids of views elsewhere.
             if record.sender and not is_relay(record.sender):
                 self._order(f"DATA of {site}", log.senders, record.seqno, record.id)
         elif verdict is Verdict.DUPLICATE and self._digests.differs(record.seqno, record.id, record.payload):
@@ -134,7 +134,7 @@ class Checker:
         kind: str = MESSAGE,
         source: str = "ledger",
     ) -> None:
-        """A row of the ledger, in any order."""
+        """Take a row of the ledger, in any order."""
         if kind in WITHOUT_SEQNO:
             return
         if kind != MESSAGE:
@@ -146,7 +146,7 @@ class Checker:
     def delivery(
         self, member: str, seqno: int, message: MessageId, payload: bytes | None = None, view_id: int | None = None
     ) -> None:
-        """The next delivery of `member`. Restarts of one member may follow each other in one log."""
+        """Take the next delivery of `member`. One log may have several starts of a member, one after the other."""
         log = self._deliveries.get(member)
         if log is None:
             log = self._deliveries[member] = _Deliveries(seqno - 1, _Senders(complete=seqno == 1, causal=self._causal))
@@ -165,9 +165,9 @@ class Checker:
             self._order(where, log.senders, seqno, message)
 
     def sent(self, message: MessageId, after_seqno: int | None = None, payload: bytes | None = None) -> None:
-        """A message that a live member has a receipt for; it had delivered everything up to `after_seqno` before.
+        """Take a message with a receipt. Its sender had delivered everything up to `after_seqno` before.
 
-        With `payload` (and `causal`), the message that was ordered under this id must have it.
+        With `payload` (and `causal`), the message that was ordered under this id must have that payload.
         """
         sent = self._sent.setdefault((message.sender, message.incarnation), _Sent())
         if payload is not None:
@@ -180,11 +180,11 @@ class Checker:
             sent.others[message.local_seqno] = after_seqno or 0
 
     def last_seqno(self, site: str) -> int:
-        """How far the DATA log of `site` goes."""
+        """Return the last seqno of the DATA log of `site`."""
         return self._logs[site].reader.last_seqno if site in self._logs else 0
 
     def finish(self) -> list[Anomaly]:
-        """Everything that was found, in the order of `ANOMALIES`, then of the sources."""
+        """Return all anomalies, in the order of `ANOMALIES`, then of the sources."""
         for site, log in self._logs.items():
             self._find(
                 GAP, f"DATA of {site} goes on after a missing seqno", log.reader.last_seqno + 1, log.furthest - 1
@@ -209,8 +209,8 @@ class Checker:
             self._find(DIVERGENT, f"{source} has another message than an earlier source", seqno)
 
     def _order(self, source: str, senders: _Senders, seqno: int, message: MessageId) -> None:
-        # Of a sender at another site of a mesh no control records come here; `ordering.checker.mesh_checker` misses
-        # messages.
+        # Control records of a sender at another site of a mesh do not come here, so its numbers have gaps.
+        # `ordering.checker.mesh_checker` finds missing messages.
         broken = senders.next(seqno, message, has_gaps=message.sender in self._linked)
         if broken == DUPLICATE:
             self._find(DUPLICATE, f"{source} has a message id twice", seqno)
@@ -235,7 +235,7 @@ class Checker:
             self._find(LOST, what, highest + 1, sent.upto)
 
     def _find_views(self) -> None:
-        """The first source is the reference for the others."""
+        """Compare the views of all sources with the first one's."""
         views = {f"DATA of {site}": log.views.runs for site, log in self._logs.items()}
         views |= {f"deliveries of {member}": log.views for member, log in self._deliveries.items()}
         (reference, runs), *others = [*views.items()] or [("", ViewRuns())]
@@ -258,7 +258,7 @@ class Checker:
                     )
 
     def _find_exchanged(self) -> None:
-        """A receipt is for a message, not for its id."""
+        """Find receipts under whose id another message was ordered."""
         for senders in self._all_senders():
             for life_id, life in senders.lives.items():
                 sent = self._sent.get(life_id)
@@ -279,7 +279,7 @@ class Checker:
 
 
 def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The runs (first, last) without the sorted `numbers`."""
+    """Yield the runs (first, last) without the sorted `numbers`."""
     for first, last in runs:
         for number in numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]:
             if first < number:
@@ -291,7 +291,7 @@ def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator
 
 @dataclass(slots=True)
 class _Finding:
-    """An anomaly in the making. `listed` are the first numbers: local seqnos for `lost`, else seqnos."""
+    """An anomaly that is still counted. `listed` has its first numbers: local seqnos for `lost`, else seqnos."""
 
     name: str
     detail: str
@@ -314,7 +314,7 @@ class _Finding:
 
 @dataclass(slots=True)
 class _Log:
-    """A DATA log: the reading state, its senders, and the highest seqno that stands ahead in the epoch in force."""
+    """A DATA log: the reading state, its senders, and the highest seqno that is ahead in the epoch in force."""
 
     reader: Reader
     senders: _Senders
@@ -332,7 +332,7 @@ class _Deliveries:
 
 @dataclass(slots=True)
 class _Sent:
-    """What one incarnation sent: 1 … `upto` with their contexts in `after`, what came out of turn, and digests."""
+    """The messages sent by an incarnation: 1 … `upto` with their contexts in `after`, `others` out of turn, digests."""
 
     upto: int = 0
     after: array[int] = field(default_factory=lambda: array("q"))
@@ -341,11 +341,11 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Life:
-    """One incarnation of a sender in one source: ordered up to `highest`, apart from `holes`.
+class _Incarnation:
+    """An incarnation of a sender in one source: ordered up to `highest`, apart from `holes`.
 
-    `first` is where a source that begins in the middle met it, `skips` how often the source had skipped something
-    when it was last met. `seqnos` (if asked for) has the seqno of each local seqno from 1 on, 0 where unknown.
+    `first` is its first local seqno in the source, and `skips` the number of the source's skips at its last one.
+    `seqnos` (if asked for) has the seqno of each local seqno from 1 on, 0 where unknown.
     """
 
     first: int
@@ -355,7 +355,7 @@ class _Life:
     seqnos: array[int] = field(default_factory=lambda: array("q"))
 
     def missing(self, upto: int) -> set[int]:
-        """The local seqnos of this source's own range that it lacks. Bounded like `holes`."""
+        """Return the local seqnos up to `upto` that this source lacks within its range. Bounded like `holes`."""
         return self.holes | set(range(self.highest + 1, min(upto, self.highest + LISTED_SEQNOS) + 1))
 
 
@@ -365,25 +365,25 @@ class _Senders:
     def __init__(self, *, complete: bool, causal: bool) -> None:
         self.complete = complete
         self.causal = causal
-        self.lives: dict[tuple[str, int], _Life] = {}
+        self.lives: dict[tuple[str, int], _Incarnation] = {}
         self.newest: dict[str, int] = {}
         self.skips = 0
 
     def skip(self) -> None:
-        """The source left something out (a gap has its own name): each sender's next message may have any number."""
+        """Note that the source left something out, which is a gap: each sender's next message may have any number."""
         self.skips += 1
 
     def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:
-        """Take the next message in the order of seqnos; return the name of what it breaks, or ''.
+        """Take the next message in the order of seqnos; return the name of the promise that it breaks, or ''.
 
-        `has_gaps`: it may have any higher number.
+        `has_gaps`: its local seqno may be any higher one.
         """
         key = (message.sender, message.incarnation)
         life = self.lives.get(key)
         local = message.local_seqno
         if life is None:
             before = 0 if self.complete and not self.skips and not has_gaps else local - 1
-            life = self.lives[key] = _Life(before + 1, before, self.skips)
+            life = self.lives[key] = _Incarnation(before + 1, before, self.skips)
         elif (has_gaps or life.skips < self.skips) and local > life.highest:
             life.highest, life.skips = local - 1, self.skips
         if local <= life.highest and local not in life.holes:
@@ -401,8 +401,8 @@ class _Senders:
         return "" if in_turn else FIFO_VIOLATION
 
     @staticmethod
-    def _note(life: _Life, local: int, seqno: int) -> None:
-        """Remember the seqno. A wild local seqno (a violation anyway) must not make us fill the memory with zeros."""
+    def _note(life: _Incarnation, local: int, seqno: int) -> None:
+        """Remember the seqno. A wild local seqno, a violation anyway, is left out: the list would grow too long."""
         missing = local - 1 - len(life.seqnos)
         if 0 <= missing <= _PAGE:
             life.seqnos.extend([0] * missing)
@@ -410,13 +410,13 @@ class _Senders:
 
 
 class _Digests:
-    """seqno → 64 bits of what it carries: 32 of the message id, 32 of the payload (0: not known yet)."""
+    """The digest of each seqno, 64 bits: 32 of the message id, 32 of the payload (0: not known yet)."""
 
     def __init__(self) -> None:
         self._pages: dict[int, array[int]] = {}
 
     def differs(self, seqno: int, message: MessageId, payload: bytes | None) -> bool:
-        """Whether the seqno is known to carry something else. Remembers what was not known."""
+        """Whether the seqno is known to have another message. Otherwise the digest is remembered."""
         digest = int.from_bytes(blake2b(str(message).encode("utf-8"), digest_size=4).digest(), "big") << 32 or 1 << 32
         if payload is not None:
             digest |= _payload_digest(payload)
@@ -432,7 +432,7 @@ class _Digests:
         return False
 
     def payload(self, seqno: int) -> int:
-        """The digest of the payload of a seqno, 0 if it is not known."""
+        """Return the digest of a seqno's payload, 0 if it is not known."""
         number, index = divmod(seqno, _PAGE)
         page = self._pages.get(number)
         return page[index] & ~_ID_BITS if page is not None else 0
@@ -450,7 +450,7 @@ class _Seqnos:
         self.lowest = 0
 
     def add(self, seqno: int) -> bool:
-        """Add it; return whether it was there before."""
+        """Add a seqno; return whether the set had it before."""
         number, index = divmod(seqno, _BIT_PAGE)
         page = self._pages.get(number)
         if page is None:
@@ -465,7 +465,7 @@ class _Seqnos:
         return False
 
     def missing(self, first: int) -> Iterator[tuple[int, int]]:
-        """The runs (first, last) of what is not there, from `first` to the highest."""
+        """Yield the runs (first, last) of missing seqnos, from `first` to the highest."""
         expected = first
         for number in sorted(self._pages):
             page = np.frombuffer(self._pages[number], dtype=np.uint8)

@@ -1,8 +1,8 @@
 """The checker of a mesh: whether every site has the messages of all others, each once and in their origin's order.
 
-Pure and streaming, as `ordering.checker.checker`, which checks each site by itself. It is fed the DATA of all sites, in
-any interleaving. What a site has ordered of its own members is the reference for all other sites. If an origin was not
-read, the site that has most of its messages is the reference. It costs 16 bytes a message and site.
+Pure and streaming, like `ordering.checker.checker`, which checks each site by itself. It reads the DATA of all sites in
+any interleaving. A site's own order of its members' messages is the reference for all other sites. If an origin was not
+read, the site with most of its messages is the reference. The cost is 16 bytes a message and site.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ordering.sequencer.links import origin_of
 
 
 class Shortfall(NamedTuple):
-    """What a site does not have (yet): `missing` messages of an origin, after `after_seqno` there."""
+    """The lag of a site: it lacks `missing` messages of an origin, after `after_seqno` there."""
 
     site: str
     origin: str
@@ -38,7 +38,7 @@ class Shortfall(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """The messages of one origin at one site, in the order of the site: their seqnos at the origin, and digests."""
+    """The messages of one origin at one site, in the site's order: their seqnos at the origin, and digests."""
 
     seqnos: array[int] = field(default_factory=lambda: array("q"))
     digests: array[int] = field(default_factory=lambda: array("Q"))
@@ -48,7 +48,7 @@ class _Row:
 
 
 class MeshChecker:
-    """Feed it with `data`, then ask `anomalies` and `lacking`. Not thread-safe."""
+    """A checker of several sites. Feed it with `data`, then ask `anomalies` and `lacking`. Not thread-safe."""
 
     def __init__(self, sites: Iterable[str]) -> None:
         self._readers = {site: Reader() for site in sites}
@@ -56,12 +56,12 @@ class MeshChecker:
         self._cut: set[str] = set()
 
     def start(self, site: str, reader: Reader) -> None:
-        """Say that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
+        """Declare that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
         self._readers[site] = Reader(reader.epoch, reader.last_seqno)
         self._cut.add(site)
 
     def data(self, site: str, record: Data) -> None:
-        """The next record of a site's DATA topic, in offset order, effective or not."""
+        """Take the next record of a site's DATA topic, in offset order, effective or not."""
         if self._readers[site].judge(record) is not Verdict.TAKE:
             return
         if record.kind == MESSAGE:
@@ -70,11 +70,11 @@ class MeshChecker:
             row.digests.append(_digest(record))
 
     def anomalies(self) -> list[Anomaly]:
-        """Every message of another origin that a site has twice, in the wrong place, with another text, or has lost."""
+        """Return an anomaly for messages of other origins that a site has lost, twice, out of order, or changed."""
         return [anomaly for site, origin, row in self._copies() for anomaly in self._compare(site, origin, row)]
 
     def lacking(self) -> list[Shortfall]:
-        """By what each site is behind; normal as long as messages are under way."""
+        """Return the lag of each site; it is normal while messages are under way."""
         found = []
         for site, origin, row in self._copies():
             last = max(row.seqnos, default=0)
@@ -103,7 +103,7 @@ class MeshChecker:
             return []
         distinct, times = np.unique(has, return_counts=True)
         early = has[1:][np.diff(has) < 0]
-        # Retention may have dropped what stands before, at either.
+        # Retention may have dropped the messages before it, at either site.
         first = max(has.min() if site in self._cut else 0, wanted.min() if origin in self._cut else 0)
         lost = np.setdiff1d(wanted[(wanted >= first) & (wanted <= has.max())], has)
         foreign = np.setdiff1d(has[(has >= first) & (has <= wanted.max())], wanted)

@@ -1,11 +1,11 @@
-"""How the checker judges views: virtual synchrony, as far as the log and the deliveries show it.
+"""The checker of views: virtual synchrony, as far as the log and the deliveries show it.
 
 A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if five
 things hold in the log:
 
-* a record is stamped with the view that stands before it;
-* a view with a member that stays stands in a flush;
-* all members that stay have said FLUSH_OK in that flush;
+* a record is stamped with the newest view before it;
+* a view with a member that stays comes inside a flush;
+* all members that stay have sent FLUSH_OK in that flush;
 * a member sends nothing between its FLUSH_OK and the end of the flush;
 * a member sends nothing after a view that suspects it.
 
@@ -33,20 +33,20 @@ class SeqnoRange:
 
 
 class ViewRuns:
-    """Which view a source gives to which seqnos, run by run. O(views)."""
+    """The view that a source gives to each seqno, run by run. O(views)."""
 
     def __init__(self) -> None:
         self.runs: list[SeqnoRange] = []
 
     def add(self, seqno: int, view_id: int) -> None:
-        """The next seqno, in increasing order."""
+        """Add the next seqno, in increasing order."""
         if self.runs and self.runs[-1].view_id == view_id:
             self.runs[-1].last = seqno
         else:
             self.runs.append(SeqnoRange(seqno, seqno, view_id))
 
     def differences(self, other: ViewRuns) -> Iterator[int]:
-        """The first seqno of each stretch to which the two give different views."""
+        """Yield the first seqno of each stretch to which the two give different views."""
         mine, theirs = iter(self.runs), iter(other.runs)
         a, b = next(mine, None), next(theirs, None)
         while a is not None and b is not None:
@@ -60,7 +60,7 @@ class ViewRuns:
 
 
 class ViewChecker:
-    """Follows the effective records of one DATA log. `complete`: it begins at seqno 1."""
+    """The checker of the effective records of one DATA log. `complete`: the log begins at seqno 1."""
 
     def __init__(self, *, complete: bool) -> None:
         self.runs = ViewRuns()
@@ -68,13 +68,13 @@ class ViewChecker:
         self._view_id: int | None = 0 if complete else None
         self._settings = Settings()
         self._flush_id: int | None = 0 if complete else None
-        """The flush in hand, 0 if there is none, None if the log does not tell yet."""
+        """The seqno of the running flush's START_FLUSH, 0 if no flush runs, None if the log does not tell yet."""
         self._answered: set[str] = set()
         self._over: set[MemberIncarnation] = set()
-        """Lives that are over (`ordering.membership.membership`). O(suspected members)."""
+        """The incarnations that are over (`ordering.membership.membership`). O(suspected members)."""
 
     def next(self, record: Data) -> str:
-        """Take the next record; say what is wrong with it, or ''."""
+        """Take the next record; return the promise that it breaks, or ''."""
         self.runs.add(record.seqno, record.view)
         expected = self._view_id if record.kind != VIEW or self._view_id is None else self._view_id + 1
         self._view_id = record.view

@@ -1,15 +1,15 @@
 """The rule by which a member takes the letters of its inbox: go-back-N per sender, a pure function of the inbox log.
 
-Unicast needs no sequencer: the sender numbers its letters 1, 2, 3 … per receiver and incarnation, and the receiver
-judges them by the rule that the sequencer has for FORWARD (`ordering.sequencer.sequencer.next_accepted`).
+Unicast needs no sequencer. The sender numbers its letters 1, 2, 3 … per receiver and incarnation, and the receiver
+judges them by the sequencer's rule for FORWARD (`ordering.sequencer.sequencer.next_accepted`).
 
-Invariant. After any prefix of the log, the receiver has taken of each sender exactly the local seqnos 1 … n of its
-newest incarnation seen (and of every earlier one what stood before that), in this order and each once. What else the
-log holds changes nothing: repeats (a relay started again, a sender that sent again after a failed request) are at or
-below n; what follows a gap is above n + 1, and its sender writes it again behind the missing one.
+Invariant. After any prefix of the log, the receiver has taken from each sender exactly the local seqnos 1 … n of its
+newest incarnation, in this order and each once; of an earlier incarnation, the ones before the first of a newer.
+Nothing else in the log has an effect. Repeats, of a relay or of a sender after a failed request, are at or below n. A
+letter behind a gap is above n + 1, and its sender writes it again behind the missing one.
 
-A crash keeps it: the rule knows nothing but the log, so reading the same prefix again makes the same table. Of a prefix
-that was deleted, the table is kept (`ordering.letters.letter_care`).
+A crash keeps it: the rule looks only at the log, so reading the same prefix again gives the same table. If a prefix is
+deleted, its table is kept (`ordering.letters.letter_care`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class InboxReader:
     __slots__ = ("_received",)
 
     def __init__(self, received: Mapping[str, ReceivedRow] = MappingProxyType({})) -> None:
-        """`received`: the table that a beginning of the log has made, which is not read then."""
+        """Start with `received`, the table of the log's beginning, if that is not read."""
         self._received = dict(received)
 
     @property
     def received(self) -> dict[str, ReceivedRow]:
-        """The table: by sender, its newest incarnation, and the last local seqno that was taken of it."""
+        """The table: each sender's newest incarnation, and the last local seqno taken from it."""
         return dict(self._received)
 
     def accept(self, sender: str, incarnation: int, local_seqno: int) -> bool:
-        """Judge the next letter of the log that is for this receiver: whether it is taken."""
+        """Judge the next letter to this receiver in the log; return whether it is taken."""
         accepted = next_accepted(self._received.get(sender, NOTHING_ACCEPTED), incarnation, local_seqno)
         if accepted is None:
             return False

@@ -1,14 +1,14 @@
-"""Which letters of an inbox may be deleted, and what must be known in their place.
+"""Deleting the letters of an inbox: the letters that may go, and the tables that replace them.
 
-A receiver takes letters by a rule that knows nothing but the log (`ordering.letters.inbox`). So whoever deletes the
-log's beginning notes before what the rule had made of it: a *base* for each receiver, its received table at an offset.
+A receiver takes letters by a rule that knows nothing but the log (`ordering.letters.inbox`). So a process that deletes
+the log's beginning first notes its result: a *base* for each receiver, which is its received table at an offset.
 
-Invariant 1. For each receiver, the newest base that is not above the log's beginning, and what stands from the
-beginning on, make the same table as the whole log would have. For a base is made from an older one and all that stands
-between them; and who deletes up to an offset has noted a base there for everybody who has a letter below. So of a
-receiver without one, no letter was ever deleted.
+Invariant 1. For each receiver, the newest base that is not above the log's beginning, with the letters from the
+beginning on, gives the same table as the whole log. For a base is made from an older one and all letters between the
+two; and a process that deletes up to an offset has noted a base there for every receiver with a letter below. So
+no letter of a receiver without a base was ever deleted.
 
-A base that can't be read any more stands for a table that nobody knows: then nothing is taken, and nothing deleted.
+An unreadable base means an unknown table: then nothing is taken, and nothing deleted.
 
 Invariant 2. A letter that was not taken is deleted only if its receiver has no position (it never took any, or was away
 for so long that Kafka has forgotten it), and the letter is older than letters are kept. The base says so (`lost`), and
@@ -31,10 +31,10 @@ from ordering.membership.membership import ReceivedRow
 
 
 class Base(NamedTuple):
-    """A receiver's table from all that stands below an offset of its inbox partition.
+    """A receiver's table from all letters below an offset of its inbox partition.
 
     `lost`: the offset behind the last letter that was deleted although it was not taken; 0 if none was. `is_damaged`:
-    it was noted, and what was noted can't be read.
+    the base was noted, and can't be read.
     """
 
     below: int = 0
@@ -43,12 +43,12 @@ class Base(NamedTuple):
     is_damaged: bool = False
 
     def to_json(self) -> bytes:
-        """Without `below`, which is told apart."""
+        """Return JSON without `below`, which the record has elsewhere."""
         return json.dumps({"lost": self.lost, "received": self.received}, separators=(",", ":")).encode("ascii")
 
     @classmethod
     def parse(cls, below: int, text: bytes) -> Base:
-        """Inverse of `to_json`. A damaged one for all else."""
+        """Return the inverse of `to_json`; a damaged base for any other text."""
         try:
             known = json.loads(text)
             received = {str(sender): ReceivedRow(*map(int, row)) for sender, row in known["received"].items()}
@@ -61,10 +61,10 @@ NO_BASE = Base()
 
 
 class InboxEntry(NamedTuple):
-    """What stands at an offset of an inbox partition. `receiver` is "" for what is no letter, which nobody takes.
+    """A record of an inbox partition. `receiver` is "" for a record that is no letter, which nobody takes.
 
-    `is_own`: a letter of abcast's own (a state), which is of no use after the moment. `relayed_from`: the place that a
-    relay has copied it from, up to the offset there; "" if none has.
+    `is_own`: a letter of abcast's own (a state), which is of no use later. `relayed_from`: the place from which a relay
+    has copied it, without the offset there; "" if no relay has.
     """
 
     offset: int
@@ -77,26 +77,26 @@ class InboxEntry(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Below `old`, all is older than letters are kept. Below `settled`, nobody is in the middle of anything."""
+    """Offsets: all letters below `old` are older than letters are kept; no transfer is under way below `settled`."""
 
     old: int
     settled: int
 
 
 class Plan(NamedTuple):
-    """Delete what stands below `below`, after these bases are noted, by receiver."""
+    """A plan: note these bases, by receiver, and then delete everything below `below`."""
 
     below: int
     bases: Mapping[str, Base]
 
 
 def base_at(bases: Iterable[Base], beginning: int) -> Base:
-    """Of a receiver's bases, the one to begin with where the log begins there."""
+    """Return the base of a receiver from which to start if the log begins at `beginning`."""
     return max((base for base in bases if base.below <= beginning), default=NO_BASE, key=lambda base: base.below)
 
 
 def superseded(bases: Collection[Base], beginning: int) -> list[int]:
-    """Of a receiver's bases, those that nobody begins with any more, by their offsets."""
+    """Return the offsets of a receiver's bases from which no reader can start any more."""
     newest = base_at(bases, beginning)
     return sorted(base.below for base in bases if base.below < newest.below)
 
@@ -108,11 +108,11 @@ def plan(
     positions: Mapping[str, int | None],
     times: Times,
 ) -> Plan:
-    """What may be deleted. `entries`: all from `beginning` on, up to some offset, in order; what is waited for, and all
-    behind it, may be left out.
+    """Return the plan for the letters that may be deleted.
 
-    `bases`: by receiver, all that are noted. `positions`: up to where each receiver has taken everything; None for one
-    without a position. Raises HistoryUnavailable if a base that is needed is damaged.
+    `entries`: all records from `beginning` up to some offset, in order; they may end at the first one that its receiver
+    may still take. `bases`: all noted bases, by receiver. `positions`: the offset up to which each receiver has taken
+    everything; None for one without a position. Raises HistoryUnavailable if a base that is needed is damaged.
     """
     below = _below(entries, beginning, positions, times)
     deleted = [entry for entry in entries if entry.offset < below and entry.receiver]
@@ -141,12 +141,12 @@ def _below(entries: Sequence[InboxEntry], beginning: int, positions: Mapping[str
         below = entry.offset + 1
         if entry.relayed_from:
             marks[entry.relayed_from] = entry.offset
-    # A relay goes on behind the last record that it finds of each place.
+    # A relay goes on behind the last record that it finds from each place.
     return min([below, *marks.values()])
 
 
 def is_waited_for(entry: InboxEntry, positions: Mapping[str, int | None], old: int) -> bool:
-    """Whether its receiver may still take it. `old`: as `Times` has it."""
+    """Whether the receiver may still take the letter. `old`: as in `Times`."""
     if not entry.receiver or entry.is_own:
         return False
     position = positions.get(entry.receiver)
