@@ -196,7 +196,7 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> To
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
         forwarder = member._sending.forwarder
         assert forwarder is not None
-        forwarder._dispatch.sending.flush()
+        forwarder._send_queue.sending.flush()
         took = Took.since(started)
         assert lab.end_of(forward) == goal, "the member sent each message once"
     finally:

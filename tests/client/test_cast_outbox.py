@@ -34,7 +34,7 @@ def outbox(tmp_path: Path) -> Path:
 
 def mute(member: Member) -> None:
     """From here on, its casts do not reach Kafka."""
-    casting = forwarder_of(member)._dispatch.caster
+    casting = forwarder_of(member)._send_queue.caster
     assert casting is not None
     casting._sending.send = lambda *_: None  # type: ignore[method-assign]
 
@@ -59,7 +59,7 @@ def test_in_no_view(connection: Connection, group: str, outbox: Path) -> None:
     """Some were written, and the process was killed before it knew; some were not."""
     with with_casts(connection, group, "b") as b:
         killed = with_casts(connection, group, "a", outbox=outbox)
-        casting = forwarder_of(killed)._dispatch.caster
+        casting = forwarder_of(killed)._send_queue.caster
         assert casting is not None
         casting._take_out = lambda cast: None  # type: ignore[method-assign]
         for number in range(3):
@@ -96,7 +96,7 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
         b.connect(timeout=WAIT)
         killed = with_casts(connection, flushing, "a", outbox=outbox)
         killed.connect(timeout=WAIT)
-        casting = forwarder_of(killed)._dispatch.caster
+        casting = forwarder_of(killed)._send_queue.caster
         assert casting is not None
         casting._take_out = lambda cast: None  # type: ignore[method-assign]
         killed.broadcast(b"written", order="causal")

@@ -44,22 +44,22 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
     """The first poll is empty while a library connects, and that says nothing."""
     cursor, joined = Cursor([0, 2, 0], end), list[object]()
 
-    def enter(given: object) -> bool:
+    def acquire(given: object) -> bool:
         joined.append(given)
         return True
 
-    feed: Any = SimpleNamespace(
-        window=TailCache(),
+    tailer: Any = SimpleNamespace(
+        cache=TailCache(),
         partition=TopicPartition("abcast.g.data.a", 0),
         has_failed=False,
         check=lambda: None,
         cursor=lambda _: cursor,
-        enter=enter,
-        leave=lambda: None,
+        acquire=acquire,
+        release=lambda: None,
     )
-    follower = LogReader(feed, Start(0, Reader(1, 0)))
+    reader = LogReader(tailer, Start(0, Reader(1, 0)))
     for joins_now in joins:
-        follower.poll(0.0)
+        reader.poll(0.0)
         assert bool(joined) is joins_now
 
 
@@ -69,16 +69,16 @@ def test_what_the_window_has_is_not_read_a_second_time() -> None:
     window.open(10)
     records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]
     window.add(TailBatch(10, 20, 1, records, 0), unless=threading.Event())
-    feed: Any = SimpleNamespace(
-        window=window,
+    tailer: Any = SimpleNamespace(
+        cache=window,
         partition=TopicPartition("abcast.g.data.a", 0),
         has_failed=False,
         check=lambda: None,
         cursor=lambda _: pytest.fail("it reads by itself"),
-        enter=lambda _: False,
-        leave=lambda: None,
+        acquire=lambda _: False,
+        release=lambda: None,
     )
-    follower = LogReader(feed, Start(11, Reader(1, 9)))
-    taken = [record.seqno for _ in range(2) for record in follower.poll(0.0)]
+    reader = LogReader(tailer, Start(11, Reader(1, 9)))
+    taken = [record.seqno for _ in range(2) for record in reader.poll(0.0)]
     assert taken == [10, 11, 12, 13, 14]
-    assert follower.position == 20
+    assert reader.position == 20

@@ -284,14 +284,14 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
         eventually(lambda: sequencer.state.membership.members == (MemberIncarnation(ALICE, before),))
         eventually(lambda: not sequencer.state.membership.members, WAIT)
         sequencer.__exit__(None, None, None)
-        with TinySequencer(kafka, group) as successor:
+        with TinySequencer(kafka, group) as begin_anew:
             with DataLog(kafka, group, "nyc") as log:
                 newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
             kafka.topics.drop("abcast.g.data.nyc", newest)
             suspension.end()
             joining.join(WAIT)
             assert len(receipts) == 1
-            eventually(lambda: {life.address for life in successor.state.membership.members} == {ALICE})
+            eventually(lambda: {life.address for life in begin_anew.state.membership.members} == {ALICE})
             eventually(lambda: alice.incarnation != before)
             alice.broadcast(b"2").result(WAIT)
             alice.close()
@@ -318,14 +318,14 @@ def returning(connection: Connection) -> PendingMessages:
 @pytest.mark.parametrize(("state", "left"), [(ROW_KEPT, [b"2"]), (NOTHING_ORDERED, [b"1", b"2"]), (ROW_DROPPED, None)])
 def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] | None) -> None:
     """What it has of the life before was ordered as far as the row says; without one, nothing tells."""
-    books, gone = returning(MemoryConnection()), HistoryUnavailable("retention has dropped it.")
+    pending_messages, gone = returning(MemoryConnection()), HistoryUnavailable("retention has dropped it.")
     if left is None:
         with pytest.raises(HistoryUnavailable, match="before it joined again"):
-            books.catch_up_with_the_life_before(gone, state)
-        assert len(books.table) == 3
+            pending_messages.catch_up_with_the_earlier_incarnation(gone, state)
+        assert len(pending_messages.table) == 3
     else:
-        books.catch_up_with_the_life_before(gone, state)
-        assert [entry.payload for entry in books.table.pending() if kind_of(entry) == MESSAGE] == left
+        pending_messages.catch_up_with_the_earlier_incarnation(gone, state)
+        assert [entry.payload for entry in pending_messages.table.pending() if kind_of(entry) == MESSAGE] == left
 
 
 class Claims(MemberMemory):

@@ -93,7 +93,7 @@ class Heard:
         self.missed = 0
         self.ended: list[Exception] = []
 
-    def hear(self, records: Sequence[Effective]) -> None:
+    def receive(self, records: Sequence[Effective]) -> None:
         self.seqnos += [record.seqno for record in records]
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
@@ -106,8 +106,8 @@ class Heard:
         self.ended.append(error)
 
 
-class TestFeed:
-    """In memory: one sender's ear, and who follows, while others broadcast."""
+class TestLogTailer:
+    """In memory: a sender's subscription, and a reader, while others broadcast."""
 
     @pytest.fixture
     def kafka(self) -> MemoryConnection:
@@ -119,7 +119,7 @@ class TestFeed:
     def test_a_listener_hears_what_its_state_does_not_count(
         self, kafka: MemoryConnection, delay: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whether the feed is behind that state when it begins, or beyond it."""
+        """Whether the tailer is behind that state when it begins, or beyond it."""
         poll = DataCursor.poll
 
         def slow(cursor: DataCursor, timeout: float) -> Sequence[Effective]:
@@ -130,27 +130,27 @@ class TestFeed:
         monkeypatch.setattr(DataCursor, "poll", slow)
         with TinySequencer(kafka, "g") as sequencer, Member("g", "nyc/a", connection=kafka) as a:
             a.broadcast(b"first").result(WAIT)
-            feed = a._shared.feed("g", "nyc")
+            tailer = a._shared.tailer("g", "nyc")
             for round_ in range(1, 11):
-                hearing, heard = feed.hear(Address("nyc", "a")), Heard()
+                subscription, heard = tailer.subscribe(Address("nyc", "a")), Heard()
                 for _ in range(10):
                     a.broadcast(b"%d" % round_)
                 eventually(lambda goal=20 * round_ - 9: sequencer.state.seqno == goal)  # type: ignore[misc]
-                start, state = hearing.end()
+                start, state = subscription.end()
                 receipts = [a.broadcast(b"%d" % round_) for _ in range(10)]
                 if round_ % 2:
                     receipts[4].result(WAIT)
-                hearing.begin(heard, start.offset)
+                subscription.begin(heard, start.offset)
                 last = receipts[-1].result(WAIT)
                 eventually(lambda heard=heard, last=last: heard.seqnos and heard.seqnos[-1] == last)  # type: ignore[misc]
                 assert heard.seqnos == list(range(state.seqno + 1, last + 1))
-                hearing.close()
+                subscription.close()
 
     @pytest.mark.parametrize("window", [0, 3, 100_000])
     def test_who_follows_gets_each_record_once(
         self, kafka: MemoryConnection, window: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """From the window, by itself, and back, as it falls behind and catches up."""
+        """From the cache, by itself, and back, as it falls behind and catches up."""
         monkeypatch.setattr("connectors.client.tail.tail_cache.MAX_RECORDS", window)
         with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()
@@ -167,10 +167,10 @@ class TestFeed:
 
     def test_a_listener_that_fails_is_told_and_the_others_go_on(self, kafka: MemoryConnection) -> None:
         with TinySequencer(kafka, "g"), Member("g", "nyc/a", connection=kafka) as a:
-            hearing, failing = a._shared.feed("g", "nyc").hear(Address("nyc", "a")), Heard()
-            failing.hear = lambda _: 1 / 0  # type: ignore[assignment, method-assign]
-            hearing.begin(failing, hearing.end()[0].offset)
+            subscription, failing = a._shared.tailer("g", "nyc").subscribe(Address("nyc", "a")), Heard()
+            failing.receive = lambda _: 1 / 0  # type: ignore[assignment, method-assign]
+            subscription.begin(failing, subscription.end()[0].offset)
             assert a.broadcast(b"x").result(WAIT) == 1
             eventually(lambda: len(failing.ended) == 1)
             assert a.broadcast(b"y").result(WAIT) == 2
-            hearing.close()
+            subscription.close()

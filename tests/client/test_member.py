@@ -271,11 +271,11 @@ class TestBroadcast:
             alice.broadcast(b"0").result(WAIT)
             forwarder = alice._sending.forwarder
             assert forwarder is not None
-            broken = forwarder._dispatch.sending._producer
+            broken = forwarder._send_queue.sending._producer
             broken.close()  # now every send raises IllegalStateError
             receipts = [alice.broadcast(b"%d" % number) for number in range(1, 20)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(2, 21))
-            assert forwarder._dispatch.sending._producer is not broken
+            assert forwarder._send_queue.sending._producer is not broken
 
     def test_waiting_has_an_end(self, connection: Connection, group: str) -> None:
         alice = Member(group, "nyc/alice", connection=connection)

@@ -359,17 +359,17 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
         suspended = Member(group, "nyc/b", connection=connection)
         suspended.connect()
         forwarder = forwarder_of(suspended)
-        echo = forwarder._echo
+        listener = forwarder._listener
         resumed = threading.Event()
-        really, unheard = echo.hear, list[Effective]()
+        really, unheard = listener.receive, list[Effective]()
 
         def look_after() -> None:
             if resumed.is_set():
                 really(unheard)
                 unheard.clear()
 
-        echo.hear = unheard.extend  # type: ignore[method-assign, assignment]
-        echo.look_after = look_after  # type: ignore[method-assign]
+        listener.receive = unheard.extend  # type: ignore[method-assign, assignment]
+        listener.look_after = look_after  # type: ignore[method-assign]
         silence(suspended)
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         with Member(group, "nyc/b", connection=connection) as b:
@@ -403,7 +403,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
             raise BrokerUnreachable("gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr("connectors.client.incarnation.opening.MemberMemory", unreachable)
+            patched.setattr("connectors.client.incarnation.resources.MemberMemory", unreachable)
             assert tried.wait(WAIT)
             b.close(timeout=1.5)
         for receipt in receipts:

@@ -54,11 +54,11 @@ def a_log(
     monkeypatch.setattr(merged_log, "CastReader", lambda *_: reading)
     monkeypatch.setattr(merged_log, "ordered", lambda record: record)
     connection = SimpleNamespace(consumer=lambda: None)
-    feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
+    tailer: Any = SimpleNamespace(read_from=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
     topics: Any = None
     nothing = (0,) * len(lives)
     state = MergedState(CausalState(1, lives, nothing, agreed=nothing), flush=True)
-    return MergedLog(feed, topics, Begin(Start(0, Reader()), state, {}))
+    return MergedLog(tailer, topics, Begin(Start(0, Reader()), state, {}))
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001])

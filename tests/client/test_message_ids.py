@@ -13,7 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client.incarnation import forwarder, opening
+from connectors.client.incarnation import forwarder, resources
 from connectors.client.incarnation.incarnations import is_same
 from connectors.client.memory.member_memory import LIVES_PER_MS, MemberMemory
 from connectors.client.memory.outbox import Outbox
@@ -71,11 +71,11 @@ def killed(member: Member, left_open: list[Member]) -> None:
     """It sends, reads and remembers nothing more."""
     sending = member._sending.forwarder
     assert sending is not None
-    sending._standing.stop()
-    sending._hearing.close()
+    sending._lifecycle.stop()
+    sending._subscription.close()
     assert member._incarnations.outbox is not None
     member._incarnations.outbox.close()
-    member._incarnations.outbox = sending._books._outbox = None
+    member._incarnations.outbox = sending._pending_messages._outbox = None
     left_open.append(member)
 
 
@@ -130,14 +130,14 @@ class TestOutboxes:
             alice.broadcast(b"1", headers=[("k", b"v")]).result(WAIT)
             killed(alice, left_open)
             read: list[int] = []
-            really = opening._ordered_since
+            really = resources._ordered_since
 
             def looked(connection: Connection, group: str, address: Address, seqno: int, end: int) -> object:
                 read.append(seqno)
                 return really(connection, group, address, seqno, end)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(opening, "_ordered_since", looked)
+                patched.setattr(resources, "_ordered_since", looked)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
                     alice.broadcast(b"2").result(WAIT)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:

@@ -226,9 +226,9 @@ def test_synchronous(connection: Connection, flushing: str) -> None:
 
 def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stood in DATA is given, however short the silence; but a hub that has it never does not keep the run."""
-    really, calls, late = CastHub.fate, itertools.count(), 5
+    really, calls, late = CastHub.delivery_status, itertools.count(), 5
 
-    def fate(hub: CastHub, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
+    def slowly(hub: CastHub, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
         if next(calls) < late:
             time.sleep(timeout)
             return DeliveryStatus.NOT_YET
@@ -236,7 +236,7 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
 
     with with_casts(connection, group, "a") as a:
         a.broadcast(b"total").result(WAIT)
-        monkeypatch.setattr(CastHub, "fate", fate)
+        monkeypatch.setattr(CastHub, "delivery_status", slowly)
         assert [each.payload for each in a.deliveries(1, timeout=0.1)] == [b"total"]
         late = 10**9
         monkeypatch.setattr(

@@ -72,7 +72,7 @@ def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
             waits.result(WAIT)
         sequencer.drop = lambda _: False  # the total message comes late, and would let the cast go
         headers = forward_headers(forwarder.incarnation, lost.message_id.local_seqno)
-        forwarder._dispatch.sending.send(forwarder._dispatch._topic, b"nyc/a", b"total", headers)
+        forwarder._send_queue.sending.send(forwarder._send_queue._topic, b"nyc/a", b"total", headers)
         seqno = b.broadcast_sync(b"behind it", timeout=WAIT)
         assert b.broadcast(b"goes on", order="causal").result(WAIT) == 1
         assert seqno > 0
@@ -200,7 +200,7 @@ def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
         a.broadcast(b"causal", order="causal")  # waits for the total one
         joining = threading.Thread(target=lambda: b.connect(timeout=WAIT))
         joining.start()
-        eventually(lambda: forwarder_of(a)._standing.is_silent)
+        eventually(lambda: forwarder_of(a)._lifecycle.is_silent)
         assert not a._sending.known.view or len(a._sending.known.view.members) == 1
         for order in ("fifo", "total"):
             with pytest.raises(Blocked, match="flush"):

@@ -247,5 +247,5 @@ def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     eventually(lambda: bench.forwarder is not before)
     eventually(lambda: bench.alice.view and bench.alice.view.joined == ("nyc/alice",))
     assert rejoining == ["abcast-nyc/alice-rejoin"]
-    assert before._hearing._is_closed
+    assert before._subscription._is_closed
     eventually(lambda: before not in bench.alice._shared.heartbeats(bench.alice.group, "nyc")._beating)

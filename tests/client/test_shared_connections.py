@@ -59,7 +59,7 @@ def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConne
         for _ in range(10):
             second.broadcast(b"x")
         second.wait_ordered(WAIT)
-        assert not forwarder._hearing._kept
+        assert not forwarder._subscription._kept
         with pytest.raises(Superseded):
             first.close()
 
@@ -75,11 +75,11 @@ def test_who_delivers_begins_with_what_is_known_to_who_sends(
 
 
 def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryConnection) -> None:
-    """The feed of a process in which nobody sends does not run, and closes nothing."""
+    """The tailer of a process in which nobody sends does not run, and closes nothing."""
     with Member("g", "nyc/a", connection=kafka) as member:
-        feed = member._shared.feed("g", "nyc")
-        assert feed.after(0, or_end=True)[0].reader.last_seqno == 0
-        assert feed._log is None
+        tailer = member._shared.tailer("g", "nyc")
+        assert tailer.after(0, or_end=True)[0].reader.last_seqno == 0
+        assert tailer._log is None
 
 
 @pytest.mark.parametrize("is_in_the_window", [False, True], ids=["by itself", "from the window"])
@@ -178,7 +178,7 @@ def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka
     with Member("g", "nyc/a", connection=kafka) as a:
         for _ in range(3):
             a.broadcast(b"x").result(WAIT)
-        held = a._shared.feed("g", "nyc").window._changed if lock == "window" else sharing._lock
+        held = a._shared.tailer("g", "nyc").cache._changed if lock == "window" else sharing._lock
 
         def collect() -> None:
             with held:
@@ -355,5 +355,5 @@ def test_close_that_is_interrupted_closes_all_the_same(
     with pytest.raises(KeyboardInterrupt):
         a.close()
     close()
-    assert forwarder_of(a)._standing.is_stopping, "it says no more that it is alive"
+    assert forwarder_of(a)._lifecycle.is_stopping, "it says no more that it is alive"
     assert not shared.users

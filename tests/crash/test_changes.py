@@ -41,7 +41,7 @@ def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.Mo
     for load in loads:
         forwarder = load.member._sending.forwarder
         assert forwarder is not None
-        forwarder._dispatch.sending.note_failure(ConnectionError("pretended by the test"))
+        forwarder._send_queue.sending.note_failure(ConnectionError("pretended by the test"))
     loads += [scenario.load(name) for name in ("dave", "erin", "frank")]
     eventually(lambda: sum(end > 0 for end in scenario.forward_ends().values()) >= 2, 30, "two of them are in use")
     scenario.probe()

@@ -116,7 +116,7 @@ class CastKeeper:
         self._written, self._forgotten_at = [], time.monotonic()
 
 
-class LeftBehind(NamedTuple):
+class UnwrittenCasts(NamedTuple):
     """What earlier lives have left, in its order; `settled` of those that are gone, as `ordering.casts.left_casts` has
     it.
     """
@@ -125,9 +125,9 @@ class LeftBehind(NamedTuple):
     settled: Mapping[MemberIncarnation, int] = MappingProxyType({})
 
 
-def left_behind(
+def unwritten_casts(
     connection: Connection, group: str, address: Address, outbox: Outbox | None, left: Sequence[UnwrittenCast] | None
-) -> LeftBehind:
+) -> UnwrittenCasts:
     """`left`: by the last life in this process; else it is what the outbox has.
 
     Raises EnvironmentProblem, BrokerUnreachable; Superseded, if nothing tells any more what was delivered of it.
@@ -140,9 +140,9 @@ def left_behind(
         ]
     in_views = [entry.seqno for entry in left if entry.cast is not None and entry.cast.view != NO_VIEW]
     if not in_views:
-        return LeftBehind(left)
+        return UnwrittenCasts(left)
     try:
-        return LeftBehind(left, settled_in(connection, group, address.site, min(in_views)))
+        return UnwrittenCasts(left, settled_in(connection, group, address.site, min(in_views)))
     except HistoryUnavailable as gone:
         raise Superseded(
             f"which messages of {address} in fifo or causal order were delivered can't be told any more ({gone}). "

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from connectors.client.casts.cast_keeper import CastKeeper, LeftBehind, UnwrittenCast
+from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast, UnwrittenCasts
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.go_back_n import GoBackN
 from connectors.client.tail.producers import Producers
@@ -47,7 +47,7 @@ class Caster:
         producers: Producers,
         limits: SendingLimits,
         keeper: CastKeeper,
-        left: LeftBehind,
+        left: UnwrittenCasts,
         changed: threading.Condition,
         heard: Callable[[], object],
         end: Callable[[Exception], object],
@@ -78,7 +78,11 @@ class Caster:
             self._outgoing = Outgoing(life, hub.receiver, most, in_no_view)
         self._newest = max(life.incarnation, self._outgoing.in_no_view.incarnation)
         self._sending = GoBackN(
-            *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
+            producers,
+            producers.lease(),
+            f"{life.address}'s casts",
+            changed,
+            self._send_table,
             resend_after_s=limits.resend_after_s,
         )
         hub.add(self)

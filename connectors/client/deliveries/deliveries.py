@@ -201,15 +201,15 @@ class Deliveries:
 
     def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
         first = self._next_seqno
-        feed = memory.shared.feed(self.group, self.address.site)
+        tailer = memory.shared.tailer(self.group, self.address.site)
         # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not there any
         # more is another matter, about which `after` complains.
-        start, end = feed.after(first - 1, or_end=self.from_seqno is not None)
+        start, end = tailer.after(first - 1, or_end=self.from_seqno is not None)
         self._silence.expect(end)
-        with closing(feed.follow(start)) as follower:
+        with closing(tailer.read_from(start)) as reader:
             while True:
-                effective = follower.poll(POLL_S)
-                self._silence.read_up_to(follower.position)
+                effective = reader.poll(POLL_S)
+                self._silence.read_up_to(reader.position)
                 if effective:
                     wanted = effective
                     if effective[0].seqno < first:

@@ -110,7 +110,7 @@ class MergedSource:
                     f"{why} Deliveries with casts come from Kafka alone: begin later (`from_seqno`), and read what is "
                     "older with `abcast query`."
                 ) from gone
-            self._log = MergedLog(self._shared.feed(self.group, self.address.site), topics, begin)
+            self._log = MergedLog(self._shared.tailer(self.group, self.address.site), topics, begin)
         return self._log
 
     def _begin(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
@@ -288,7 +288,7 @@ class MergedDeliveries(Deliveries):
 
     def _fate(self, record: Cast | OrderedRecord) -> DeliveryStatus:
         hub = self._source.hub
-        return DeliveryStatus.DELIVERED if hub is None else hub.fate(record, POLL_S)
+        return DeliveryStatus.DELIVERED if hub is None else hub.delivery_status(record, POLL_S)
 
     def _merged_place(self, record: Cast | OrderedRecord, seqno: int, first: int) -> Place:
         if isinstance(record, Cast):

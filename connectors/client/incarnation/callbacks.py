@@ -1,7 +1,7 @@
-"""The application's block() and unblock(): called in the order of the log, by one thread for all lives of a member.
+"""The application's block() and unblock(), called in the order of the log.
 
-Which calls there are is the participant's to say (`ordering.participant.participant`). The calls never overlap: a new
-life's wait for those of the last one.
+The participant (`ordering.participant.participant`) decides which calls are made. One thread makes the calls for all
+incarnations of a member. So calls never overlap, not even across two incarnations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """The calls and their thread, which starts with the first of them. Thread-safe. `close` it."""
+    """A queue of calls, and its thread, which starts with the first call. Thread-safe. `close` it."""
 
     def __init__(self, address: str, block: Callback | None = None, unblock: Callback | None = None) -> None:
         self._address = address
@@ -35,19 +35,19 @@ class Callbacks:
         return threading.current_thread() is self._thread
 
     def block(self) -> None:
-        """Let it finish what it has to say."""
+        """Queue a call that lets the application finish sending."""
         self._put(self._block)
 
     def then(self, call: Callback) -> None:
-        """Call that, when all calls before it have returned."""
+        """Queue a call that is made when all earlier ones have returned."""
         self._put(call)
 
     def unblock(self) -> None:
-        """Let it go on."""
+        """Queue a call that lets the application go on."""
         self._put(self._unblock)
 
     def close(self) -> None:
-        """End the thread, after the calls that it has still to make."""
+        """End the thread after the queued calls; wait up to CLOSE_TIMEOUT_S for it."""
         with self._lock:
             thread = self._thread
         if thread is None:
@@ -70,9 +70,9 @@ class Callbacks:
             except AbcastError as error:
                 _logger.warning("%s: %s", self._address, error)
             except BaseException:
-                # An application's mistake, sys.exit() also, must not hold up the group: the flush goes on.
+                # An application's mistake, even sys.exit(), must not hold up the group: the flush goes on.
                 _logger.exception("a callback of the application failed")
 
 
 def _nothing() -> None:
-    """What is called if the application has given no callback."""
+    """Do nothing, in place of a missing callback."""

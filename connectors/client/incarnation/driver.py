@@ -1,14 +1,14 @@
-"""Drives one life's participant (`ordering.participant.participant`): tells it what happens, and does what it says.
+"""Drive one incarnation's participant (`ordering.participant.participant`): pass it events, perform its actions.
 
 Invariant. An event, the participant that follows from it, and the actions are one step, under the lock. So no thread
-puts a message between FLUSH_OK and the silence that it begins, and none sees an exclusion without the rejoin. An action
-enters the books and leaves for the log within its step; what takes longer (block(), unblock(), the next life) is only
-begun there, and done by threads of its own.
+puts a message between FLUSH_OK and the silence that it begins, and none sees an exclusion without the rejoin. A record
+that an action sends enters the pending messages and the send queue within its step. Longer actions (block(), unblock(),
+the next incarnation) only begin in the step, and run in threads of their own.
 
-If the outbox can't take a record that the application has asked for, the participant is as it was: it may ask again.
-What the log has led to is never taken back.
+If the outbox can't take a record that the application has asked for, the participant stays as it was, and the
+application may ask again. A step that the log has caused is never undone.
 
-The lock. All is called under `Incarnations.changed`, which is notified after each step.
+The lock. All methods are called under `Incarnations.changed`, which is notified after each step.
 """
 
 from __future__ import annotations
@@ -33,40 +33,48 @@ _logger = logging.getLogger(__name__)
 
 
 class Driver:
-    """One life's."""
+    """The driver of one incarnation's participant."""
 
     def __init__(
         self,
-        standing: LifecycleState,
-        books: PendingMessages,
-        dispatch: SendQueue,
+        lifecycle: LifecycleState,
+        pending_messages: PendingMessages,
+        send_queue: SendQueue,
         callbacks: Callbacks,
         answer: Callable[[int], object],
-        succeed: Callable[[], object],
-        beat: Callable[[], object],
+        begin_anew: Callable[[], object],
+        begin_heartbeats: Callable[[], object],
     ) -> None:
-        """`answer` is called, without the lock, when block() has returned, with the flush's id; `succeed` when the life
-        is to end for the next one; `beat`, once, when the group is to hear that it is alive.
+        """Make a driver; it calls nothing yet.
+
+        Args:
+            lifecycle: holds the participant.
+            pending_messages: takes each record that is sent.
+            send_queue: sends it.
+            callbacks: makes the application's calls.
+            answer: called with the flush's id, without the lock, when block() has returned.
+            begin_anew: called when the next incarnation has to take over.
+            begin_heartbeats: called once, when the group has to know that this incarnation is alive.
         """
-        self._standing = standing
-        self._books = books
-        self._dispatch = dispatch
+        self._lifecycle = lifecycle
+        self._pending_messages = pending_messages
+        self._send_queue = send_queue
         self._callbacks = callbacks
         self._answer = answer
-        self._succeed = succeed
-        self._beat = beat
+        self._begin_anew = begin_anew
+        self._begin_heartbeats = begin_heartbeats
         self._is_beating = False
 
     def step(self, event: Event) -> Receipt | None:
-        """What the event changes, and all that follows from it; the receipt of the last record that it sends.
+        """Take the event, and perform all actions that follow; return the receipt of the last record sent, if any.
 
-        Raises EnvironmentProblem if the outbox can't take that record.
+        Raises EnvironmentProblem if the outbox can't take a record that the application has asked for.
         """
         receipt: Receipt | None = None
-        standing = self._standing
-        before = standing.participant
+        lifecycle = self._lifecycle
+        before = lifecycle.participant
         after, actions = step(before, event)
-        standing.become(after)
+        lifecycle.become(after)
         for action in actions:
             if action.do is not Do.SEND:
                 self._perform(action)
@@ -75,31 +83,34 @@ class Driver:
                 receipt = self.accept(action.payload, control_headers(action.kind), action.kind, action.flush_id)
             except EnvironmentProblem as error:
                 if isinstance(event, Asked | FlushWanted):
-                    standing.become(before)
+                    lifecycle.become(before)
                 if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
                     raise
-                # The log goes on; the group ends by itself what this record was to end.
-                _logger.warning("%s could not send %s: %s", standing.address, action.kind, error)
-        if not self._is_beating and standing.participant.is_heard:
+                # The log goes on, and the group itself ends the flush that this record was meant to end.
+                _logger.warning("%s could not send %s: %s", lifecycle.address, action.kind, error)
+        if not self._is_beating and lifecycle.participant.is_heard:
             self._is_beating = True
-            self._beat()
-        standing.changed.notify_all()
-        if standing.participant.is_stranded(self._books.table.pending()):
+            self._begin_heartbeats()
+        lifecycle.changed.notify_all()
+        if lifecycle.participant.is_stranded(self._pending_messages.table.pending()):
             self.step(Asked(Cause.STRANDED))
         return receipt
 
     def accept(self, payload: bytes, headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
-        """With room in the table; a control record finds room in any: there are few, none waits for its turn."""
-        books, dispatch = self._books, self._dispatch
-        if not books.has_receipts:
-            dispatch.note_progress()
-        pending, receipt = books.accept(payload, headers)
-        dispatch.add(pending, kind, flush_id)
+        """Add a record to the pending messages and the send queue. Raises EnvironmentProblem: then it is not accepted.
+
+        The caller has seen to room for a message. A control record needs none: they are few, and none may wait.
+        """
+        pending_messages, send_queue = self._pending_messages, self._send_queue
+        if not pending_messages.has_receipts:
+            send_queue.note_progress()
+        pending, receipt = pending_messages.accept(payload, headers)
+        send_queue.add(pending, kind, flush_id)
         return receipt
 
     def _perform(self, action: Action) -> None:
         if action.do is Do.SEND_TABLE:
-            self._dispatch.send_table()
+            self._send_queue.send_table()
         elif action.do is Do.BLOCK:
             self._callbacks.block()
         elif action.do is Do.ASK:
@@ -107,4 +118,4 @@ class Driver:
         elif action.do is Do.UNBLOCK:
             self._callbacks.unblock()
         elif action.do is Do.BEGIN_ANEW:
-            self._succeed()
+            self._begin_anew()

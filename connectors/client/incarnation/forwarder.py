@@ -1,25 +1,24 @@
-"""One life of a sender: how it begins and ends, and what an application's threads may ask of it.
+"""The forwarder: one incarnation of a sender, from its beginning to its end.
 
 Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover": keep a message until its own DATA is
 seen; when in doubt, send everything in the table again.
 
-A life is made of parts with one duty each:
+It has parts with one duty each:
 
-* `connectors.client.incarnation.opening`: what it needs is opened, and its incarnation chosen.
-* `connectors.client.incarnation.lifecycle`: its participant, and whether it has ended.
-* `connectors.client.incarnation.pending_messages`: what it has accepted and not seen ordered; receipts, outbox.
-* `connectors.client.incarnation.send_queue`: what of that may be sent, and the sending; the casts.
-* `connectors.client.incarnation.driver`: events go into the participant, actions come out of it.
-* `connectors.client.incarnation.own_records`: what comes back in DATA.
-* `connectors.client.incarnation.admission`: what a message waits for.
+* `connectors.client.incarnation.resources`: opens producers and a subscription, and chooses the incarnation's number.
+* `connectors.client.incarnation.lifecycle`: holds the participant, and whether the incarnation has ended.
+* `connectors.client.incarnation.pending_messages`: keeps accepted messages until they are ordered; receipts, outbox.
+* `connectors.client.incarnation.send_queue`: sends the records that may be sent; the casts, too.
+* `connectors.client.incarnation.driver`: passes events to the participant, and performs its actions.
+* `connectors.client.incarnation.own_records`: takes in own and control records from DATA.
+* `connectors.client.incarnation.admission`: waits until a message may be accepted.
 
-Invariant. The parts of a life change together, under one lock, and each of them is of this life alone: the next life
-has parts of its own, and gets from this one what `hand_over` returns. A message is accepted while the participant
-takes messages, and by no life that has ended.
+Invariant. The parts change together, under one lock. They belong to this incarnation alone: the next one has its own
+parts, and gets from this one only what `hand_over` returns. A message is accepted only while the participant takes
+messages and the incarnation has not ended.
 
-The lock. `changed` is the lock of all parts, the same for all lives of a member, and the condition that is notified
-when any of it changes. `connectors.client.incarnation.rejoin` has the order of the locks. What is called from outside
-takes it.
+The lock. `changed` is the lock of all parts, and the same for all incarnations of a member. It is notified when a part
+changes. Public methods take it. docs/protocols/locks.md has the order of locks.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from connectors.client.incarnation.callbacks import Callbacks
 from connectors.client.incarnation.driver import Driver
 from connectors.client.incarnation.incarnations import Incarnations, Unsent
 from connectors.client.incarnation.lifecycle import LifecycleState
-from connectors.client.incarnation.opening import IncarnationResources, open_life
 from connectors.client.incarnation.own_records import OwnRecordListener
 from connectors.client.incarnation.pending_messages import PendingMessages
+from connectors.client.incarnation.resources import IncarnationResources, open_resources
 from connectors.client.incarnation.send_queue import Path, SendQueue
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail.heartbeats import Heartbeat
@@ -70,195 +69,208 @@ from ordering.participant.participant_events import (
 from ordering.participant.participant_table import Cause, Do, ParticipantPhase
 
 FRESH_S = 5.0
-"""A life that is older when it sends its first record looks whether it may still begin."""
+"""Seconds after which an incarnation checks, before its first record, whether it may still begin."""
 
-Successor = Callable[["Forwarder"], None]
-"""Begins the next life, in a thread of its own: it is called under the lock."""
+BeginAnew = Callable[["Forwarder"], None]
+"""A function that begins the next incarnation in a thread of its own. It is called under the lock."""
 
 CASTS_ARE_OFF = "{address} takes part in the total order only: Member(…, casts=True) has fifo and causal order, too."
 
 
 class Forwarder:
-    """One life, made by `begin`. Thread-safe. `close` it, or its threads run to the process's end."""
+    """An incarnation of a sender, made by `begin`. Thread-safe. `close` it, or its threads run on."""
 
     def __init__(
         self,
         connection: Connection,
         group: str,
-        lives: Incarnations,
+        incarnations: Incarnations,
         callbacks: Callbacks,
-        successor: Successor,
+        begin_anew: BeginAnew,
         opened: IncarnationResources,
     ) -> None:
-        """Sends nothing yet. `successor` is called, once, when the group takes this life for dead."""
+        """Send nothing yet. `begin_anew` is called, once, when the group takes this incarnation for dead."""
         begun = opened.beginning
         self.connection = connection
         self.group = group
-        self.address = lives.address
-        self.has_handed_over = False  # what it had accepted is a later life's
+        self.address = incarnations.address
+        self.has_handed_over = False  # whether a later incarnation has its messages
         self.is_continued = begun.is_continued
         self.hub = opened.hub
-        """What this process has delivered in all orders, if it has casts."""
-        self.changed = lives.changed
-        self._lock = lives.lock  # that of `changed`: to take it so costs less
-        self._lives = lives
-        self._shared, self._hearing = opened.shared, opened.hearing
+        """The hub of this process, if the member has casts."""
+        self.changed = incarnations.changed
+        self._lock = incarnations.lock  # the lock of `changed`: taking it directly costs less
+        self._incarnations = incarnations
+        self._shared, self._subscription = opened.shared, opened.subscription
         self._join = begun.join
         self._begun_at = time.monotonic()
         self._is_closed = False
-        self._books = PendingMessages(connection, group, lives, begun, opened.state.seqno)
-        self._standing = LifecycleState(lives.address, lives.changed, Participant(self._life))
+        self._pending_messages = PendingMessages(connection, group, incarnations, begun, opened.state.seqno)
+        self._lifecycle = LifecycleState(incarnations.address, incarnations.changed, Participant(self._identity))
         shared = opened.shared
         path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.hub)
-        self._dispatch = SendQueue(lives, self._books, path, self._may_send, self._end)
-        self._gate = AdmissionControl(self._standing, self._books)
+        self._send_queue = SendQueue(incarnations, self._pending_messages, path, self._may_send, self._end)
+        self._admission = AdmissionControl(self._lifecycle, self._pending_messages)
         heartbeats = functools.partial(self._shared.heartbeats(group, self.address.site).add, self)
         self._driver = Driver(
-            *(self._standing, self._books, self._dispatch, callbacks),
-            *(self.answer, functools.partial(successor, self), heartbeats),
+            self._lifecycle,
+            self._pending_messages,
+            self._send_queue,
+            callbacks,
+            answer=self.answer,
+            begin_anew=functools.partial(begin_anew, self),
+            begin_heartbeats=heartbeats,
         )
-        self._echo = OwnRecordListener(lives, self._standing, self._books, self._dispatch, self._driver, self.fail)
+        self._listener = OwnRecordListener(
+            incarnations, self._lifecycle, self._pending_messages, self._send_queue, self._driver, self.fail
+        )
 
     @classmethod
     def begin(
         cls,
         connection: Connection,
         group: str,
-        lives: Incarnations,
+        incarnations: Incarnations,
         callbacks: Callbacks,
-        successor: Successor,
-        left: Unsent | None = None,
+        begin_anew: BeginAnew,
+        unsent: Unsent | None = None,
     ) -> Forwarder:
-        """Begin a life, or continue the outbox's, sending again what is pending, and listen to DATA.
+        """Begin an incarnation, or continue the outbox's; send all pending messages, and subscribe to DATA.
 
-        `left`: what the last life in this process hands over.
+        `unsent` is handed over by the last incarnation in this process, if there was one.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
         with contextlib.ExitStack() as to_close:
-            opened = open_life(connection, group, lives, left, to_close)
-            forwarder = cls(connection, group, lives, callbacks, successor, opened)
+            opened = open_resources(connection, group, incarnations, unsent, to_close)
+            forwarder = cls(connection, group, incarnations, callbacks, begin_anew, opened)
             to_close.callback(forwarder._stop_casting)
-            to_close.callback(forwarder._standing.stop)
+            to_close.callback(forwarder._lifecycle.stop)
             forwarder._start(opened)
-            opened.hearing.begin(forwarder._echo, opened.start.offset)
+            opened.subscription.begin(forwarder._listener, opened.start.offset)
             to_close.pop_all()
         return forwarder
 
     def _start(self, opened: IncarnationResources) -> None:
-        self._dispatch.begin_casting(opened.casts_as, opened.casts)
+        self._send_queue.begin_casting(opened.casts_as, opened.casts)
         with self.changed:
-            pending = list(self._books.table.pending())
+            pending = list(self._pending_messages.table.pending())
             joins = any(kind_of(entry) == JOIN for entry in pending)
             returns = begins_returning(pending)
-            self._driver.step(Began(self._life, opened.state, joins, newest_answer(pending), returns=returns))
-            self._dispatch.send_table()
-            self._dispatch.release_all()
+            self._driver.step(Began(self._identity, opened.state, joins, newest_answer(pending), returns=returns))
+            self._send_queue.send_table()
+            self._send_queue.release_all()
 
     def _stop_casting(self) -> None:
         with self.changed:
-            self._dispatch.stop_casting()
+            self._send_queue.stop_casting()
 
-    # --- what it is ---
+    # --- state ---
 
     @property
     def incarnation(self) -> int:
-        """Under which it sends."""
-        return self._books.incarnation
+        """Return the number of this incarnation."""
+        return self._pending_messages.incarnation
 
     @property
-    def _life(self) -> MemberIncarnation:
+    def _identity(self) -> MemberIncarnation:
         return MemberIncarnation(str(self.address), self.incarnation)
 
     @property
     def participant(self) -> Participant:
-        """This life's part in the group, as of the last event. A value."""
-        return self._standing.participant
+        """Return this incarnation's participant after the last event: an immutable value."""
+        return self._lifecycle.participant
 
     @property
     def was_told(self) -> bool:
-        """Whether the application has heard why nothing more is sent."""
-        return self._standing.was_told
+        """Whether the failure was raised in the application."""
+        return self._lifecycle.was_told
 
     @property
     def has_ended(self) -> bool:
         """Whether it has failed, or was closed."""
-        return self._standing.has_ended
+        return self._lifecycle.has_ended
 
     @property
     def has_pending(self) -> bool:
-        """Whether something that it has accepted is not ordered yet."""
-        return bool(len(self._books.table))
+        """Whether an accepted message is not ordered yet."""
+        return bool(len(self._pending_messages.table))
 
     def check(self) -> None:
-        """Raise what it has failed with, if it has."""
+        """Raise the error that has ended this incarnation, if it has ended."""
         with self.changed:
-            self._standing.check()
+            self._lifecycle.check()
 
-    # --- what applications call ---
+    # --- called by applications ---
 
     def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
-        """Give the message its local seqno, keep it, send it.
+        """Give the message its local seqno, keep it, and send it.
 
-        Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable (for the first one of an old life).
+        Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable for the first message after FRESH_S.
         """
         with self._lock:
-            standing = self._standing
-            standing.check()
+            lifecycle = self._lifecycle
+            lifecycle.check()
             size = message_bytes(payload, headers)
-            if not standing.takes_messages or not self._books.has_room(size):
-                self._gate.wait_until_taken(size, timeout)
-            if self._books.is_unheard:
-                self._see_that_it_will_be_heard()
+            if not lifecycle.takes_messages or not self._pending_messages.has_room(size):
+                self._admission.wait_until_taken(size, timeout)
+            if self._pending_messages.has_accepted_nothing:
+                self._see_that_it_is_not_ignored()
             return self._driver.accept(payload, headers)
 
     def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
-        """Send it straight to the members, in that order.
+        """Send the message straight to the members, in fifo or causal order.
 
         Raises ForwardTableFull, Blocked, Excluded, Superseded, UsageError (causal order without a view).
         """
         with self.changed:
-            standing, gate, dispatch = self._standing, self._gate, self._dispatch
-            standing.check()
+            lifecycle, admission, send_queue = self._lifecycle, self._admission, self._send_queue
+            lifecycle.check()
             caster, size = None, message_bytes(payload, headers)
-            while caster is None or caster is not dispatch.caster:  # another life may begin while it waits
-                caster = dispatch.caster
+            while caster is None or caster is not send_queue.caster:  # it may change during a wait
+                caster = send_queue.caster
                 if caster is None:
                     raise UsageError(CASTS_ARE_OFF.format(address=self.address))
-                if not standing.takes_messages or not caster.has_room(size):
-                    gate.wait_until_cast_is_taken(caster, size, timeout)
+                if not lifecycle.takes_messages or not caster.has_room(size):
+                    admission.wait_until_cast_is_taken(caster, size, timeout)
                 if not caster.is_caught_up:
-                    gate.wait_until_earlier_casts_have_left(caster, timeout)
+                    admission.wait_until_earlier_casts_have_left(caster, timeout)
                 if order == CAUSAL:
-                    gate.wait_until_joined(timeout)
-                joined_at = standing.participant.joined_at
+                    admission.wait_until_joined(timeout)
+                joined_at = lifecycle.participant.joined_at
                 if joined_at is not None and not caster.may_cast_behind(joined_at.seqno):
-                    gate.wait_until_the_view_is_delivered(caster, joined_at.seqno, timeout)
+                    admission.wait_until_the_view_is_delivered(caster, joined_at.seqno, timeout)
             receipt = caster.cast(order, payload, headers)
-            dispatch.release_all()
+            send_queue.release_all()
             return receipt
 
     def tell(self, event: Asked | Answered | FlushUnwanted | FlushDone) -> Receipt | None:
-        """What is asked of the participant; the receipt of what it sends then. Raises Excluded, Superseded."""
+        """Pass an application's request to the participant; return the receipt of the record that it sends, if any.
+
+        Raises Excluded, Superseded.
+        """
         with self.changed:
-            self._standing.check()
+            self._lifecycle.check()
             return self._driver.step(event)
 
     def join(self) -> Receipt | None:
-        """JOIN, unless this life has asked before: the receipt of that; None if a view has it. Raises Superseded."""
+        """Send a JOIN, unless this incarnation has; return its receipt, or None if a view has it. Raises Superseded."""
         with self.changed:
-            self._standing.check()
+            self._lifecycle.check()
             if self.participant.phase in (ParticipantPhase.STRANGER, ParticipantPhase.KEPT_OUT):
-                if self._books.is_unheard:
-                    self._see_that_it_will_be_heard()
+                if self._pending_messages.has_accepted_nothing:
+                    self._see_that_it_is_not_ignored()
                 self._join = self._driver.step(Asked(Cause.JOIN))
             return self._join if self.participant.joined_at is None else None
 
     def want_flush(self) -> None:
-        """START_FLUSH. Raises Excluded, Superseded, UsageError (it was closed); FlushFailed if one is on its way."""
+        """Send a START_FLUSH.
+
+        Raises Excluded, Superseded, UsageError (the member was closed); FlushFailed if the last one is not ordered yet.
+        """
         with self.changed:
-            self._standing.check()
-            self._standing.check_takes()
+            self._lifecycle.check()
+            self._lifecycle.check_takes()
             if self.participant.is_returning:
                 raise Excluded(f"{self.address} was taken for dead by the group, and joins again: flush again.")
             if self.participant.request is not None:
@@ -266,60 +278,60 @@ class Forwarder:
                     f"the last flush that {self.address} asked for is not ordered yet: does the group's sequencer "
                     "run (`abcast status`)?"
                 )
-            self._driver.step(FlushWanted(self._books.table.last + 1))
+            self._driver.step(FlushWanted(self._pending_messages.table.last + 1))
 
     def wait_ordered(self, timeout: float | None) -> int | None:
-        """Wait until all that was broadcast before is ordered; the last seqno of it. Raises NotOrderedInTime."""
+        """Wait until everything broadcast so far is ordered; return the last seqno, if any. Raises NotOrderedInTime."""
         with self.changed:
-            books, last = self._books, self._books.count
-            self.changed.wait_for(lambda: self.has_ended or books.done >= last, timeout)
-            if books.done >= last:
-                return books.last_seqno
-            self._standing.check()
-            missing = counted(last - books.done, "message")
+            pending_messages, last = self._pending_messages, self._pending_messages.count
+            self.changed.wait_for(lambda: self.has_ended or pending_messages.done >= last, timeout)
+            if pending_messages.done >= last:
+                return pending_messages.last_seqno
+            self._lifecycle.check()
+            missing = counted(last - pending_messages.done, "message")
         waited_s = round(timeout or 0, 2)
-        why = books.why() if waited_s >= ASKS_AFTER_S else ""
+        why = pending_messages.why() if waited_s >= ASKS_AFTER_S else ""
         raise NotOrderedInTime(
             f"not ordered within {waited_s:g} s: {missing} of {self.address}. "
             f"{why or 'Does the sequencer of the group run (`abcast status`)?'}"
         )
 
     def wait_written(self, timeout: float | None) -> None:
-        """Wait until all casts stand in the log. Raises NotWrittenInTime, unless an outbox keeps them."""
+        """Wait until all casts are in the log. Raises NotWrittenInTime, unless an outbox keeps them."""
         with self.changed:
-            caster = self._dispatch.caster
+            caster = self._send_queue.caster
             if caster is None:
                 return
             self.changed.wait_for(lambda: not caster.pending or self.has_ended, timeout)
-            if caster.pending and not self._books.has_outbox:
+            if caster.pending and not self._pending_messages.has_outbox:
                 raise NotWrittenInTime(
                     f"{caster.pending} messages of {self.address} in fifo or causal order were not written within "
                     f"{round(timeout or 0, 2):g} s. Does Kafka run?"
                 )
 
-    # --- what threads of ours call ---
+    # --- called by threads of the client ---
 
     def answer(self, flush_id: int) -> None:
-        """block() has returned. Nothing if the flush is over already.
+        """Answer the flush with a FLUSH_OK, when block() has returned, unless the flush is over.
 
-        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders. From here on
-        nothing more is taken until the flush is over.
+        With casts, wait first until they are written, and the START_FLUSH is delivered in all orders. From here on no
+        message is taken until the flush is over.
         """
         with self.changed:
-            caster = self._dispatch.caster
+            caster = self._send_queue.caster
             if caster is None:
                 self._say_answered(flush_id)
                 return
-            with self._standing.held():
+            with self._lifecycle.held():
                 self.changed.wait_for(lambda: self._may_answer(caster, flush_id))
                 self._say_answered(flush_id)
 
     def _may_answer(self, caster: Caster, flush_id: int) -> bool:
-        """Whether all that was taken has left, or there is nothing to answer any more."""
+        """Whether all accepted messages have left, or there is no flush to answer any more."""
         return (
             self.has_ended
             or self.participant.known.flush_id != flush_id
-            or self._dispatch.caster is not caster
+            or self._send_queue.caster is not caster
             or (caster.is_settled and caster.knows(flush_id))
         )
 
@@ -328,78 +340,78 @@ class Forwarder:
             self._driver.step(Answered(flush_id))
 
     def heartbeat(self) -> Heartbeat | None:
-        """Return what says that this life goes on; None if the group waits for no heartbeat of it. Takes no lock."""
-        return self._dispatch.heartbeat() if self.participant.is_heard and not self.has_ended else None
+        """Return the heartbeat to send, or None if the group waits for none. Takes no lock."""
+        return self._send_queue.heartbeat() if self.participant.is_heard and not self.has_ended else None
 
-    # --- how it ends ---
+    # --- the end ---
 
     def hand_over(self, failure: AbcastError) -> Unsent:
-        """End this life. What the next one is to send; all other receipts fail with `failure`.
+        """End this incarnation; return the messages for the next one. All other receipts fail with `failure`.
 
-        Raises Superseded, or what else it has failed with.
+        Raises the error that has ended it before, such as Superseded.
         """
         with self.changed:
-            self._standing.check()
+            self._lifecycle.check()
             joins = self.participant.phase is not ParticipantPhase.FORGOTTEN
             after, actions = step(self.participant, Asked(Cause.HAND_OVER))
-            self._standing.become(after)
+            self._lifecycle.become(after)
             self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
-            left = self._books.leave(carries=self.has_handed_over)
-            left = left._replace(casts=self._dispatch.hand_over_casts(), joins=joins)
+            unsent = self._pending_messages.hand_over(carries=self.has_handed_over)
+            unsent = unsent._replace(casts=self._send_queue.hand_over_casts(), joins=joins)
             self._fail(failure)
-            return left
+            return unsent
 
     def fail(self, failure: AbcastError) -> None:
-        """Let everybody who waits, and whoever comes, hear of it."""
+        """End this incarnation with an error, which all waiting and later calls raise."""
         with self.changed:
             self.has_handed_over = False
             self._fail(failure)
 
     def close(self) -> None:
-        """Stop at once. What is pending stays in the outbox; without one, its receipts raise NotOrderedInTime."""
-        self._standing.stop()
+        """Stop at once. Pending messages stay in the outbox; without one, their receipts raise NotOrderedInTime."""
+        self._lifecycle.stop()
         with self.changed:
             self._driver.step(Asked(Cause.CLOSE))
-        self._hearing.close()
+        self._subscription.close()
         with self.changed:  # two threads may be here: one of them releases
-            self._dispatch.stop_casting()
+            self._send_queue.stop_casting()
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
             if self.hub is not None:
-                self.hub.leave()
-            self._dispatch.close()
+                self.hub.release()
+            self._send_queue.close()
             self._shared.release()
         with self.changed:
-            self._books.close()
-            self._books.fail(
+            self._pending_messages.close()
+            self._pending_messages.fail(
                 NotOrderedInTime(f"{self.address} was closed before its message was ordered. It may still be ordered.")
             )
             self.changed.notify_all()
 
     def _end(self, error: Exception) -> None:
-        self._echo.end(error)
+        self._listener.end(error)
 
     # --- under the lock ---
 
     def _fail(self, failure: AbcastError) -> None:
-        self._standing.failure = failure
-        self._books.fail(failure)
-        if self._dispatch.caster is not None:
-            self._dispatch.caster.fail(failure)
+        self._lifecycle.failure = failure
+        self._pending_messages.fail(failure)
+        if self._send_queue.caster is not None:
+            self._send_queue.caster.fail(failure)
         self.changed.notify_all()
 
     def _may_send(self, pending: Pending) -> bool:
-        return self._standing.sends_messages or self.participant.may_send(pending)
+        return self._lifecycle.sends_messages or self.participant.may_send(pending)
 
-    def _see_that_it_will_be_heard(self) -> None:
-        """Before the first record of this life: take another, if the group has raised its floor above it meanwhile."""
+    def _see_that_it_is_not_ignored(self) -> None:
+        """Take a new incarnation, before the first record of this one, if the group's floor has risen above it."""
         if time.monotonic() - self._begun_at > FRESH_S:
-            _, state = self._hearing.end()
+            _, state = self._subscription.end()
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
-                begun = self._lives.renewed(memory, state, self.incarnation)
+                begun = self._incarnations.renewed(memory, state, self.incarnation)
             if begun is not None:
                 self._begun_at = time.monotonic()
                 self._join, self.is_continued = begun.join, begun.is_continued
-                self._books.take(begun)
-                self._dispatch.begin_casting()
+                self._pending_messages.take(begun)
+                self._send_queue.begin_casting()
                 self._driver.step(Renewed(self.incarnation))

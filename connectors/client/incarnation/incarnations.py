@@ -1,34 +1,33 @@
-"""The lives of a sender: under which incarnation it sends, and what it has to send again.
+"""Choose the incarnation that a sender sends under, and the messages that it has to send again.
 
-A life begins with the process, or goes on from the outbox. Each message is ordered under one of them, once:
+An incarnation begins with the process, or continues the outbox's. Each message is ordered under one of them, once:
 
-* *A life that goes on* keeps its incarnation, so what it sends again has the same message ids.
-* *A life that can't go on* leaves its messages to a new one, under new ids, if the log says that none of them will be
-  ordered under the old ones: it is over (`ordering.membership.membership`), or *stranded*
-  (`ordering.participant.participant`): the group is closed, and what it does not take stands before the JOIN that the
-  life would need; or its incarnation is of a clock that was more than a day ahead. The log has been read up to a point
-  behind that decision, so what was ordered is known, too. The outbox changes from the old life to the new one in one
-  step, before anything is sent.
-* *A stranded life is ordered further if the group is opened again.* So each message that goes on keeps the id that it
-  had (`forward_table.carried_over`), in the outbox, too. None is sent before the new life's JOIN is ordered, and what
-  DATA has of the old life before that JOIN is taken out. A crash in between changes nothing: the next start reads DATA
-  from where the new life began, and takes out the same.
-* *A life that the group has forgotten* is over, but the state of the log does not tell any more how far it was ordered
-  (`ordering.membership.forgetting`). DATA does. If retention has dropped that, nothing of it is sent again: the life
-  ends, and its receipts fail (HistoryUnavailable); an outbox keeps the messages, and the next start says so
-  (Superseded). So it does if a later life was claimed than the outbox's: what that one sent is no more known to be
-  ordered.
-* *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
-  for a new one before it sends its first record.
-* *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
+* *An incarnation that continues* keeps its number. So a message that is sent again keeps its id.
+* *An incarnation that can't continue* hands its messages to a new one, under new ids, if the log shows that none of
+  them will be ordered under the old ids. So it is if the incarnation is over (`ordering.membership.membership`); if it
+  is *stranded* (`ordering.participant.participant`): the group is closed, and records that it does not take come before
+  the JOIN that the incarnation would need; and if its number is from a clock that was more than a day ahead. The log
+  was read beyond that decision, so it is known which messages were ordered. The outbox changes over in one step, before
+  anything is sent.
+* *A stranded incarnation is ordered further if the group is opened again.* So each message handed over keeps a note of
+  its old id (`forward_table.carried_over`), in the outbox, too. None is sent before the new incarnation's JOIN is
+  ordered, and messages that DATA has of the old incarnation before that JOIN are removed. A crash in between changes
+  nothing: the next start reads DATA from where the new incarnation began, and removes the same.
+* *An incarnation that the group has forgotten* is over, but the log's state has lost how far it was ordered
+  (`ordering.membership.forgetting`). DATA tells. If retention has dropped that part of DATA, nothing is sent again. The
+  incarnation ends, and its receipts fail (HistoryUnavailable). An outbox keeps the messages, and the next start raises
+  Superseded. It also does if a later incarnation than the outbox's was claimed: which messages that one sent is lost.
+* *An incarnation that has sent nothing* when the group's floor rises above its number would be ignored. It is replaced
+  by a new one before its first record.
+* *A name that another process has taken* is not taken back: all incarnations of this process are `claimed`.
 
-*A message is ordered if DATA has it*, with its kind, payload and the headers that the sender gave; that DATA has its id
+*A message is ordered if DATA has it*, with its kind, its payload, and the headers that the sender gave. Its id in DATA
 is not enough. The id may have been used for another message: by a copy of the outbox or of the machine, or by an
-earlier process whose outbox has lost its end (a power failure, a backup). So whatever comes back, now or while the
-process was away, is compared with what was sent (`is_same`). If it differs, the life ends with Superseded, and so does
-every receipt that it still has. It is not sent again under another id: what stands behind it may be ordered yet under
-the old ones, and it would come twice, or behind its successors. (Two copies that send the same bytes under one id have
-sent one message.)
+earlier process whose outbox has lost its end (a power failure, a backup). So each record that comes back, now or from
+the time before the start, is compared with the message that was sent (`is_same`). If they differ, the incarnation ends
+with Superseded, and so does every receipt that it still has. The message is not sent again under another id: later
+messages may yet be ordered under their old ids, and it would come twice, or behind its successors. (Two copies that
+send the same bytes under one id have sent one message.)
 """
 
 from __future__ import annotations
@@ -65,22 +64,23 @@ from ordering.participant.participant import begins_returning, begins_stranded, 
 from ordering.sequencer.sequencer import SequencerState
 
 History = Callable[[int], Iterator[Data]]
-"""What was ordered of this sender behind a seqno, in the order. Raises HistoryUnavailable, BrokerUnreachable."""
+"""A function that yields this sender's records of DATA behind a seqno. Raises HistoryUnavailable, BrokerUnreachable."""
 
 _logger = logging.getLogger(__name__)
 
 
 class HandedOver(NamedTuple):
-    """A message that a life leaves to the next one; its receipt is None if an earlier process gave it."""
+    """A message that one incarnation hands to the next. `receipt` is None if an earlier process accepted it."""
 
     pending: Pending
     receipt: Receipt | None
 
 
 class Unsent(NamedTuple):
-    """What a life leaves to the next one in its process; up to `seqno`, it knows what was ordered of it.
+    """The messages that an incarnation hands to the next one in its process.
 
-    `joins`: whether the next one is to join, as this one has, or has asked to.
+    `carried` were not ordered up to `seqno`. `casts` were not seen written. `joins` tells whether the next incarnation
+    has to join, as this one has, or has asked to.
     """
 
     carried: Sequence[HandedOver]
@@ -90,25 +90,29 @@ class Unsent(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """A life that begins. `receipts` are in step with the table. `join`: its JOIN's, if that is in the table."""
+    """The beginning of an incarnation. `receipts` are in step with `table`; `join` is the JOIN's, if there is one."""
 
     incarnation: int
     table: ForwardTable
     receipts: deque[Receipt | None]
     join: Receipt | None = None
     is_continued: bool = False
-    """Whether the incarnation is that of an earlier start, from the outbox."""
+    """Whether an earlier start began the incarnation, and the outbox continues it."""
 
 
 @dataclass(slots=True)
 class Incarnations:
-    """What all lives of a sender in this process share. `changed` is the one condition of all their receipts."""
+    """State shared by all incarnations of a sender in this process.
+
+    `changed`, over `lock`, is the one condition of all their receipts. The order of locks is in
+    docs/protocols/locks.md.
+    """
 
     address: Address
     limits: SendingLimits
     outbox: Outbox | None = None
     casts: bool = False
-    """Whether it has other orders than the total one."""
+    """Whether the member takes part in fifo and causal order."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
@@ -119,44 +123,48 @@ class Incarnations:
 
     @property
     def keeper(self) -> CastKeeper:
-        """What all of them keep of their casts."""
+        """Return the keeper of casts that all incarnations share."""
         if self._keeper is None:
             self._keeper = CastKeeper(self.outbox)
         return self._keeper
 
-    def begin(self, memory: MemberMemory, state: SequencerState, left: Unsent | None, history: History) -> Beginning:
-        """The life to send under, `state` being where the log stands.
+    def begin(self, memory: MemberMemory, state: SequencerState, unsent: Unsent | None, history: History) -> Beginning:
+        """Return the incarnation to send under.
 
-        `left`: what the last life in this process leaves to a new one; None at the process's start.
-        `history` is asked only if the outbox may differ from it.
+        Args:
+            memory: of this name, in Kafka.
+            state: at the log's end.
+            unsent: handed over by the last incarnation in this process; None at the process's start.
+            history: read only if the outbox may differ from it.
+
         Raises BrokerUnreachable, EnvironmentProblem, HistoryUnavailable, ProtocolViolation, Superseded.
         """
         ordered = state.ordered(str(self.address))
         carried: Sequence[HandedOver] | None = None
-        joins = left is not None and left.joins
-        if left is not None:
+        joins = unsent is not None and unsent.joins
+        if unsent is not None:
             latest = max(memory.incarnation(), ordered.incarnation)
             if latest > max(self.claimed):
                 raise self.superseded(latest, max(self.claimed))
-            carried = self._without_ordered(left, state, history)
+            carried = self._without_ordered(unsent, state, history)
         elif self.outbox is not None and self.outbox.incarnation:
             self._take_out_ordered(self.outbox, history)
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
-            carried = self._left_behind(self.outbox, state, memory, history)
+            carried = self._unsent_in(self.outbox, state, memory, history)
             joins = bool(carried) and state.membership.settings.closed
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
                 return self._continued(self.outbox, ordered, state.seqno)
-        # Higher than every earlier start: those remembered, and those ordered.
+        # Higher than every earlier start that Kafka remembers or DATA has.
         above = max(ordered.incarnation, state.membership.incarnation_floor)
         incarnation = memory.claim_incarnation(above, self.claimed)
         return self._anew(incarnation, carried or (), state.seqno, joins=joins)
 
     def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
-        """The life to send under in the place of one that has sent nothing; None if that will be heard.
+        """Return a new incarnation in place of one that has sent nothing and would be ignored; None if it would not.
 
-        It will not be heard if the sequencer has no row of this name, and its floor has risen above the incarnation.
-        Raises BrokerUnreachable, EnvironmentProblem, Superseded.
+        It is ignored if the sequencer has no row of this name, and its floor has risen above the incarnation. Raises
+        BrokerUnreachable, EnvironmentProblem, Superseded.
         """
         ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor
         if ordered.incarnation or incarnation > floor:
@@ -167,32 +175,35 @@ class Incarnations:
         return self._anew(memory.claim_incarnation(floor, self.claimed), (), state.seqno, joins=False)
 
     def superseded(self, incarnation: int, ours: int) -> Superseded:
-        """The error that says that somebody else goes on under this name."""
+        """Return the error for another process that sends under this name."""
         return Superseded(
             f"another process has started as {self.address}, with incarnation {incarnation} (ours is "
             f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
         )
 
     def shared(self, incarnation: int, local_seqno: int) -> Superseded:
-        """The error that says that an id of ours stands for another message."""
+        """Return the error for an id of ours that another process has used for another message."""
         return Superseded(
-            f"another process has sent as {self.address} under our incarnation {incarnation}: what was ordered as "
-            f"local seqno {local_seqno} is not our message. (A copy of the outbox or of the machine, or an outbox "
+            f"another process has sent as {self.address} under our incarnation {incarnation}: the message ordered as "
+            f"local seqno {local_seqno} is not ours. (A copy of the outbox or of the machine, or an outbox "
             "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
         )
 
-    def _without_ordered(self, left: Unsent, state: SequencerState, history: History) -> list[HandedOver]:
-        """What is still to be sent of it: the group may have been opened since it was left, and have forgotten it."""
+    def _without_ordered(self, unsent: Unsent, state: SequencerState, history: History) -> list[HandedOver]:
+        """Return the messages that are still not ordered; settle the receipts of the others.
+
+        The group may have been opened since they were handed over, and may have forgotten the sender.
+        """
         address, floor = str(self.address), state.membership.incarnation_floor
         row, ordered = state.received.get(address), state.ordered(address)
-        before = {was[0] for was in (carried_from(entry.pending) for entry in left.carried) if was is not None}
+        before = {was[0] for was in (carried_from(entry.pending) for entry in unsent.carried) if was is not None}
         is_known = all(is_told(row, floor, incarnation) for incarnation in before)
-        if is_known and not any(was_ordered(entry.pending, *ordered) for entry in left.carried):
-            return list(left.carried)
-        seqnos = {(data.incarnation, data.local_seqno): data.seqno for data in history(left.seqno)}
+        if is_known and not any(was_ordered(entry.pending, *ordered) for entry in unsent.carried):
+            return list(unsent.carried)
+        seqnos = {(data.incarnation, data.local_seqno): data.seqno for data in history(unsent.seqno)}
         stay: list[HandedOver] = []
         with self.changed:
-            for entry in left.carried:
+            for entry in unsent.carried:
                 was = carried_from(entry.pending) or (0, 0)
                 if was not in seqnos and not was_ordered(entry.pending, *ordered):
                     stay.append(entry)
@@ -203,7 +214,10 @@ class Incarnations:
 
     @staticmethod
     def _take_out_ordered(outbox: Outbox, history: History) -> None:
-        """Its life had messages of an earlier one, which may have been ordered before its JOIN. None of it was sent."""
+        """Remove carried-over messages that were ordered under their old ids, before this incarnation's JOIN.
+
+        None of them was sent under a new id. Raises Superseded if DATA does not tell any more.
+        """
         pending = list(outbox.pending())
         if not begins_returning(pending) or outbox.seqno is None:
             return
@@ -221,7 +235,7 @@ class Incarnations:
             outbox.begin(outbox.incarnation, stay, outbox.seqno)
 
     def _last_ordered(self, outbox: Outbox, history: History) -> int:
-        """The last local seqno of a forgotten life that was ordered. Raises Superseded if nothing tells it."""
+        """Return the last ordered local seqno of a forgotten incarnation. Raises Superseded if DATA does not tell."""
         try:
             if outbox.seqno is None:
                 raise HistoryUnavailable("it is of an earlier version")
@@ -235,9 +249,9 @@ class Incarnations:
             ) from gone
 
     def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
-        """Whether what the outbox has, and DATA counts as ordered, was ordered. Raises Superseded."""
+        """Check that DATA has the outbox's messages up to local seqno `ordered`. Raises Superseded if one differs."""
         rows = {row.local_seqno: row for row in outbox.pending() if row.local_seqno <= ordered}
-        if not rows or outbox.seqno is None:  # of an earlier version
+        if not rows or outbox.seqno is None:  # None: written by an earlier version
             return
         last = max(rows)
         try:
@@ -253,20 +267,20 @@ class Incarnations:
                         "the file to give them up, and run one process per member."
                     )
                 if data.local_seqno >= last:
-                    return  # what others have sent since is not to be read for it
+                    return  # without reading later messages of others
         except HistoryUnavailable as gone:
-            _logger.warning("%s: whether the outbox is as the group has it can't be told: %s", self.address, gone)
+            _logger.warning("%s: can't compare the outbox with DATA: %s", self.address, gone)
 
     def _anew(self, incarnation: int, carried: Sequence[HandedOver], seqno: int, *, joins: bool) -> Beginning:
         table = self._empty_table()
         for payload, headers in next_entries([pending for pending, _ in carried], joins=joins):
             table.append(payload, headers)
-        life = MemberIncarnation(str(self.address), incarnation)
-        join = Receipt(life, 1, self.changed) if joins else None
+        identity = MemberIncarnation(str(self.address), incarnation)
+        join = Receipt(identity, 1, self.changed) if joins else None
         receipts = deque([join] if joins else [])
         for local_seqno, (_, receipt) in enumerate(carried, 1 + joins):
             if receipt is not None:
-                receipt.renumber(life, local_seqno)
+                receipt.renumber(identity, local_seqno)
             receipts.append(receipt)
         if self.outbox is not None:
             self.outbox.begin(incarnation, list(table.pending()), seqno)
@@ -284,32 +298,35 @@ class Incarnations:
         self.claimed.add(outbox.incarnation)
         return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
 
-    def _left_behind(
+    def _unsent_in(
         self, outbox: Outbox, state: SequencerState, memory: MemberMemory, history: History
     ) -> list[HandedOver] | None:
-        """What the outbox's life leaves to a new one, or None if it can go on. Raises Superseded."""
+        """Return the messages that the outbox's incarnation hands to a new one; None if it can continue.
+
+        Raises Superseded.
+        """
         ordered = state.ordered(str(self.address))
         pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
         membership, address = state.membership, str(self.address)
         if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
-            # It was forgotten: its row is gone, and no record of that life is taken any more. What was, DATA tells.
+            # Forgotten: its row is gone, and no more records of it are taken. DATA tells which ones were.
             if all(map(is_control, pending)):
                 return []
             last = self._last_ordered(outbox, history)
             self._compare(outbox, last, history)
-            left = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
-            if left and memory.incarnation() > outbox.incarnation:
+            unsent = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
+            if unsent and memory.incarnation() > outbox.incarnation:
                 raise Superseded(
                     f"the group has forgotten {self.address}, and a later start than that of the outbox {outbox.path} "
-                    f"may have sent the {counted(len(left), 'message')} that it still has: was it copied, or restored? "
-                    "Delete the file to give them up."
+                    f"may have sent the {counted(len(unsent), 'message')} that it still has: was it copied, or "
+                    "restored? Delete the file to give them up."
                 )
-            return [HandedOver(carried_over(entry, outbox.incarnation), None) for entry in left]
+            return [HandedOver(carried_over(entry, outbox.incarnation), None) for entry in unsent]
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
-        life = MemberIncarnation(address, outbox.incarnation)
-        is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(life, pending, state)
-        # The group takes no record of a life that has its number from a clock that was ahead.
+        identity = MemberIncarnation(address, outbox.incarnation)
+        is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(identity, pending, state)
+        # The group takes no record of an incarnation whose number is from a clock that was ahead.
         is_future = ordered.incarnation < outbox.incarnation and memory.is_of_a_wrong_clock(outbox.incarnation)
         if is_future or is_stranded or state.is_over(address, outbox.incarnation):
             return [
@@ -319,15 +336,18 @@ class Incarnations:
 
     @staticmethod
     def _has_lost_its_end(outbox: Outbox, ordered: ReceivedRow) -> bool:
-        """Whether messages were ordered that the file does not know: a restored copy, or a power failure.
+        """Whether messages were ordered that the file lacks, because of a restored copy or a power failure.
 
-        Their local seqnos are taken. All the file's own messages are ordered then (the sequencer takes them in
-        order), so a new incarnation loses nothing.
+        Their local seqnos are used up. The sequencer takes messages in order, so all messages in the file are ordered,
+        and a new incarnation loses nothing.
         """
         return ordered.incarnation == outbox.incarnation and ordered.local_seqno > outbox.last()
 
     def _acknowledged(self, outbox: Outbox, ordered: ReceivedRow) -> int:
-        """The local seqno up to which the outbox's messages are ordered. Raises Superseded, ProtocolViolation."""
+        """Return the local seqno up to which the outbox's messages are ordered.
+
+        Raises Superseded, ProtocolViolation.
+        """
         if ordered.incarnation > outbox.incarnation:
             unordered = outbox.last() - outbox.acknowledged
             raise Superseded(
@@ -348,17 +368,17 @@ class Incarnations:
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind.
+    """Whether the record that DATA has under the id of `ours` is that message.
 
-    `headers`: those of DATA that the sender may have given. An instrumentor, a proxy or a gateway on the way may have
-    added some; what the sender gave is all there, in its order.
+    `kind`, `payload` and `headers` are the record's. An instrumentor, a proxy or a gateway on the way may have added
+    headers; the sender's are all there, in their order. For a refused record DATA keeps the kind only.
     """
-    if kind == MESSAGE and not ours.headers:  # nearly always, and what follows says the same
+    if kind == MESSAGE and not ours.headers:  # a shortcut for nearly all messages
         return payload == ours.payload
     own_kind = kind_of(ours)
     if kind == REFUSED:
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
         return False
-    found = iter(headers)
-    return kind != MESSAGE or all(given in found for given in sent_headers(ours))
+    remaining = iter(headers)
+    return kind != MESSAGE or all(header in remaining for header in sent_headers(ours))

@@ -1,11 +1,11 @@
-"""Where one life of a member stands: its participant, and whether it has failed or is closed.
+"""The state of one incarnation's life cycle: its participant, and whether it has failed or is closed.
 
-Invariant. A life that has ended takes nothing and sends nothing, and whoever waits for something of it hears of that:
-each wait ends when the life does, and raises what has ended it. A later `failure` may take the place of an earlier one
-(the next life could not begin either); it is never taken back.
+Invariant. An incarnation that has ended accepts nothing and sends nothing. Each wait in it ends with it, and raises the
+error that ended it. A later `failure` may replace an earlier one (the next incarnation could not begin either), but is
+never removed.
 
-The lock. All is read and changed under `changed`, which is notified after each change; a thread that holds nothing may
-read a value that is a moment old. `stop` takes no lock: it is called first, so that the threads go.
+The lock. The state is changed under `changed`, which is notified after each change. A thread without the lock may read
+a value that is a moment old. `stop` takes no lock: it is called first, so that the threads end.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ordering.participant.participant import Participant
 
 
 class LifecycleState:
-    """One life's. `takes_messages` and `sends_messages` are asked for each message.
+    """The life cycle of one incarnation.
 
-    They are the participant's. But while a flush waits for what was taken before (`held`), nothing more is taken: else
-    an application that never ceases to send would hold up the flush, until the group takes the member for dead.
+    `takes_messages` and `sends_messages` are the participant's, copied here because each message reads them. But within
+    `held`, while a flush waits for the messages taken before, no more are taken. Otherwise an application that never
+    ceases to send would hold up the flush, until the group takes the member for dead.
     """
 
     def __init__(self, address: Address, changed: threading.Condition, participant: Participant) -> None:
@@ -36,19 +37,19 @@ class LifecycleState:
         self.become(participant)
 
     def become(self, participant: Participant) -> None:
-        """The participant after a step."""
+        """Set the participant, after a step."""
         self.participant = participant
         self.takes_messages = participant.takes_messages and not self._is_held
         self.sends_messages = participant.sends_messages
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is taken because of a flush."""
+        """Whether no message is taken because of a flush."""
         return self.participant.is_silent or self._is_held
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within this, nothing is taken."""
+        """Take no message inside the `with`."""
         self._is_held = True
         self.become(self.participant)
         try:
@@ -59,7 +60,7 @@ class LifecycleState:
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """It is closed. Who waits is woken by whoever takes the lock next."""
+        """Close it. The thread that takes the lock next wakes the waiting ones."""
         self._stopping.set()
 
     @property
@@ -74,25 +75,25 @@ class LifecycleState:
 
     @property
     def was_told(self) -> bool:
-        """Whether the application has heard why nothing more is sent."""
+        """Whether the failure was raised in the application."""
         return self.failure is not None and self.failure.was_told
 
     def check(self) -> None:
-        """Raise what it has ended with, if it has."""
+        """Raise the error that has ended this incarnation, if it has ended."""
         if self.failure is not None:
             raise raised_again(self.failure)
         if self.is_stopping:
             raise UsageError(f"{self.address} is closed.")
 
     def check_takes(self) -> None:
-        """Raise what keeps this life from taking anything new."""
+        """Raise Excluded or UsageError if this incarnation takes no new message."""
         if self.participant.is_dead:
             raise Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
         if self.participant.is_ending:
             raise UsageError(f"{self.address} is closed.")
 
     def wait(self, condition: Callable[[], object], timeout: float | None) -> bool:
-        """Wait for that; whether it came in time. Raises what the life has ended with meanwhile."""
+        """Wait for a condition; return whether it came in time. Raises the error that ends the incarnation before."""
         came = self.changed.wait_for(lambda: condition() or self.has_ended, timeout)
         self.check()
         return bool(came)

@@ -1,18 +1,18 @@
-"""What a life has accepted and does not know to be ordered: the forward table, its receipts, the outbox, in step.
+"""The messages that an incarnation has accepted and not seen ordered: the forward table, its receipts, the outbox.
 
 Invariants.
 
-* *In step.* The receipts stand for the table's entries, in their order; none stands for an entry of an earlier process,
-  and when they have failed there are none. The outbox, if there is one, has every entry of the table, and had it
-  before the table did. So a message that the application knows to be accepted survives what the outbox survives.
-* *A message leaves when it is ordered, and not when its id is.* What DATA has under an id is compared with what was
-  sent under it (`connectors.client.incarnation.incarnations`); if it differs, nothing is taken out, and Superseded is
-  raised.
-* *A receipt tells once.* It leaves with its message, with the seqno, or it fails with the life.
+* *Table, receipts and outbox are in step.* There is one receipt for each entry of the table, in the same order: None
+  for an entry of an earlier process, and no receipts at all once they have failed. The outbox, if there is one, has
+  every entry of the table, and had it first. So an accepted message survives whatever the outbox survives.
+* *A message is removed when it is ordered, not when its id is.* The record that DATA has under an id is compared with
+  the message sent under it (`connectors.client.incarnation.incarnations`). If they differ, nothing is removed, and
+  Superseded is raised.
+* *A receipt is settled once*: with the seqno, when its message is removed, or with the error that ends the incarnation.
 
-A crash loses the table and the receipts. The next start has what the outbox kept.
+A crash loses the table and the receipts. The next start has the messages in the outbox.
 
-The lock. All is called under `Incarnations.changed`; whoever has settled receipts notifies it.
+The lock. All methods are called under `Incarnations.changed`; the caller notifies it after receipts were settled.
 """
 
 from __future__ import annotations
@@ -39,83 +39,88 @@ _logger = logging.getLogger(__name__)
 
 
 class PendingMessages:
-    """One life's, under its `incarnation`."""
+    """The pending messages of one `incarnation`."""
 
-    def __init__(self, connection: Connection, group: str, lives: Incarnations, begun: Beginning, seqno: int) -> None:
-        """`seqno`: the log's last one when the life began."""
-        self.address = lives.address
-        self._lives = lives
-        self._outbox = lives.outbox
-        self._name = str(lives.address)
-        self.why = functools.partial(say_why, connection, group, lives.address.site, 1.0)
-        """Looks why nothing is ordered, for a second at most: a sentence, or ""."""
+    def __init__(
+        self, connection: Connection, group: str, incarnations: Incarnations, begun: Beginning, seqno: int
+    ) -> None:
+        """Begin with `begun`, when the last seqno in DATA was `seqno`."""
+        self.address = incarnations.address
+        self._incarnations = incarnations
+        self._outbox = incarnations.outbox
+        self._name = str(incarnations.address)
+        self.why = functools.partial(say_why, connection, group, incarnations.address.site, 1.0)
+        """Find out why nothing is ordered, in a second at most; return a sentence, or ""."""
         self._begun_behind = self._seen = seqno
         self._last_seqno: int | None = None
-        self._taken_out = 0  # of the table, as it was ordered in the life before
+        self._taken_out = 0  # entries that the earlier incarnation was found to have ordered
         self.take(begun)
 
     def take(self, begun: Beginning) -> None:
-        """Begin with that."""
+        """Begin with `begun`, under its number."""
         self.incarnation, self.table, self._receipts = begun.incarnation, begun.table, begun.receipts
-        self._life = MemberIncarnation(self._name, begun.incarnation)
-        self.is_unheard = not self._receipts
+        self._identity = MemberIncarnation(self._name, begun.incarnation)
+        self.has_accepted_nothing = not self._receipts
         """Whether nothing of this incarnation was accepted in this process."""
 
-    # --- what is asked ---
+    # --- state ---
 
     @property
     def count(self) -> int:
-        """How many of this life and the one before have ever been in the table."""
+        """Return how many entries were ever in the table, those carried over included."""
         return self._taken_out + self.table.last
 
     @property
     def done(self) -> int:
-        """How many of these are ordered."""
+        """Return how many of these are ordered."""
         return self._taken_out + self.table.acknowledged
 
     @property
     def last_seqno(self) -> int | None:
-        """The seqno of the last one that was ordered in this life, if any was."""
+        """Return the seqno of the last message ordered in this incarnation, or None."""
         return self._last_seqno
 
     @property
     def has_outbox(self) -> bool:
-        """Whether a file keeps them, which forgets by and by what is ordered."""
+        """Whether a file keeps the messages."""
         return self._outbox is not None
 
     @property
     def has_receipts(self) -> bool:
-        """Whether something is to be ordered, and the life has not failed."""
+        """Whether some message is not ordered yet, and the incarnation has not failed."""
         return bool(self._receipts)
 
     def has_room(self, size: int) -> bool:
-        """Whether the table takes one more message of `size`."""
+        """Whether the table has room for one more message of `size` bytes."""
         return self.table.has_room(size)
 
     def entries(self) -> list[tuple[Pending, Receipt | None]]:
-        """The table's entries and their receipts."""
+        """Return the table's entries with their receipts."""
         return list(itertools.zip_longest(self.table.pending(), self._receipts))
 
-    # --- what enters and leaves ---
+    # --- adding and removing ---
 
     def accept(self, payload: bytes, headers: Headers) -> tuple[Pending, Receipt]:
-        """Give the message the next local seqno, and keep it. Raises EnvironmentProblem: then it is not accepted."""
+        """Keep a message under the next local seqno. Raises EnvironmentProblem: then it is not accepted."""
         if self._outbox is not None:
             self._outbox.append(self.table.last + 1, payload, headers)
-        self.is_unheard = False
+        self.has_accepted_nothing = False
         pending = self.table.append(payload, headers)
-        receipt = Receipt(self._life, pending.local_seqno, self._lives.changed, self.why)
+        receipt = Receipt(self._identity, pending.local_seqno, self._incarnations.changed, self.why)
         self._receipts.append(receipt)
         return pending, receipt
 
     def acknowledge(self, own: Sequence[Effective]) -> None:
-        """`own`: what is ordered of this incarnation. Raises Superseded if that is not what was sent."""
+        """Remove the messages ordered by `own`, records of this incarnation in DATA, and settle their receipts.
+
+        Raises Superseded if a record differs from the message sent under its id.
+        """
         for record in own:
             local_seqno = record.local_seqno
             if not self._is_ours(local_seqno, record):
-                raise self._lives.shared(self.incarnation, local_seqno)
+                raise self._incarnations.shared(self.incarnation, local_seqno)
             for _ in range(self.table.acknowledge(local_seqno)):
-                receipt = self._receipts.popleft() if self._receipts else None  # none if it has failed
+                receipt = self._receipts.popleft() if self._receipts else None  # there are none after a failure
                 if receipt is not None:
                     receipt.resolve(record.seqno)
             self._last_seqno = record.seqno
@@ -123,16 +128,17 @@ class PendingMessages:
             self._outbox.acknowledge(self.table.acknowledged, self._last_seqno)
 
     def _is_ours(self, local_seqno: int, record: Effective) -> bool:
-        """Whether what was ordered under that id is what was sent under it."""
+        """Whether the record in DATA is the message sent under its id."""
         if local_seqno <= self.table.acknowledged:
             return True
         ours = self.table.entry(local_seqno)
         return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
 
     def take_out(self, earlier: Sequence[Effective]) -> int:
-        """`earlier`: what is ordered of the life before, whose messages this one has taken over and not sent yet.
+        """Remove the carried-over messages ordered by `earlier`, records of the incarnation before; return how many.
 
-        How many of them there were. Raises Superseded if that is not what was sent.
+        This incarnation has not sent those messages. Raises Superseded if a record differs from the message sent under
+        its id.
         """
         ordered = {(record.incarnation, record.local_seqno): record for record in earlier}
         for entry, receipt in self.entries():
@@ -140,36 +146,37 @@ class PendingMessages:
             if record is None:
                 continue
             if not is_same(entry, record.kind, record.value or b"", record.headers):
-                raise self._lives.shared(record.incarnation, record.local_seqno)
+                raise self._incarnations.shared(record.incarnation, record.local_seqno)
             if receipt is not None:
                 receipt.resolve(record.seqno)
         last = {record.incarnation: record.local_seqno for record in earlier}
         return sum(itertools.starmap(self._forget_carried, last.items()))
 
     def _forget_carried(self, incarnation: int, local_seqno: int) -> int:
-        """Take out of the table, and the outbox, what is ordered of the life before. What stays moves up."""
+        """Remove the messages ordered up to `local_seqno` of an earlier incarnation; the others move up."""
         stay = [receipt for entry, receipt in self.entries() if not was_ordered(entry, incarnation, local_seqno)]
         forgotten = self.table.take_out(incarnation, local_seqno)
         if not forgotten:
             return 0
         self._taken_out += forgotten
-        if self._receipts:  # they have not failed
+        if self._receipts:  # unless they have failed
             self._receipts = deque(stay)
         for entry, receipt in self.entries():
             if receipt is not None:
-                receipt.renumber(self._life, entry.local_seqno)
+                receipt.renumber(self._identity, entry.local_seqno)
         if self._outbox is not None:
             self._outbox.begin(self.incarnation, list(self.table.pending()), self._begun_behind)
         return forgotten
 
     def note_seen(self, seqno: int) -> None:
-        """All that is ordered up to there has been told."""
+        """Note that all records up to `seqno` were seen."""
         self._seen = seqno
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
-        """Retention has dropped what tells the seqnos: the state says up to where this incarnation is ordered.
+        """Remove the messages that are ordered according to the log's state: retention has dropped their DATA.
 
-        Raises HistoryUnavailable if it does not, as the sender is forgotten: what is left may be ordered, or may not.
+        Their receipts fail, as their seqnos are lost. Raises HistoryUnavailable if the state does not tell, because the
+        group has forgotten the sender: then the messages may be ordered or not. Raises HistoryChanged.
         """
         ordered = state.ordered(self._name)
         if ordered.incarnation == self.incarnation and ordered.local_seqno < self.table.acknowledged:
@@ -189,10 +196,10 @@ class PendingMessages:
             if receipt is not None:
                 receipt.fail(_without_a_seqno(receipt, gone))
 
-    def catch_up_with_the_life_before(self, gone: HistoryUnavailable, state: SequencerState) -> int:
-        """The same of a life whose messages were taken over; how many of them were ordered.
+    def catch_up_with_the_earlier_incarnation(self, gone: HistoryUnavailable, state: SequencerState) -> int:
+        """Remove the carried-over messages that are ordered according to the log's state; return how many.
 
-        Raises HistoryUnavailable if nothing tells any more what was ordered of it.
+        Raises HistoryUnavailable if the state does not tell which messages of the earlier incarnation were ordered.
         """
         ordered = state.ordered(self._name)
         before = {was[0] for was in map(carried_from, self.table.pending()) if was is not None}
@@ -206,12 +213,12 @@ class PendingMessages:
     def _is_told(self, state: SequencerState, incarnation: int) -> bool:
         return is_told(state.received.get(self._name), state.membership.incarnation_floor, incarnation)
 
-    # --- the end of a life ---
+    # --- the end of an incarnation ---
 
-    def leave(self, *, carries: bool) -> Unsent:
-        """What the next life is to send; the receipts of all that it is not stay here.
+    def hand_over(self, *, carries: bool) -> Unsent:
+        """Return the messages for the next incarnation, with their receipts: none unless `carries`.
 
-        Receipts that have failed before are gone.
+        The receipts of all other entries stay here. Receipts that have failed before are gone.
         """
         carried: list[HandedOver] = []
         receipts: deque[Receipt | None] = deque()
@@ -224,19 +231,19 @@ class PendingMessages:
         return Unsent(carried, max(self._last_seqno or 0, self._seen))
 
     def fail(self, error: AbcastError) -> None:
-        """All receipts that it still has fail with that."""
+        """Fail all receipts with `error`."""
         for receipt in self._receipts:
             if receipt is not None:
                 receipt.fail(error)
         self._receipts.clear()
 
     def close(self) -> None:
-        """Forget in the outbox what is ordered, and the outbox: it may be a later life's from here on."""
+        """Delete ordered messages from the outbox, and let go of it: a later incarnation may have it from here on."""
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             try:
                 outbox.acknowledge(self.table.acknowledged, self._last_seqno, at_once=True)
-            except EnvironmentProblem as error:  # DATA tells at the next start
+            except EnvironmentProblem as error:  # the next start learns from DATA which are ordered
                 _logger.warning("%s: what is ordered stays in the outbox: %s", self.address, error)
 
 

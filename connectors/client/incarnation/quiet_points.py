@@ -1,4 +1,4 @@
-"""The quiet points of a member: one `with` at a time, in which the thread that has asked for it may not send."""
+"""The quiet points of a member: one `with` at a time. The thread inside it may not send."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from ordering.base.names import Address
 
 
 class QuietPoints:
-    """One member's. Thread-safe."""
+    """The quiet points of one member. Thread-safe.
+
+    `_one_at_a_time` is held through a `with`; the order of locks is in docs/protocols/locks.md.
+    """
 
     def __init__(self, address: Address, callbacks: Callbacks) -> None:
         self.address = address
         self._callbacks = callbacks
-        self._in_hand = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._thread: int | None = None
 
     @property
     def is_mine(self) -> bool:
-        """Whether the caller is inside its quiet point."""
+        """Whether the calling thread is inside a quiet point of this member."""
         return self._thread == threading.get_ident()
 
     @contextmanager
     def point(self, session: Session | None, timeout: float) -> Iterator[None]:
-        """See `Member.flush`. `session`: of a life that has joined."""
+        """Hold a quiet point, as `Member.flush` says. `session` is the newest incarnation's; None before `connect`."""
         if session is None:
             raise UsageError(f"{self.address} is not a member: call connect() first.")
         if self._callbacks.is_calling:
             raise UsageError("block() and unblock() can't call flush(): it would wait for them.")
-        if not self._in_hand.acquire(blocking=False):
+        if not self._one_at_a_time.acquire(blocking=False):
             raise FlushFailed(f"a flush of {self.address} runs already.")
         try:
             session.start_flush(timeout)
@@ -47,4 +50,4 @@ class QuietPoints:
                 self._thread = None
             session.stop_flush(timeout)
         finally:
-            self._in_hand.release()
+            self._one_at_a_time.release()

@@ -1,16 +1,16 @@
-"""The way of a life's records from its books to the log: what may be sent now, in which order, and with which casts.
+"""The send queue of an incarnation: which pending records may be sent now, in which order, and behind which casts.
 
 Source: SEQUENCER (docs/sources.md), "Reliability on failover": when in doubt, send everything in the table again in
-increasing order of local seqnos. The sequencer drops duplicates, and messages that follow a gap, so a resend never
-does harm and always repairs.
+increasing order of local seqnos. The sequencer drops duplicates, and messages that follow a gap. So a resend never
+does harm, and always repairs.
 
-Invariant. Whoever sends holds the lock, the first time and again alike. So the FORWARD log has this life's records in
-order, except where a produce request failed (`connectors.client.tail.go_back_n`). A record is passed to the producer
-only if the participant lets it go, and if the caster does: with casts, the last records of the table wait for those
-that were cast before them (`ordering.casts.outgoing`), and what they depend on stands behind their own headers.
+Invariant. A thread sends, or sends again, only under the lock. So the FORWARD log has the records of this incarnation
+in order, except where a produce request failed (`connectors.client.tail.go_back_n`). A record goes to the producer only
+if both the participant and the caster release it. With casts, the last records of the table wait for the casts before
+them (`ordering.casts.outgoing`), and headers behind their own say what they depend on.
 
-The lock. All is called under `Incarnations.changed`, but `look_after`, which takes it if something is due, `heartbeat`,
-and `close`.
+The lock. All methods are called under `Incarnations.changed`, except three: `look_after`, which takes it if something
+is due, `heartbeat` and `close`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from connectors.client.casts.cast_keeper import LeftBehind, UnwrittenCast
+from connectors.client.casts.cast_keeper import UnwrittenCast, UnwrittenCasts
 from connectors.client.casts.caster import Caster
 from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.pending_messages import PendingMessages
@@ -36,7 +36,7 @@ from ordering.participant.forward_table import Pending, is_control, kind_of, sen
 
 
 class Path(NamedTuple):
-    """Over what records leave. `hub`: what this process has delivered in all orders, if it has casts."""
+    """The producers that records leave by, and the hub of a member with casts."""
 
     group: str
     producers: Producers
@@ -46,61 +46,74 @@ class Path(NamedTuple):
 
 
 class SendQueue:
-    """One life's. `close` it. `caster` is None without casts, and when they have ended."""
+    """The send queue of one incarnation. `close` it. `caster` is None without casts, and after they have ended."""
 
     def __init__(
         self,
-        lives: Incarnations,
-        books: PendingMessages,
+        incarnations: Incarnations,
+        pending_messages: PendingMessages,
         path: Path,
         may_send: Callable[[Pending], bool],
         end: Callable[[Exception], object],
     ) -> None:
-        """`may_send`: what the participant says. `end` is called without the lock, when casts have failed for good."""
-        self.address = lives.address
+        """Make a queue. `may_send` asks the participant. `end` is called without the lock, when casts fail for good."""
+        self.address = incarnations.address
         self.caster: Caster | None = None
-        self._lives = lives
-        self._changed = lives.changed
-        self._books = books
+        self._incarnations = incarnations
+        self._changed = incarnations.changed
+        self._pending_messages = pending_messages
         self._path = path
         self._may_send = may_send
         self._end = end
-        self._sender = str(lives.address).encode("ascii")
-        self._topic = str(Topic(path.group, "forward", lives.address.site))
+        self._sender = str(incarnations.address).encode("ascii")
+        self._topic = str(Topic(path.group, "forward", incarnations.address.site))
         self._depends: dict[int, Headers] = {}
-        """What records of the table depend on, by local seqno, in increasing order."""
+        """The header that says what a record of the table depends on, by local seqno, in increasing order."""
         self._inherited = 0
-        """The last record of the table that was there when this life began; casts know nothing of it."""
+        """The local seqno of the last record that this incarnation began with; no cast comes before it."""
         self.sending = GoBackN(
-            *(path.producers, path.producer, str(lives.address), lives.changed, self.send_table),
-            resend_after_s=lives.limits.resend_after_s,
+            path.producers,
+            path.producer,
+            str(incarnations.address),
+            incarnations.changed,
+            self.send_table,
+            resend_after_s=incarnations.limits.resend_after_s,
         )
 
-    def begin_casting(self, casts_as: int | None = None, left: LeftBehind | None = None) -> None:
-        """For the incarnation that the books have; `casts_as`: see `IncarnationResources`; `left`: by earlier lives.
+    def begin_casting(self, casts_as: int | None = None, unwritten: UnwrittenCasts | None = None) -> None:
+        """Make the caster, if the member has casts; `unwritten` casts of earlier incarnations leave first.
 
-        Called under the lock, or before others know the life. Raises BrokerUnreachable.
+        `IncarnationResources` says what `casts_as` is. Called under the lock, or before other threads know the
+        incarnation. Raises BrokerUnreachable.
         """
         hub = self._path.hub
         if hub is None:
             return
-        left = left or LeftBehind(self.hand_over_casts())
+        unwritten = unwritten or UnwrittenCasts(self.hand_over_casts())
         self.stop_casting()
-        books, limits, name = self._books, self._lives.limits, str(self.address)
+        pending_messages, limits, name = self._pending_messages, self._incarnations.limits, str(self.address)
         topic = str(Topic(self._path.group, "cast", self.address.site))
         in_no_view = None if casts_as is None else MemberIncarnation(name, casts_as)
         self.caster = Caster(
-            *(MemberIncarnation(name, books.incarnation), in_no_view, topic, hub, self._path.cast_producers, limits),
-            *(self._lives.keeper, left, self._changed),
-            *(self.release_all, self._end),
+            MemberIncarnation(name, pending_messages.incarnation),
+            in_no_view,
+            topic,
+            hub,
+            self._path.cast_producers,
+            limits,
+            self._incarnations.keeper,
+            unwritten,
+            self._changed,
+            heard=self.release_all,
+            end=self._end,
         )
-        self._inherited = books.table.last if len(books.table) else 0
+        self._inherited = pending_messages.table.last if len(pending_messages.table) else 0
         self.caster.inherit(self._inherited)
 
     # --- under the lock ---
 
     def add(self, pending: Pending, kind: str, flush_id: int) -> None:
-        """The table has one more."""
+        """Send `pending`, the newest entry of the table, when it may leave."""
         if self.caster is not None:
             self.caster.total(kind, flush_id)
             self._release()
@@ -108,41 +121,41 @@ class SendQueue:
             self._send(pending)
 
     def send_table(self) -> None:
-        """Send everything pending that may be sent, in increasing order of local seqnos."""
+        """Send all pending records that may be sent, in increasing order of local seqnos."""
         released = self._released
-        for pending in self._books.table.pending():
+        for pending in self._pending_messages.table.pending():
             if pending.local_seqno <= released and self._may_send(pending):
                 self._send(pending)
 
     def release_all(self) -> None:
-        """What the hub has told may let something go, and somebody may wait for that."""
+        """Send what may leave after a report of the hub, and wake the waiting threads."""
         self._release()
         self._changed.notify_all()
 
     def note_progress(self) -> None:
-        """Something has left the table, or enters an empty one."""
+        """Note that an entry has left the table, or enters an empty one."""
         self.sending.note_progress()
-        acknowledged = self._books.table.acknowledged
+        acknowledged = self._pending_messages.table.acknowledged
         while self._depends and (first := next(iter(self._depends))) <= acknowledged:
             del self._depends[first]
 
     def note_taken_out(self, count: int) -> None:
-        """So many of the table's inherited records are gone, and the others have moved up."""
+        """Note that `count` records that this incarnation began with are gone, and the others have moved up."""
         if self.caster is not None:
             self._inherited -= count
             self.caster.inherit(self._inherited)
 
     @property
     def _released(self) -> int:
-        """The last record of the table that may be sent, as far as casts are concerned."""
-        return self._books.table.last - (self.caster.waiting_totals if self.caster is not None else 0)
+        """Return the local seqno of the last record of the table that waits for no cast."""
+        return self._pending_messages.table.last - (self.caster.waiting_totals if self.caster is not None else 0)
 
     def _release(self) -> None:
-        """Send what the caster lets go, its own and the next records of the table."""
+        """Send the casts, and the next records of the table, that the caster releases."""
         caster = self.caster
         if caster is None:
             return
-        table, released = self._books.table, self._released
+        table, released = self._pending_messages.table, self._released
         besides = list(caster.release())
         for pending, beside in zip(table.tail(table.last - released), besides, strict=False):
             if beside:
@@ -151,7 +164,7 @@ class SendQueue:
                 self._send(pending)
 
     def _send(self, pending: Pending) -> None:
-        incarnation = self._books.incarnation
+        incarnation = self._pending_messages.incarnation
         if is_control(pending):
             headers = forward_headers(incarnation, pending.local_seqno, kind=kind_of(pending))
         else:
@@ -161,11 +174,11 @@ class SendQueue:
         self.sending.send(self._topic, self._sender, pending.payload, headers)
 
     def hand_over_casts(self) -> Sequence[UnwrittenCast]:
-        """What the next life is to cast."""
+        """Return the casts for the next incarnation."""
         return self.caster.hand_over() if self.caster is not None else ()
 
     def stop_casting(self) -> None:
-        """Nothing more is cast; what waits fails."""
+        """Cast nothing more; the receipts of waiting casts fail."""
         caster, self.caster = self.caster, None
         if caster is not None:
             caster.close(NotWrittenInTime(f"{self.address} was closed before its message was written."))
@@ -174,17 +187,19 @@ class SendQueue:
     # --- without it ---
 
     def heartbeat(self) -> Heartbeat:
-        """Return what says that this incarnation is alive."""
-        return Heartbeat(self._topic, self._sender, forward_headers(self._books.incarnation, 1, kind=HEARTBEAT))
+        """Return the record that says that this incarnation is alive."""
+        return Heartbeat(
+            self._topic, self._sender, forward_headers(self._pending_messages.incarnation, 1, kind=HEARTBEAT)
+        )
 
     def look_after(self) -> None:
-        """Send again what is due."""
-        if self._books.has_receipts:
+        """Send the table and the casts again, if that is due."""
+        if self._pending_messages.has_receipts:
             self.sending.send_again_if_due()
         caster = self.caster
         if caster is not None:
             caster.look_after()
 
     def close(self) -> None:
-        """Stop. What is on its way may arrive yet."""
+        """Stop. Records in flight may still arrive."""
         self.sending.close()

@@ -1,7 +1,7 @@
-"""What an application waits for in one life of a member: its view, its leave, its quiet points.
+"""A member's session in its group: the application's waits for a view, for its leave, for a quiet point.
 
-The forwarder's thread reads the log and drives the participant (`ordering.participant.participant`); here the
-application's threads ask for something, wait until the participant says that it has come, and hear why it has not.
+The tailer's thread reads the log, and drives the participant (`ordering.participant.participant`). The application's
+threads ask for something here. They wait until the participant has it, or raise the reason why it did not come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Session:
-    """One life of a member in its group, as the application's threads wait for it. Thread-safe; it owns nothing."""
+    """The session of one incarnation. Thread-safe; it owns nothing."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self.address = str(forwarder.address)
@@ -33,7 +33,7 @@ class Session:
         return self._forwarder.participant
 
     def _wait(self, condition: Callable[[Participant], object], timeout: float) -> None:
-        """Until that holds, or this life ends, or the time is over."""
+        """Wait until the condition holds, the incarnation ends, or `timeout` seconds are over."""
         forwarder = self._forwarder
         with forwarder.changed:
             forwarder.changed.wait_for(
@@ -41,9 +41,9 @@ class Session:
             )
 
     def join(self, timeout: float) -> ViewChange:
-        """Become a member; the first view with this life. May be called again.
+        """Become a member; return the first view with this incarnation. May be called again.
 
-        Raises NotOrderedInTime, Superseded, BrokerUnreachable, UsageError (it was closed meanwhile).
+        Raises NotOrderedInTime, Superseded, BrokerUnreachable, UsageError (the member was closed).
         """
         deadline = time.monotonic() + timeout
         receipt = self._forwarder.join()
@@ -90,7 +90,7 @@ class Session:
                 )
             if request is None or not request.is_quiet:
                 raise FlushFailed(
-                    f"not all members were quiet within {timeout:g} s: one of their block() takes too long?"
+                    f"not all members were quiet within {timeout:g} s: does a member's block() take too long?"
                 )
         except BaseException:
             self.give_up_flush()
@@ -98,7 +98,7 @@ class Session:
         return request
 
     def give_up_flush(self) -> None:
-        """Forget the quiet point, and stop it, unless it is over; does not wait for that."""
+        """Stop the quiet point, unless it is over. Does not wait until it has ended."""
         try:
             if _is_in(self._participant) and self._participant.request is not None:
                 self._forwarder.tell(FlushUnwanted())
@@ -106,9 +106,9 @@ class Session:
             _logger.warning("%s could not stop its flush, which the group ends later: %s", self.address, error)
 
     def stop_flush(self, timeout: float) -> None:
-        """Let all members send again, and wait for it.
+        """Let all members send again, and wait until the end of the quiet point is ordered.
 
-        Raises FlushFailed, Excluded if the quiet point was over before; NotOrderedInTime if its end is not ordered.
+        Raises FlushFailed or Excluded if the quiet point was over before, NotOrderedInTime if its end is not ordered.
         """
         try:
             if _is_in(self._participant):
@@ -140,12 +140,12 @@ class Session:
 
 
 def _is_in(now: Participant) -> bool:
-    """Whether this life may have a quiet point."""
+    """Whether this incarnation may have a quiet point."""
     return not (now.is_dead or now.is_ending)
 
 
 def _is_decided(now: Participant) -> bool:
-    """Whether the quiet point is there, or will not come."""
+    """Whether the quiet point has begun, or will not come."""
     return now.request is None or now.request.is_quiet or bool(now.request.outcome)
 
 

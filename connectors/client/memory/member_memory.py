@@ -146,7 +146,9 @@ class MemberMemory:
         _logger.warning(
             "the clock of this machine is %.1f days %s that of the Kafka broker: see which of them is wrong. %s takes "
             "the earlier time, if that may be one",
-            *(abs(days), "ahead of" if days > 0 else "behind", self.address),
+            abs(days),
+            "ahead of" if days > 0 else "behind",
+            self.address,
         )
         return min(own_ms, broker_ms) if own_ms > _CLOCK_IS_SET_MS else broker_ms
 
@@ -276,7 +278,11 @@ class MemberMemory:
             _logger.warning(
                 "topic %s %s: should Kafka forget the position of %s, it begins at the first message again. "
                 "`abcast topics create --group %s --site %s` creates what is missing",
-                *(self._notes.topic, why, self.address, self.group, self.address.site),
+                self._notes.topic,
+                why,
+                self.address,
+                self.group,
+                self.address.site,
             )
 
     def _write_note(self, what: str) -> None:

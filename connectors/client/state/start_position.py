@@ -109,7 +109,12 @@ class StartPosition:
         if self.sources is not None:
             return self._merged(first, timeout, events=events)
         self._newest = Deliveries(
-            *(self.connection, self.group, self.address, first, timeout, self.ledger),
+            self.connection,
+            self.group,
+            self.address,
+            first,
+            timeout,
+            self.ledger,
             events=events,
             counted=self._counted_seqno,
             between=self.transfer.between if self.transfer is not None else None,
@@ -122,7 +127,10 @@ class StartPosition:
             with_view = bool(self._first_view) and self._first_seqno == self._first_view
             self._source = self.sources(with_view, self._cut)
         self._newest = MergedDeliveries(
-            *(self._source, first, timeout, self.ledger),
+            self._source,
+            first,
+            timeout,
+            self.ledger,
             is_shared=True,
             events=events,
             counted=self._counted_seqno,

@@ -80,7 +80,7 @@ class CastHub:
     """Thread-safe. It runs while somebody uses it."""
 
     def __init__(
-        self, connection: Connection, group: str, site: str, metadata: MetadataClient, feed: LogTailer
+        self, connection: Connection, group: str, site: str, metadata: MetadataClient, tailer: LogTailer
     ) -> None:
         """Opens nothing yet."""
         self.connection = connection
@@ -91,7 +91,7 @@ class CastHub:
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
         self._topics = CastTopics(connection, metadata, group, site)
-        self._feed = feed
+        self._tailer = tailer
         self._starting = threading.Lock()
         self._users = 0
         self._log: MergedLog | None = None
@@ -106,11 +106,11 @@ class CastHub:
         assert self._log is not None
         return self._log.merger.causal
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         """One more uses it. Raises BrokerUnreachable, TopicMissing."""
         with self._starting:
             if self._thread is None:
-                self._log = MergedLog(self._feed, self._topics, self._begin())
+                self._log = MergedLog(self._tailer, self._topics, self._begin())
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(
                     target=self._run, args=(self._log, self._stopping), name=f"abcast-{self.group}-orders", daemon=True
@@ -118,7 +118,7 @@ class CastHub:
                 self._thread.start()
             self._users += 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One less uses it."""
         with self._starting:
             self._users -= 1
@@ -142,25 +142,27 @@ class CastHub:
         with self.lock:
             self._senders.pop(sender.life, None)
 
-    def fate(self, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
+    def delivery_status(self, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
         """How it stands here, once that is known, or after so many seconds. Raises what the hub has failed with."""
         if isinstance(record, OrderedRecord) and self.receiver.seqno >= record.seqno:
             return DeliveryStatus.DELIVERED
-        return self._fate(fate_of_record, record, timeout)
+        return self._delivery_status(fate_of_record, record, timeout)
 
     def fate_of_state(self, state: CausalState, timeout: float) -> DeliveryStatus:
         """The same of another member's state."""
-        return self._fate(fate_of_state, state, timeout)
+        return self._delivery_status(fate_of_state, state, timeout)
 
-    def _fate(self, judge: Callable[[CausalReceiver, T], DeliveryStatus], what: T, timeout: float) -> DeliveryStatus:
+    def _delivery_status(
+        self, judge: Callable[[CausalReceiver, T], DeliveryStatus], what: T, timeout: float
+    ) -> DeliveryStatus:
         deadline = time.monotonic() + timeout
         with self.lock:
             while True:
                 self._see_failure()
-                fate = judge(self.receiver, what)
-                left = deadline - time.monotonic() if fate is DeliveryStatus.NOT_YET else 0.0
+                delivery_status = judge(self.receiver, what)
+                left = deadline - time.monotonic() if delivery_status is DeliveryStatus.NOT_YET else 0.0
                 if left <= 0:
-                    return fate
+                    return delivery_status
                 self.lock.wait(left)
 
     def _see_failure(self) -> None:
@@ -191,7 +193,7 @@ class CastHub:
         with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
             places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
-        start, state = self._feed.end()
+        start, state = self._tailer.end()
         if state.membership.flush.id:
             start, state = self._before_the_flush(start, state)
         return Begin(start, newcomer(state, since_now()), offsets)

@@ -29,11 +29,11 @@ from ordering.base.reader import Reader
 _logger = logging.getLogger(__name__)
 
 
-class Followed(Protocol):
+class ReadableTail(Protocol):
     """What a follower needs of its feed (`connectors.client.tail.log_tailer`)."""
 
     connection: Connection
-    window: TailCache
+    cache: TailCache
     partition: TopicPartition
     has_failed: bool
 
@@ -43,10 +43,10 @@ class Followed(Protocol):
     def cursor(self, start: Start) -> DataCursor:
         """A cursor of its own. Raises BrokerUnreachable."""
 
-    def enter(self, cursor: DataCursor | None = None) -> bool:
+    def acquire(self, cursor: DataCursor | None = None) -> bool:
         """One more uses it. If it does not run, it goes on with that cursor; True if it took it."""
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One less uses it."""
 
 
@@ -56,9 +56,9 @@ class LogReader:
     `position`: the offset of the record that is read next.
     """
 
-    def __init__(self, feed: Followed, start: Start) -> None:
+    def __init__(self, tailer: ReadableTail, start: Start) -> None:
         self.position = start.offset
-        self._feed = feed
+        self._tailer = tailer
         self._reader, self._quiet = start.reader, start.quiet
         self._cursor: DataCursor | None = None
         self._end = 0  # of the log when the cursor was opened: what is below is there, and read by that
@@ -67,7 +67,7 @@ class LogReader:
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
         """Wait for something that is not DATA."""
-        self._feed.window.pause(timeout, until)
+        self._tailer.cache.pause(timeout, until)
 
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
         """The next effective records; none if none come in time, or no broker answers.
@@ -77,14 +77,14 @@ class LogReader:
 
         `or_when`: it waits no longer when that holds, and the feed was woken (`LogTailer.wake`).
         """
-        self._feed.check()
+        self._tailer.check()
         if self._is_user:
-            batch = self._feed.window.batch_at(self, self.position, timeout, or_when)
+            batch = self._tailer.cache.batch_at(self, self.position, timeout, or_when)
             if batch is not None:
                 return self._taken(batch)
             self._leave()
-            self._feed.check()
-        elif self._cursor is None and self._feed.window.approach(self, self.position):
+            self._tailer.check()
+        elif self._cursor is None and self._tailer.cache.approach(self, self.position):
             with contextlib.suppress(BrokerUnreachable):  # the feed has ended just now: it reads by itself, then
                 self._join()
             return ()
@@ -95,20 +95,20 @@ class LogReader:
         try:
             records = cursor.poll(timeout)
         except AuthorizationError as error:
-            raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
+            raise self._tailer.connection.refused(error, "READ", self._tailer.partition.topic) from None
         self.position, self._reader = cursor.position, cursor.reader
         has_caught_up = not records and self.position >= self._end
-        if has_caught_up or self._feed.window.approach(self, self.position):
+        if has_caught_up or self._tailer.cache.approach(self, self.position):
             self._join()
         return records
 
     def _connected(self, pause: float) -> DataCursor | None:
         try:
-            cursor = self._feed.cursor(Start(self.position, self._reader, self._quiet))
+            cursor = self._tailer.cursor(Start(self.position, self._reader, self._quiet))
             self._end = cursor.end()
         except BrokerUnreachable as error:
             if not self._is_failing:
-                _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)
+                _logger.warning("reading %s: %s Trying again.", self._tailer.partition.topic, error)
             self._is_failing = True
             time.sleep(pause)
             return None
@@ -127,13 +127,13 @@ class LogReader:
 
     def _join(self) -> None:
         """Follow from the window, if it begins here or further back. If there is none, it begins here."""
-        feed, cursor = self._feed, self._cursor
-        if feed.has_failed:
+        tailer, cursor = self._tailer, self._cursor
+        if tailer.has_failed:
             return
         # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
-        is_handed_over = feed.enter(cursor)
+        is_handed_over = tailer.acquire(cursor)
         self._is_user = True
-        if not feed.window.join(self, self.position) and not is_handed_over:
+        if not tailer.cache.join(self, self.position) and not is_handed_over:
             self._leave()
             return
         if cursor is not None and not is_handed_over:
@@ -142,12 +142,12 @@ class LogReader:
 
     def _leave(self) -> None:
         self._is_user = False
-        self._feed.window.leave(self)
-        self._feed.leave()
+        self._tailer.cache.leave(self)
+        self._tailer.release()
 
     def close(self) -> None:
         """Disconnect."""
-        self._feed.window.leave(self)
+        self._tailer.cache.leave(self)
         if self._is_user:
             self._leave()
         if self._cursor is not None:

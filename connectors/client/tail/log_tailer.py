@@ -64,32 +64,32 @@ class LogTailer:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self.telling = threading.RLock()
-        self._hearings: dict[bytes, list[Subscription]] = {}
+        self.notifying = threading.RLock()
+        self._subscriptions: dict[bytes, list[Subscription]] = {}
         self._asking = threading.Lock()
         self._log: DataLog | None = None
         self._known: tuple[int, SequencerState] | None = None
-        self.window = TailCache()
+        self.cache = TailCache()
 
     def wake(self) -> None:
         """Let followers look whether there is something for them that is not DATA."""
-        self.window.wake()
+        self.cache.wake()
 
     # --- who uses it ---
 
-    def hear(self, address: Address) -> Subscription:
+    def subscribe(self, address: Address) -> Subscription:
         """What comes from here on for a sender. `begin` it, `close` it. Raises BrokerUnreachable, TopicMissing."""
-        self.enter()
-        hearing = Subscription(self, str(address).encode("ascii"))
-        with self.telling:
-            self._hearings.setdefault(hearing.key, []).append(hearing)
-        return hearing
+        self.acquire()
+        subscription = Subscription(self, str(address).encode("ascii"))
+        with self.notifying:
+            self._subscriptions.setdefault(subscription.key, []).append(subscription)
+        return subscription
 
-    def follow(self, start: Start) -> LogReader:
+    def read_from(self, start: Start) -> LogReader:
         """What stands at `start` and behind it. `close` it."""
         return LogReader(self, start)
 
-    def enter(self, cursor: DataCursor | None = None) -> bool:
+    def acquire(self, cursor: DataCursor | None = None) -> bool:
         """One more uses it. If it does not run, it goes on with that cursor, or at the end; True if it took it."""
         with self._starting:
             self.check()
@@ -99,7 +99,7 @@ class LogTailer:
             begins = cursor or self.cursor(self.end()[0])
             self._users += 1
             self._stopping = threading.Event()
-            self.window.open(begins.position)
+            self.cache.open(begins.position)
             self._thread = threading.Thread(
                 target=self._run, args=(begins, self._stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
             )
@@ -111,7 +111,7 @@ class LogTailer:
         if self._changed is not None:
             raise raised_again(self._changed)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One less uses it."""
         with self._starting:
             self._users -= 1
@@ -119,7 +119,7 @@ class LogTailer:
                 return
             thread, self._thread = self._thread, None
             self._stopping.set()
-            self.window.close()
+            self.cache.close()
         if thread is not None and thread is not threading.current_thread():
             # Everything that it waits for has a limit; should one fail, it is a daemon and goes with the process.
             thread.join(JOIN_S)
@@ -190,8 +190,8 @@ class LogTailer:
                     continue
                 if cursor.position > begins:
                     batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
-                    self.window.add(batch, unless=stopping)
-                with self.telling:
+                    self.cache.add(batch, unless=stopping)
+                with self.notifying:
                     if not stopping.is_set():
                         self._tell(records)
         except AuthorizationError as error:
@@ -202,9 +202,9 @@ class LogTailer:
             cursor.close()
 
     def _tell(self, records: Sequence[Effective]) -> None:
-        if not self._hearings:
+        if not self._subscriptions:
             return
-        heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
+        heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._subscriptions}
         told: Iterable[Effective] = records
         if isinstance(records, Messages):  # others', the most of what there is, cost no more than a look-up
             told = records.at([index for index, key in enumerate(records.columns.key) if key in heard])
@@ -213,11 +213,11 @@ class LogTailer:
                 if key in heard:
                     heard[key].append(record)
         for each in self._all():
-            each.hear(heard.get(each.key, []))
+            each.receive(heard.get(each.key, []))
             each.tell(_look_after)
 
     def _all(self) -> list[Subscription]:
-        return [each for hearings in self._hearings.values() for each in hearings]
+        return [each for subscriptions in self._subscriptions.values() for each in subscriptions]
 
     def _start_anew(self, cursor: DataCursor, gone: HistoryUnavailable, stopping: threading.Event) -> DataCursor:
         try:
@@ -229,8 +229,8 @@ class LogTailer:
             stopping.wait(POLL_S)
             return cursor
         cursor.close()
-        self.window.move(fresh.position, unless=stopping)
-        with self.telling:
+        self.cache.move(fresh.position, unless=stopping)
+        with self.notifying:
             for each in self._all():
                 each.miss(gone, state)
         return fresh
@@ -240,16 +240,16 @@ class LogTailer:
             return
         self._changed = error if isinstance(error, HistoryChanged) else None
         self.has_failed = True
-        self.window.end()
-        with self.telling:
+        self.cache.end()
+        with self.notifying:
             for each in self._all():
                 each.tell(lambda listener: listener.end(error))
 
-    def forget(self, hearing: Subscription) -> None:
+    def forget(self, subscription: Subscription) -> None:
         """It is closed. Called under `telling`."""
-        left = [each for each in self._hearings.pop(hearing.key) if each is not hearing]
+        left = [each for each in self._subscriptions.pop(subscription.key) if each is not subscription]
         if left:
-            self._hearings[hearing.key] = left
+            self._subscriptions[subscription.key] = left
 
 
 def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:

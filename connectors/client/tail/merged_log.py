@@ -49,13 +49,13 @@ class Begin(NamedTuple):
 class MergedLog:
     """Not thread-safe. `close` it."""
 
-    def __init__(self, feed: LogTailer, topics: CastTopics, begin: Begin) -> None:
+    def __init__(self, tailer: LogTailer, topics: CastTopics, begin: Begin) -> None:
         """Raises BrokerUnreachable."""
         self.merger = Merger(begin.state)
         self.ready: deque[Cast | OrderedRecord] = deque(begin.first)
         self._start = begin.start
-        self._follower = feed.follow(begin.start)
-        self._reader = CastReader(topics, begin.offsets, feed.wake)
+        self._log_reader = tailer.read_from(begin.start)
+        self._cast_reader = CastReader(topics, begin.offsets, tailer.wake)
         self._unread: deque[OrderedRecord] = deque()
         self._held: dict[tuple[MemberIncarnation, int, int], tuple[TopicPartition, int]] = {}
         self._full_at: dict[TopicPartition, int] = {}
@@ -70,16 +70,16 @@ class MergedLog:
     @property
     def position(self) -> int:
         """The offset in DATA up to which it has read."""
-        return self._follower.position
+        return self._log_reader.position
 
     def read(self, timeout: float) -> list[Found]:
         """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
         if not self._unread:
-            records = self._follower.poll(timeout, lambda: self._reader.has_news)
+            records = self._log_reader.poll(timeout, lambda: self._cast_reader.has_news)
             self._unread.extend(map(ordered, records))
-        elif not self._reader.has_news:
-            self._follower.pause(timeout, lambda: self._reader.has_news)
-        return self._reader.take()
+        elif not self._cast_reader.has_news:
+            self._log_reader.pause(timeout, lambda: self._cast_reader.has_news)
+        return self._cast_reader.take()
 
     def step(self, found: Sequence[Found]) -> None:
         """Deliver what can be delivered of what was read."""
@@ -94,7 +94,7 @@ class MergedLog:
                 self._full_at.setdefault(place, offset)
         if found:
             self._read_data()
-        self._reader.is_awaited = self._awaits_others()
+        self._cast_reader.is_awaited = self._awaits_others()
         self._read_again(is_idle=not found and not self._unread)
 
     def _awaits_others(self) -> bool:
@@ -107,7 +107,7 @@ class MergedLog:
             return True
         if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
             return False
-        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._reader.next}
+        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._cast_reader.next}
 
     def _read_data(self) -> None:
         while self._unread:
@@ -144,13 +144,13 @@ class MergedLog:
         if has_room or (has_moved and (is_idle or has_waited)):
             self._again_after_s = AGAIN_AFTER_S if has_room else min(2 * self._again_after_s, MAX_AGAIN_AFTER_S)
             self._progress = self.merger.progress
-            self._reader.again(self._full_at)
+            self._cast_reader.again(self._full_at)
             self._full_at = {}
 
     @property
     def behind(self) -> Begin:
         """Where another reader goes on behind all that was delivered here."""
-        offsets = dict(self._reader.next)
+        offsets = dict(self._cast_reader.next)
         for place, offset in (*self._held.values(), *self._full_at.items()):
             offsets[place] = min(offsets[place], offset)
         return Begin(self._start, self.merger.state, offsets)
@@ -159,8 +159,8 @@ class MergedLog:
         """Disconnect."""
         if not self._is_closed:
             self._is_closed = True
-            self._reader.close()
-            self._follower.close()
+            self._cast_reader.close()
+            self._log_reader.close()
 
 
 def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:

@@ -68,7 +68,7 @@ class Shared:
         )
         self._connection = connection
         self._process = os.getpid()  # a fork may release what its parent has opened
-        self._feeds: dict[tuple[str, str], LogTailer] = {}
+        self._tailers: dict[tuple[str, str], LogTailer] = {}
         self._heartbeats: dict[tuple[str, str], Heartbeats] = {}
         self._hubs: dict[tuple[str, str], CastHub] = {}
 
@@ -80,21 +80,21 @@ class Shared:
     ) -> None:
         self.release()
 
-    def feed(self, group: str, site: str) -> LogTailer:
+    def tailer(self, group: str, site: str) -> LogTailer:
         """A group's DATA. One that has failed is not used again."""
         with _lock:
-            feed = self._feeds.get((group, site))
-            if feed is None or feed.has_failed:
-                feed = self._feeds[group, site] = LogTailer(self._connection, group, site)
-            return feed
+            tailer = self._tailers.get((group, site))
+            if tailer is None or tailer.has_failed:
+                tailer = self._tailers[group, site] = LogTailer(self._connection, group, site)
+            return tailer
 
     def hub(self, group: str, site: str) -> CastHub:
         """What this process has delivered of a group in all orders. One that has failed is not used again."""
-        feed = self.feed(group, site)
+        tailer = self.tailer(group, site)
         with _lock:
             hub = self._hubs.get((group, site))
             if hub is None or hub.has_failed:
-                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.metadata, feed)
+                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.metadata, tailer)
             return hub
 
     def heartbeats(self, group: str, site: str) -> Heartbeats:

@@ -18,7 +18,7 @@ from ordering.sequencer.sequencer import SequencerState
 class Listener(Protocol):
     """Who hears what comes. Called by the feed's thread. What it raises, it is told by `end`, and nothing more."""
 
-    def hear(self, records: Sequence[Effective]) -> None:
+    def receive(self, records: Sequence[Effective]) -> None:
         """Own and control records, in order."""
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
@@ -34,24 +34,24 @@ class Listener(Protocol):
 class RecordSource(Protocol):
     """What a hearing needs of its feed (`connectors.client.tail.log_tailer`)."""
 
-    telling: threading.RLock
+    notifying: threading.RLock
 
     def end(self) -> tuple[Start, SequencerState]:
         """Where DATA ends now, and the state there. Raises BrokerUnreachable."""
 
-    def forget(self, hearing: Subscription) -> None:
+    def forget(self, subscription: Subscription) -> None:
         """It is closed. Called under `telling`."""
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """One less uses the feed."""
 
 
 class Subscription:
     """One sender's ear. Its methods but `close` and `end` are called under the feed's `telling`."""
 
-    def __init__(self, feed: RecordSource, key: bytes) -> None:
+    def __init__(self, tailer: RecordSource, key: bytes) -> None:
         self.key = key
-        self._feed = feed
+        self._tailer = tailer
         self._listener: Listener | None = None
         self._kept: list[Effective] = []
         self._from = 0  # what stands before is in the state that the listener knows
@@ -61,20 +61,20 @@ class Subscription:
 
     def end(self) -> tuple[Start, SequencerState]:
         """Where DATA ends now, and the state there. Raises BrokerUnreachable."""
-        return self._feed.end()
+        return self._tailer.end()
 
     def begin(self, listener: Listener, offset: int) -> None:
         """The listener hears everything from `offset` on, which `end` has told."""
-        with self._feed.telling:
+        with self._tailer.notifying:
             self._listener, self._from = listener, offset
             kept, self._kept = self._kept, []
             if self._missed is not None:
-                missed, (start, state) = self._missed, self._feed.end()
+                missed, (start, state) = self._missed, self._tailer.end()
                 self._from = start.offset
                 self.tell(lambda each: each.catch_up(missed, state))
-            self.hear(kept)
+            self.receive(kept)
 
-    def hear(self, records: list[Effective]) -> None:
+    def receive(self, records: list[Effective]) -> None:
         """Pass them on, or keep them."""
         if self._listener is None:
             if not self._has_failed:
@@ -83,7 +83,7 @@ class Subscription:
         if records and records[0].offset < self._from:
             records = [record for record in records if record.offset >= self._from]
         if records:
-            self.tell(lambda listener: listener.hear(records))
+            self.tell(lambda listener: listener.receive(records))
 
     def miss(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         """Records were missed."""
@@ -103,9 +103,9 @@ class Subscription:
 
     def close(self) -> None:
         """When this returns, the listener is not called any more."""
-        with self._feed.telling:
+        with self._tailer.notifying:
             if self._is_closed:
                 return
             self._is_closed, self._listener = True, None
-            self._feed.forget(self)
-        self._feed.leave()
+            self._tailer.forget(self)
+        self._tailer.release()

@@ -1,0 +1,96 @@
+"""Open the resources of an incarnation: producers, a subscription to DATA, the state of the log, its number.
+
+Invariant. An incarnation subscribes before it reads the state of the log, and reads that state before its first record.
+So its records lie behind that state in DATA, and it misses none of them. Its number is saved in Kafka before anything
+is sent under it (`connectors.client.incarnation.incarnations`).
+
+A failure on the way leaves nothing open. No lock is held: no other thread knows the incarnation yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from connectors.client.casts.cast_keeper import UnwrittenCasts, unwritten_casts
+from connectors.client.incarnation.incarnations import Beginning, Incarnations, Unsent
+from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.tail.cast_hub import CastHub
+from connectors.client.tail.sharing import Shared, share
+from connectors.client.tail.subscription import Subscription
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.transport import Producer
+from ordering.base.names import Address
+from ordering.base.reader import Verdict
+from ordering.base.records import Data
+from ordering.sequencer.sequencer import SequencerState
+
+
+class IncarnationResources(NamedTuple):
+    """The resources that an incarnation begins with. DATA ended at `start`, with `state`."""
+
+    shared: Shared
+    producer: Producer
+    subscription: Subscription
+    beginning: Beginning
+    start: Start
+    state: SequencerState
+    hub: CastHub | None
+    casts_as: int | None
+    """For an incarnation that an earlier process began: the number under which it casts while it is in no view."""
+    casts: UnwrittenCasts
+    """The casts that earlier incarnations accepted, and did not see written."""
+
+
+def open_resources(
+    connection: Connection,
+    group: str,
+    incarnations: Incarnations,
+    unsent: Unsent | None,
+    to_close: contextlib.ExitStack,
+) -> IncarnationResources:
+    """Open the resources of the next incarnation. `to_close` gets the callbacks that close them if it does not begin.
+
+    `unsent` is handed over by the last incarnation in this process, if there was one.
+
+    Raises BrokerUnreachable, TopicMissing, Superseded.
+    """
+    shared = share(connection)
+    to_close.callback(shared.release)
+    with contextlib.closing(MemberMemory(connection, group, incarnations.address, sends=True)) as memory:
+        producer = shared.producers.lease()
+        to_close.callback(shared.producers.release, producer)
+        hub = shared.hub(group, incarnations.address.site) if incarnations.casts else None
+        if hub is not None:  # before a JOIN is sent, so that the hub knows the vector of the first view
+            hub.acquire()
+            to_close.callback(hub.release)
+        subscription = shared.tailer(group, incarnations.address.site).subscribe(incarnations.address)
+        to_close.callback(subscription.close)
+        # The log's end is read before the first message is sent: none of ours can be missed behind it.
+        start, state = subscription.end()
+        history = functools.partial(_ordered_since, connection, group, incarnations.address, end=start.offset)
+        beginning = incarnations.begin(memory, state, unsent, history)
+        casts_as: int | None = None
+        if hub is not None and beginning.is_continued:
+            # The outbox does not know the last number of a cast in its incarnation.
+            casts_as = memory.claim_incarnation(beginning.incarnation, incarnations.claimed)
+    casts = UnwrittenCasts()
+    if hub is not None:
+        casts = unwritten_casts(
+            connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
+        )
+    return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, casts_as, casts)
+
+
+def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:
+    """Yield the sender's records of DATA behind seqno `seqno` and below offset `end`. Raises HistoryUnavailable."""
+    with DataLog(connection, group, address.site) as log:
+        start = log.after(seqno, or_end=True)
+        for stored in log.records(start.offset, end):
+            data = stored.data
+            is_taken = start.reader.judge(data) is Verdict.TAKE
+            if is_taken and data.sender == str(address):
+                yield data
