@@ -35,7 +35,7 @@ class LoggedOrders(Orders):
             elif record.kind == MESSAGE:
                 checker.total(record.seqno, record.depends)
         for partition in self.partitions:
-            for cast in partition.records:
+            for cast in partition.casts():
                 checker.cast(cast)
         for life, lines in logs.items():
             view = NO_VIEW

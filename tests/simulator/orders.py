@@ -1,10 +1,11 @@
 """A group that casts and broadcasts in all orders at once, at two sites: one seed, one history.
 
 Receivers and senders are the real core (`ordering.casts.merging`, `ordering.casts.causal`, `ordering.casts.outgoing`).
-The rest is a model: partitions in which one sender's casts keep their order, but for gaps and repeats of a failed
-request; relays (`connectors.relay.casts`), each at its own pace, that are killed, that begin again by the mark of the
-last copy, that run twice at once, and that are cut off for long; a sequencer and its flushes, which never fail here
-(`tests.simulator.membership` has those); members that die, leave, start again and join late.
+The rest is a model: partitions (`tests.simulator.orders_logs`) in which one sender's casts keep their order, but for
+gaps and repeats of a failed request; relays (`connectors.relay.casts`), each at its own pace, that are killed, that
+begin again by the mark of the last copy, that run twice at once, and that are cut off for long; a sequencer and its
+flushes, which never fail here (`tests.simulator.membership` has those); members that die, leave, start again and join
+late.
 
 The judge knows nothing of clocks. It writes down, for each message, all that happened before it was sent: what its
 sender had sent or delivered, and what had happened before that; and compares that with what others had delivered.
@@ -27,12 +28,15 @@ from ordering.casts.outgoing import Broadcast, Outgoing
 from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_applications import Application, Applications
+from tests.simulator.orders_logs import MISHAPS_EVERY, POWERS, CastLog, CastLogs, GoingOn, Lacks, lacks
 from tests.simulator.orders_starts import Starts
 
 ACTIONS = 400
 MAX_MEMBERS = 8
 SITES = ("n", "s")
 ROUNDS_TO_HEAL = 100
+MAX_RECORDS = 1 << 20
+"""More than any log has."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +56,10 @@ class Rules:
     """A relay goes on behind the record that its last copy was made from, not behind so many as there are copies."""
     fate_of_record: Callable[[CausalReceiver, Cast | OrderedRecord], DeliveryStatus] = fate_of_record
     fate_of_state: Callable[[CausalReceiver, CausalState], DeliveryStatus] = fate_of_state
-
-
-@dataclass
-class Partition:
-    """One log of casts. A copy of another site's has it as its `origin`, and follows it.
-
-    `marks`: which record of the origin each copy was made from. `relays`: where each relay that runs will go on.
-    """
-
-    site: str
-    records: list[Cast] = field(default_factory=list)
-    origin: Partition | None = None
-    marks: list[int] = field(default_factory=list)
-    relays: list[int] = field(default_factory=list)
-    is_cut: bool = False
+    lacks: Lacks = lacks
+    """Whether retention must leave a cast for a reader."""
+    powers: tuple[str, ...] = ()
+    """The Kafka's, in a third of the histories. A mutation has them only if it doesn't show without them."""
 
 
 @dataclass
@@ -74,7 +67,7 @@ class Process:
     """One life of a member."""
 
     life: MemberIncarnation
-    home: Partition
+    home: CastLog
     merger: Merger | None = None
     outgoing: Outgoing | None = None
     offsets: dict[int, int] = field(default_factory=dict)
@@ -115,12 +108,11 @@ class Orders:
 
     def __init__(self, seed: int, rules: Rules | None = None) -> None:
         self.random = random.Random(seed)
-        self.rules = rules or Rules()
+        self.rules = rules or Rules(powers=POWERS)
         self.max_held = self.random.choice((3, 8, 1_000))
         self.sites = SITES[: self.random.randint(1, 2)]
-        own = [Partition(site) for site in self.sites for _ in range(self.random.randint(1, 3))]
-        copies = [Partition(to, origin=log) for log in own for to in self.sites if to != log.site]
-        self.partitions = own + copies
+        self.cast_logs = CastLogs(seed, self.rules.powers, self.sites, self.random)
+        self.partitions = self.cast_logs.partitions
         self.data: list[OrderedRecord] = []
         self.lives = 0
         self.processes: list[Process] = []
@@ -153,8 +145,10 @@ class Orders:
             "join": 3, "die": 2, "leave": 1, "suspect": 1, "flush": 2, "transfer": 4, "coordinate": 10, "again": 5,
             "repeat": 2, "ask": 5, "answer": 3, "application": 60, "kill_relay": 3, "run_relay_twice": 1, "cut": 1,
         }  # fmt: skip
-        for name in self.random.choices(list(weights), list(weights.values()), k=ACTIONS):
+        for number, name in enumerate(self.random.choices(list(weights), list(weights.values()), k=ACTIONS)):
             getattr(self, f"_do_{name}")()
+            if self.cast_logs.kafka.powers and number % MISHAPS_EVERY == 0:
+                self._befall()
             if self.problems:
                 return self.problems
         self._heal()
@@ -360,16 +354,16 @@ class Orders:
     def _do_write(self) -> None:
         """A request: some of the next casts. It may lose one in the middle; then they are all written again later."""
         process = self._one()
-        if process is None or not process.unwritten:
+        if process is None or not process.unwritten or process.home.log.is_away:
             return
         count = self.random.randint(1, len(process.unwritten))
         request = process.unwritten[:count]
         lost = self.random.random() < 0.1
         if lost and count > 1:
-            process.home.records += request[self.random.randint(1, count - 1) :]
+            process.home.write(request[self.random.randint(1, count - 1) :])
             self.seen["gap"] += 1
             return
-        process.home.records += request
+        process.home.write(request)
         if self.random.random() < 0.1:  # the answer is lost
             self.seen["written again"] += 1
             return
@@ -385,20 +379,19 @@ class Orders:
 
     def _do_repeat(self) -> None:
         """A request that was long on its way comes after all, perhaps behind the death of its sender."""
-        logs = [log for log in self.partitions if log.origin is None and log.records]
+        logs = [log for log in self.partitions if log.origin is None and log.log.records and not log.log.is_away]
         if logs:
             log = self.random.choice(logs)
-            at = self.random.randrange(len(log.records))
-            sender = log.records[at].sender
-            log.records += [cast for cast in log.records[at : at + 3] if cast.sender == sender]
+            at = self.random.randrange(len(log.log.records))
+            casts = [record.cast for record in log.log.records[at : at + 3] if record]
+            log.write([cast for cast in casts if cast.sender == casts[0].sender])
 
     def _do_relay(self) -> None:
         if (log := self._one_copy()) is not None and not log.is_cut:
             self._carry(log, self.random.randint(1, 10))
 
-    def _one_copy(self) -> Partition | None:
-        copies = [log for log in self.partitions if log.origin is not None]
-        return self.random.choice(copies) if copies else None
+    def _one_copy(self) -> CastLog | None:
+        return self.random.choice(self.cast_logs.copies) if self.cast_logs.copies else None
 
     def _do_kill_relay(self) -> None:
         if (log := self._one_copy()) is not None and log.relays:
@@ -407,7 +400,7 @@ class Orders:
 
     def _do_run_relay_twice(self) -> None:
         if (log := self._one_copy()) is not None and len(log.relays) < 3:
-            log.relays.append(self._beginning(log))
+            self.cast_logs.start_relay(log, self._beginning(log))
             self.seen["relay ran twice"] += len(log.relays) > 1
 
     def _do_cut(self) -> None:
@@ -416,29 +409,29 @@ class Orders:
             log.is_cut = not log.is_cut
             self.seen["cut"] += log.is_cut
 
-    def _beginning(self, log: Partition) -> int:
-        if not self.rules.begin_by_mark:
-            return len(log.records)
-        return log.marks[-1] + 1 if log.marks else 0
+    def _beginning(self, copy: CastLog) -> int:
+        return copy.after_mark() if self.rules.begin_by_mark else len(copy.log.records)
 
-    def _carry(self, log: Partition, count: int) -> None:
-        """A request of one of the relays. It may fail, and be written again, after some of it was written."""
-        assert log.origin is not None
-        if not log.relays:
-            log.relays.append(self._beginning(log))
-        which = self.random.randrange(len(log.relays))
-        start = log.relays[which]
-        end = min(start + count, len(log.origin.records))
-        if self.random.random() < 0.1:
-            self._copy(log, start, self.random.randint(start, max(start, end)))
-            self.seen["request of a relay repeated"] += 1
-        self._copy(log, start, end)
-        log.relays[which] = max(start, end)
+    def _carry(self, copy: CastLog, count: int) -> None:
+        self.cast_logs.carry(copy, count, self._beginning(copy), self.seen)
 
-    def _copy(self, log: Partition, start: int, end: int) -> None:
-        assert log.origin is not None
-        log.records += log.origin.records[start:end]
-        log.marks += range(start, end)
+    def _befall(self) -> None:
+        """Let the Kafka use its powers, and retention run."""
+        self.cast_logs.kafka.mishap(self.cast_logs.places, 0.5)
+        self.seen["a partition is away"] += any(log.log.is_away for log in self.partitions)
+        self._retire()
+
+    def _retire(self) -> None:
+        """Let retention run, unless a member waits for its state: retention is longer than a join takes."""
+        if any(each.is_alive and each.receiver is None for each in self.members):
+            return
+        readers = [*self._going_on_from(), *self.applications.going_on_from()]
+        self.seen["retention"] += self.cast_logs.retire(readers, self.rules.lacks)
+
+    def _going_on_from(self) -> Iterator[GoingOn]:
+        for process in self.processes:
+            if process.receiver is not None and (process.is_alive or process in self.members):
+                yield GoingOn(process.receiver.state, self.offsets_behind(process))
 
     # Reading.
 
@@ -455,16 +448,21 @@ class Orders:
 
     def _read(self, process: Process | Application, where: int, count: int) -> None:
         assert process.receiver is not None
-        start = process.offsets.get(where, 0)
-        log = self.partitions[where].records
-        for offset in range(start, min(start + count, len(log))):
-            process.offsets[where] = offset + 1
-            cast = log[offset]
+        log = self.partitions[where].log
+        if log.is_away:
+            return
+        start = process.offsets.get(where, log.beginning)
+        if start < log.beginning:
+            self.find(LOST, f"{process.receiver} reads on where retention has dropped something")
+            return
+        end = min(start + count, log.end)
+        for offset, (cast, _) in log.read(start, count):
             process.places.setdefault(key_of(cast), (where << 32) + offset)
             verdict = self._step(process, cast)
             self.seen[verdict.value] += 1
             if verdict is CastVerdict.FULL:
                 process.full_at.setdefault(where, offset)
+        process.offsets[where] = end
 
     def _do_again(self) -> None:
         if (process := self._one()) is not None:
@@ -512,7 +510,7 @@ class Orders:
         """All that stands in the logs."""
         for where, log in enumerate(self.partitions):
             if log.site == site:
-                self._read(process, where, len(log.records))
+                self._read(process, where, len(log.log.records))
         self.read_data(process, len(self.data))
         self._read_again(process)
 
@@ -632,11 +630,11 @@ class Orders:
     def _heal(self) -> None:
         """Nothing more fails, until nothing more happens."""
         before = None
+        self.cast_logs.kafka.heal()
         for _ in range(ROUNDS_TO_HEAL):
-            for log in self.partitions:
-                if log.origin is not None:
-                    for _ in range(len(log.relays) + 2):
-                        self._carry(log, len(log.origin.records))
+            for copy in self.cast_logs.copies:
+                for _ in range(len(copy.relays) + 2):
+                    self._carry(copy, MAX_RECORDS)
             for process in self.processes:
                 if process.is_alive and process.receiver is not None and not self._finish(process):
                     return
@@ -661,7 +659,7 @@ class Orders:
 
     def _finish(self, process: Process) -> bool:
         """Write and read all that there is."""
-        process.home.records += process.unwritten
+        process.home.write(process.unwritten)
         process.unacknowledged += process.unwritten
         process.unwritten.clear()
         assert process.outgoing is not None

@@ -9,6 +9,7 @@ way for some time, while members die.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ordering.casts.delivery_status import DeliveryStatus
 from ordering.casts.merging import Merger
 from ordering.checker.checker import LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
+from tests.simulator.orders_logs import GoingOn
 
 if TYPE_CHECKING:
     from tests.simulator.orders import Orders, Process
@@ -128,6 +130,15 @@ class Applications:
         self.asking.remove(joiner)
         self._begin_at(joiner, state, dict(answer.offsets), answer.delivered)
         self.world.seen["began with a state"] += 1
+
+    def going_on_from(self) -> Iterator[GoingOn]:
+        """Yield where each application reads on, or will once its state has come."""
+        for one in self.running:
+            if one.is_alive:
+                yield GoingOn(one.receiver.state, self.world.offsets_behind(one))
+        for joiner in self.asking:
+            if joiner.is_alive and (answer := self.answers.get(joiner.life)):
+                yield GoingOn(CausalState.from_bytes(answer.state), answer.offsets)
 
     def read(self) -> None:
         """One of them reads on, or is given what was delivered."""

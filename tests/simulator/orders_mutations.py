@@ -14,6 +14,7 @@ from ordering.casts.outgoing import Outgoing
 from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Rules
+from tests.simulator.orders_logs import POWERS
 
 
 class BlindToOthers(CausalReceiver):
@@ -158,6 +159,11 @@ def state_at_once(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
     return DeliveryStatus.DELIVERED
 
 
+def nothing_is_lacked(state: CausalState, cast: Cast) -> bool:
+    """Retention goes by the readers' offsets, and drops casts that a joiner with another site's state has to read."""
+    return False
+
+
 def takes_all_for_lost(message: LeftCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
     """A mutation: what had left is cast again, whatever was delivered of it."""
     return Course.ANEW
@@ -198,5 +204,6 @@ MUTATIONS = (
     Mutation("casts-again-what-was-delivered", DUPLICATE, Rules(course_of=takes_all_for_lost)),
     Mutation("forgets-what-was-not-delivered", LOST, Rules(course_of=takes_all_for_delivered)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
-    Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False)),
+    Mutation("retention-goes-by-offsets", LOST, Rules(lacks=nothing_is_lacked, powers=POWERS)),
+    Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False, powers=POWERS)),
 )

@@ -40,7 +40,7 @@ def test_what_is_rare_does_happen() -> None:
         "began with a view", "started again", "died in a flush", "died with casts unwritten", "put out of a view",
         "dropped with a view", "began with a state", "died serving", "passed over by an application",
         "left: anew", "left with casts in flight",
-        "relay killed", "relay ran twice", "cut", "request of a relay repeated",
+        "relay killed", "relay ran twice", "cut", "a partition is away", "retention", "request of a relay repeated",
     }  # fmt: skip
     assert {name for name in rare if seen[name] < 20} == set()
     assert seen["a state is void"]
