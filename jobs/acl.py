@@ -85,11 +85,11 @@ def apply(
     Log in as one who may give rights (ALTER of the cluster). What is there already stays. A relay has two ends: where
     these are two Kafkas, do it in both.
     """
-    from connectors.kafka.topics.rights import give
+    from connectors.kafka.topics.rights import grant
 
     rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
     connection = connection_to(bootstrap_servers, kafka_config, "acl")
-    give(connection, principal, rights)
+    grant(connection, principal, rights)
     where = connection.bootstrap_servers
     typer.echo(f"{principal} has the {len(rights)} rights of a {role.value} of {group} at {where}")
 

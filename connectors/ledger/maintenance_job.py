@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.unservable_groups import raise_unservable
-from connectors.kafka.log.acts import Act, tell
+from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.topics.data_purge import Lacking, lacking_unknown_sites, purge_data
 from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.kafka.topics.purge import Purged, purge_group
@@ -121,7 +121,7 @@ def _maintain_topics(
     """Purge a group's topics, one after the other."""
     connection, site = options.connection, options.site
     if wanted.act is not None and not wanted.dry_run:
-        tell(connection, group, site, wanted.act)
+        record_act(connection, group, site, wanted.act)
     yield from purge_group(connection, group, site, dead_letters_s=wanted.dead_letters_s, dry_run=wanted.dry_run)
     senders += _forget(connection, group, site, wanted)
     yield from purge_letters(connection, group, site, letters_s=wanted.letters_s, dry_run=wanted.dry_run)

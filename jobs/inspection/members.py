@@ -54,7 +54,7 @@ def forget(
     sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
     letter.
     """
-    from connectors.kafka.log.acts import act_of_this_user, tell
+    from connectors.kafka.log.acts import act_of_this_user, record_act
     from connectors.kafka.topics.senders import forget_senders, known_senders
 
     connection = connection_to(bootstrap_servers, kafka_config, "members")
@@ -65,7 +65,7 @@ def forget(
             raise UsageError(f"{address} is unknown in {group}: `abcast members list --group {group}` has all.")
         if known[address].is_member:
             raise UsageError(f"{address} is a member of {group}, or waits for its view: stop it first.")
-    tell(connection, group, site, act_of_this_user("forget", ", ".join(wanted[:10]), why))
+    record_act(connection, group, site, act_of_this_user("forget", ", ".join(wanted[:10]), why))
     done = forget_senders(connection, group, site, [known[address].row for address in dict.fromkeys(wanted)])
     kept = [address for address in dict.fromkeys(wanted) if address not in {*done.forgotten, *done.asked_for}]
     if as_json:

@@ -20,7 +20,7 @@ from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.epochs import encode_claim, this_host
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log import sign_of_life
-from connectors.kafka.log.acts import Act, tell
+from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
@@ -262,7 +262,7 @@ def test_signs(connection: MemoryConnection) -> None:
 
 def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> None:
     for number in range(5):
-        tell(connection, "g", "nyc", Act("forget", f"nyc/m{number}", "bob@ops", "left" if number == 4 else ""))
+        record_act(connection, "g", "nyc", Act("forget", f"nyc/m{number}", "bob@ops", "left" if number == 4 else ""))
     found = read_status(connection, "g", "nyc")
     assert [act.what for act in found.acts] == [f"nyc/m{number}" for number in range(5)]
     assert [act["who"] for act in json.loads(json.dumps(found.to_json()))["acts"]] == ["bob@ops"] * 5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from connectors.kafka.codec.epochs import Move, Note, decode, encode_exclusion, encode_move, encode_note
 from connectors.kafka.connection.sending import append
-from connectors.kafka.log.acts import ACT_HEADER, KEPT, MAX_WHY, Act, act_header, act_of_this_user, read_act, tell
+from connectors.kafka.log.acts import ACT_HEADER, KEPT, MAX_WHY, Act, act_header, act_of_this_user, read_act, record_act
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.takeover import take_over
 from connectors.testing import MemoryGroup
@@ -55,7 +55,7 @@ def test_acts_change_nothing_else() -> None:
         with DataLog(group.connection, "g", "nyc") as data:
             start = data.after(0)
         for number in range(KEPT + 5):
-            tell(group.connection, "g", "nyc", act_of_this_user("forget", f"nyc/m{number}", "left"))
+            record_act(group.connection, "g", "nyc", act_of_this_user("forget", f"nyc/m{number}", "left"))
         with DataLog(group.connection, "g", "nyc") as data:
             before = data.state()
             assert [act.what for act in data.known_acts] == [f"nyc/m{number}" for number in range(5, KEPT + 5)]
@@ -74,7 +74,7 @@ def test_without_the_right_it_is_said(caplog: pytest.LogCaptureFixture, monkeypa
         raise KafkaRefused("alice may not write there.")
 
     monkeypatch.setattr(MemoryMetadataClient, "partitions_of", refused)
-    tell(connection, "g", "nyc", Act("forget", "nyc/bob"))
+    record_act(connection, "g", "nyc", Act("forget", "nyc/bob"))
     assert "the log does not tell who did this: alice may not write there." in caplog.text
 
 
@@ -87,7 +87,7 @@ def test_a_reason_has_a_bound() -> None:
 def test_a_topic_that_was_made_anew_tells_of_no_old_acts() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    tell(connection, "g", "nyc", Act("forget", "nyc/bob"))
+    record_act(connection, "g", "nyc", Act("forget", "nyc/bob"))
     with DataLog(connection, "g", "nyc") as data:
         assert data.claims() == []
         assert len(data.known_acts) == 1

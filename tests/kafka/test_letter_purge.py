@@ -245,12 +245,12 @@ def test_a_crash_in_the_middle(kafka: MemoryConnection, monkeypatch: pytest.Monk
         write(kafka, number)
     take(kafka, 2)
     with monkeypatch.context() as crash:
-        name = ("_write", None, "_forget")[step]
+        name = ("_write", None, "_delete_notes")[step]
 
         def crashed(*_: object) -> None:
             raise AbcastError("killed")
 
-        crash.setattr(*((letter_purge._Care, name) if name else (letter_purge, "delete")), crashed)  # type: ignore[call-overload]
+        crash.setattr(*((letter_purge._LetterPurge, name) if name else (letter_purge, "delete")), crashed)  # type: ignore[call-overload]
         with pytest.raises(AbcastError, match="killed"):
             purge(kafka)
     assert beginning(kafka) == (0, 0, 2)[step]

@@ -151,6 +151,6 @@ def _taken(pieces: Iterable[Sequence[PlainRecord]]) -> tuple[list[Effective], in
     polls = _Polls(pieces)
     cursor = DataCursor(polls, DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]  # all that it asks of one
     taken: list[Effective] = []
-    while polls._pieces or cursor._unjudged:
+    while polls._pieces or cursor._pending:
         taken += cursor.poll(0.0)
     return taken, cursor.position, cursor.reader

@@ -11,7 +11,7 @@ from connectors.client.api.member import Member
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.sending import append
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.topics.operators import _next_life
+from connectors.kafka.topics.operators import _next_incarnation
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
@@ -100,7 +100,7 @@ def test_who_never_comes_first_is_told_in_a_sentence(kafka: MemoryConnection, mo
 def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, sequencer: TinySequencer) -> None:
     """Also after senders were forgotten, when the floor is a time of a moment ago."""
     with DataLog(kafka, GROUP, SITE) as data:
-        lives = [_next_life(data, ADMIN)[0] for _ in range(5)]
+        lives = [_next_incarnation(data, ADMIN)[0] for _ in range(5)]
     assert len(set(lives)) > 1
     assert min(lives) > max(sequencer.state.received[ADMIN].incarnation, sequencer.state.membership.incarnation_floor)
 

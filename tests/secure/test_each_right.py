@@ -16,7 +16,7 @@ from connectors.kafka.log.sign_of_life import SignsOfLife
 from connectors.kafka.topics.data_purge import lacking_unknown_sites, purge_data
 from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.kafka.topics.purge import purge_group
-from connectors.kafka.topics.rights import Right, Who, give, rights_of
+from connectors.kafka.topics.rights import Right, Who, grant, rights_of
 from connectors.kafka.topics.topics import check_topics, create_topics, ensure_topic, look_at_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -48,7 +48,7 @@ class Trial:
         user = f"{self.group}-{name}"
         connection = login(self._broker, user)
         if rights:
-            give(self.admin, f"User:{user}", rights)
+            grant(self.admin, f"User:{user}", rights)
         return connection
 
     def lacking(self) -> Iterator[tuple[Right, Connection]]:

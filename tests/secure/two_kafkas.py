@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Direction, Mode, Sites
-from connectors.kafka.topics.rights import Right, give
+from connectors.kafka.topics.rights import Right, grant
 from connectors.local.broker import EmbeddedBroker
 from tests.secure.users import login
 
@@ -30,7 +30,7 @@ def allow(user: str, kafkas: Kafkas, rights: Iterable[Right]) -> None:
     """Give the rights in both."""
     for broker in kafkas.values():
         login(broker, user)
-        give(login(broker), f"User:{user}", [*rights])
+        grant(login(broker), f"User:{user}", [*rights])
 
 
 def both(one: str, other: str) -> list[Direction]:

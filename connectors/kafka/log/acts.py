@@ -1,10 +1,9 @@
-"""What operators do to a group: what it was, who did it, why, and when. EPOCH has it, in the header `abcast-act`.
+"""Record operators' acts on a group in EPOCH, in the header `abcast-act`: the act, the operator, the reason, the time.
 
-A move, an exclusion and a format have the header themselves. What is no record there, a purge or senders that are
-forgotten, is told by a note that says nothing else (`0 0 0`). Earlier versions look at neither. When it was, the
-broker's time says.
+A move, an exclusion and a format carry the header on their own record. An act without a record there (a purge,
+forgotten senders) gets an empty note (`0 0 0`). Earlier versions ignore both. The time is the broker's timestamp.
 
-An act is told before it is done, so that one that is cut off leaves its trace, too. Nothing rests on it.
+An act is recorded before it is done, so one that is cut off leaves its trace, too. No promise depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ordering.base.names import Topic
 
 ACT_HEADER = "abcast-act"
 KEPT = 20
-"""So many acts of a group are kept in mind, the newest ones."""
+"""The number of newest acts kept in memory."""
 MAX_WHY = 500
 _FIELDS = ("act", "what", "who", "why")
 
@@ -32,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Act(NamedTuple):
-    """An operator's act: its command, what it does, who did it and why, and the broker's time in ms."""
+    """An operator's act: the command, its effect, the operator, the reason, and the broker's time in ms."""
 
     act: str
     what: str
@@ -42,7 +41,7 @@ class Act(NamedTuple):
 
 
 def act_of_this_user(act: str, what: str, why: str = "") -> Act:
-    """Return an act of whoever runs this process. Raises UsageError for a reason that is too long."""
+    """Return an act of this process's user. Raises UsageError for a reason that is too long."""
     if len(why) > MAX_WHY:
         raise UsageError(f"--why has {len(why)} characters: say it in {MAX_WHY}.")
     try:
@@ -58,20 +57,20 @@ def act_header(act: Act) -> tuple[str, bytes]:
 
 
 def read_act(headers: Sequence[tuple[str, bytes]], at_ms: int) -> Act | None:
-    """Return the act that a record of EPOCH tells; None if it tells of none, or none that can be read."""
-    said = next((value for name, value in headers if name == ACT_HEADER), None)
-    if not said:
+    """Return the act in a record of EPOCH; None if it has none, or an unreadable one."""
+    text = next((value for name, value in headers if name == ACT_HEADER), None)
+    if not text:
         return None
     try:
-        told = json.loads(said)
-        act, what, who, why = (str(told.get(name, ""))[:MAX_WHY] for name in _FIELDS)
+        fields = json.loads(text)
+        act, what, who, why = (str(fields.get(name, ""))[:MAX_WHY] for name in _FIELDS)
         return Act(act, what, who, why, at_ms)
     except (ValueError, AttributeError, RecursionError):
         return None
 
 
-def tell(connection: Connection, group: str, site: str, act: Act) -> None:
-    """Tell an act that is no record of EPOCH. Without the right to write there, a warning says that nobody knows."""
+def record_act(connection: Connection, group: str, site: str, act: Act) -> None:
+    """Record an act that has no record of its own. Without the right to write to EPOCH, only a warning is logged."""
     topic = str(Topic(group, "epoch", site))
     value, headers = encode_note(Note(0, 0, 0))
     try:

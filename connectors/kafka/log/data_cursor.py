@@ -1,8 +1,8 @@
-"""Follows a DATA topic as it grows and hands out its effective records: the reading rule, applied to live Kafka.
+"""Follow a growing DATA topic and return its effective records: the reading rule on live Kafka.
 
-It is `DataLog` for those who stay: a bounded wait instead of an end. A broker that goes away for a while is no error
-here; the cursor goes on when it is back.
-What it hands out is of one log (`connectors.kafka.log.same_log_consumer`).
+It is the `DataLog` of readers that stay: polls wait for a bounded time instead of ending at the log's end. A broker
+that goes away for a while is no error; the cursor continues when it is back. All records come from one log
+(`connectors.kafka.log.same_log_consumer`).
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from ordering.base.records import DATA_KINDS, MESSAGE
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
-"""So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
+"""The most records judged at once; they are judged one by one if one of them is no message (a snapshot, say)."""
 
 _MANY = 2_048
-"""Fewer records are read sooner than passed over."""
+"""Up to this many records, reading is faster than a seek past them."""
 _ASK_MS = 1_000
 
 _NO_FIELDS: list[bytes] = []
 
 _logger = logging.getLogger(__name__)
 
-_told: set[tuple[str, str]] = set()
-"""The kinds of later versions that this process has told of, by topic. Only sequencers write there: they are few."""
+_warned_of: set[tuple[str, str]] = set()
+"""The unknown kinds that this process has warned of, by topic. Only sequencers write there: they are few."""
 
 
 class DataCursor:
     """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
 
-    `position`: the offset of the record that is read next. `strays`: how many records it has passed over that are no
-    DATA. Of a kind that only a later version knows, a record is handed out with the last of its numbers.
+    `position`: the offset of the next record to read. `strays`: the number of strays passed over. A record of an
+    unknown kind of a later version is returned with the last of its seqnos.
     """
 
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
@@ -65,7 +65,7 @@ class DataCursor:
         self._partition = partition
         self._reader, self._quiet = start.reader, start.quiet
         self._failing = False
-        self._unjudged: Sequence[Any] = ()
+        self._pending: Sequence[Any] = ()
         self.position = start.offset
         self.strays = 0
         self._log = SameLogConsumer(consumer, self._changed)
@@ -73,12 +73,12 @@ class DataCursor:
 
     @property
     def reader(self) -> Reader:
-        """A copy of the state of the reading rule at `position`."""
+        """A copy of the reading rule's state at `position`."""
         return Reader(self._reader.epoch, self._reader.last_seqno)
 
     def end(self) -> int:
-        """Where the log ends now; 0 if no broker says so at once."""
-        with contextlib.suppress(KafkaError, KeyError):  # so kafka-python says that there is no such topic
+        """Return the log's present end; 0 if no broker answers at once."""
+        with contextlib.suppress(KafkaError, KeyError):  # KeyError is kafka-python's answer for a missing topic
             return int(self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition])
         return 0
 
@@ -87,15 +87,16 @@ class DataCursor:
         self._consumer.close()
 
     def poll(self, timeout: float) -> Sequence[Effective]:
-        """The next effective records; none if none arrive within `timeout` seconds. Of many messages, `Messages`.
+        """Return the next effective records; none if none arrive within `timeout` seconds. Many messages are a
+        `Messages`.
 
         Raises:
             HistoryUnavailable: retention has dropped records before they were read.
-            HistoryChanged: the log was made anew, or has lost its end.
+            HistoryChanged: the topic was recreated, or the log has lost its end.
             LaterVersion: the group has a format from here on that this version does not know.
         """
-        if not self._unjudged:
-            self._unjudged = self._read(timeout)
+        if not self._pending:
+            self._pending = self._read(timeout)
         return self._judge()
 
     def _read(self, timeout: float) -> Sequence[Any]:
@@ -110,19 +111,19 @@ class DataCursor:
         except AuthorizationError:
             raise
         except KafkaError as error:
-            # The consumer connects again by itself; all we have to do is to ask again.
+            # The consumer reconnects by itself; it is enough to ask again.
             if not self._failing:
                 _logger.warning("reading %s: %r; trying again", self._partition.topic, error)
             self._failing = True
             time.sleep(min(timeout, RETRY_PAUSE_S))
             return ()
         self._failing = self._failing and not read
-        if not read:  # a transaction's mark moves it, too
+        if not read:  # a transaction's marker moves the position, too
             self.position = max(self.position, self._consumer.position(self._partition))
         return read
 
     def _skip_quiet(self) -> None:
-        """Go on where something may stand that has a seqno: sites that agree write much that has none."""
+        """Skip a stretch without seqnos: sites that agree write many such records."""
         quiet = self._quiet
         if quiet is None or self._reader.last_seqno < quiet.seqno:
             return
@@ -140,15 +141,15 @@ class DataCursor:
         )
 
     def _judge(self) -> Sequence[Effective]:
-        """The next of what was read: all up to a thousand that has something besides messages; else that thousand."""
+        """Return the next judged records: messages up to the first thousand with another record, or that thousand."""
         messages: list[Messages] = []
-        while self._unjudged:
-            part, rest = self._unjudged[:_AT_ONCE], self._unjudged[_AT_ONCE:]
+        while self._pending:
+            part, rest = self._pending[:_AT_ONCE], self._pending[_AT_ONCE:]
             keys, headers = [record.key for record in part], [record.headers for record in part]
             numbers = messages_numbers(keys, headers)
             if numbers is None and any(messages):
-                break  # they are judged the next time
-            self._unjudged, self.position = rest, part[-1].offset + 1
+                break  # the next call judges them
+            self._pending, self.position = rest, part[-1].offset + 1
             if numbers is not None:
                 messages.append(self._judge_messages(part, keys, headers, numbers))
             elif taken := self._judge_each(part):
@@ -162,7 +163,7 @@ class DataCursor:
         headers: Sequence[Sequence[tuple[str, bytes]]],
         numbers: NDArray[np.int64],
     ) -> Messages:
-        """The same as `_judge_each` of records that are messages, all at once. Of most batches all is taken."""
+        """Judge many messages at once, as `_judge_each` would. Of most batches all are taken."""
         incarnations, local_seqnos, seqnos, epochs, views, forwarded_at_ms = numbers
         is_taken = self._reader.accept_columns(np.zeros(len(records), np.bool_), epochs, seqnos)
         columns: Any = (
@@ -196,27 +197,27 @@ class DataCursor:
             verdict = accept(kind, epoch, seqno, count)
             if verdict is Verdict.TAKE:
                 if kind not in DATA_KINDS:
-                    self._tell_of(kind, record.offset)
+                    self._warn_of_kind(kind, record.offset)
                 where = (seqno + count - 1, record.offset, kind, key)
                 who = (incarnation, local_seqno, epoch, view, forwarded_at_ms)
-                given = without_nulls(headers[1:]) if len(headers) > 1 else ()
-                taken.append(effective((*where, *who, given, record.value, record.timestamp)))
+                application = without_nulls(headers[1:]) if len(headers) > 1 else ()
+                taken.append(effective((*where, *who, application, record.value, record.timestamp)))
             elif verdict is Verdict.CONTROL:
                 follow(self._partition.topic, data_format(fields))
         return taken
 
-    def _tell_of(self, kind: str, offset: int) -> None:
-        """Tell of a kind that is not known, once."""
+    def _warn_of_kind(self, kind: str, offset: int) -> None:
+        """Warn of an unknown kind, once a topic."""
         topic = self._partition.topic
-        if (topic, kind) not in _told:
-            _told.add((topic, kind))
+        if (topic, kind) not in _warned_of:
+            _warned_of.add((topic, kind))
             _logger.warning(
                 "%s at offset %d: records of the kind %s are of a later version of abcast, and are passed over.",
                 *(topic, offset, kind),
             )
 
     def _pass_over(self, offset: int) -> None:
-        """Count a stray. The first one is told: a console producer may have written thousands."""
+        """Count a stray. Only the first is logged: a console producer may have written thousands."""
         self.strays += 1
         if self.strays == 1:
             topic = self._partition.topic

@@ -1,29 +1,29 @@
-"""One group's DATA topic at one site, as a log: read a range, find the newest snapshot, find where a seqno stands.
+"""Read one group's DATA topic at one site as a log: ranges, the newest snapshot, the offset of a seqno.
 
-Two topics of one partition each belong together:
+It consists of two topics of one partition each:
 
-* DATA: what was decided;
-* EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
-  begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
-  the floor stands before that seal. And *notes*: which epoch was in force below some offset, and up to which seqno
-  DATA went there. A note is a fact about a log that only grows, so it stays true.
+* DATA has the decisions.
+* EPOCH has a *claim* for each takeover. The epoch is its offset plus one, so no two claims have the same. The claim's
+  value begins with the *floor*: the end of DATA before the claim. A seal is written after its claim, so every record
+  below the floor precedes that seal. EPOCH also has *notes*: the epoch in force below some offset, and the last seqno
+  in DATA there. A note is a fact about a log that only grows, so it stays true.
 
-That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
-offset o is in force if the floor of every claim of a higher epoch is above o, or if a note says that e was in force
-behind it. A snapshot in force is the state where it stands (`ordering.sequencer.sequencer`, invariant 5). So everything
-here starts from the last one, and its cost does not grow with history.
+Thus a snapshot is known to be in force without reading the log from its beginning. A snapshot of epoch e at offset o is
+in force if the floor of every claim of a higher epoch is above o, or if a note says that e was in force after it. A
+snapshot in force is the state at its offset (`ordering.sequencer.sequencer`, invariant 5). So everything here starts
+from the last one, and its cost does not grow with history.
 
-Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks, of which each says that all seqnos
-from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
-(the seal is at the floor or later, and what an epoch decides stands behind its seal); a note; the beginning.
+`DataLog.where` maps a seqno to an offset. It uses explicit marks; each says that all seqnos from k on are at offset o
+or later. Marks are the floor of the claim of the epoch that decided k, for the first seqno of that epoch (the seal is
+at the floor or later, and an epoch's decisions follow its seal); a note; the beginning.
 
 A copy of another site's DATA, which a relay fills, has no claims, and no snapshot in it is in force. Its EPOCH topic
-has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base is a fact
-about a log that only grows, so it stays true, however often the relay repeats records. A reader that goes on from where
-the next seqno stands at the earliest finds everything that the base does not count.
+has *bases*: states of the copied log, each written after everything that it counts was in the copy. A base, too, stays
+true, however often the relay repeats records. A reader that continues at the lowest possible offset of the next seqno
+finds everything that the base does not count.
 
-A copy can be made the home (`connectors.relay.promotion`): a *move* says so, and from then on it is claimed as any
-other log.
+A copy can become the home (`connectors.relay.promotion`): a *move* says so, and from then on the log is claimed as any
+other.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ from ordering.sequencer.sequencer import SequencerState, absorb
 _logger = logging.getLogger(__name__)
 
 _FIRST_WINDOW = 2_048
-"""Records that are read back first when looking for a snapshot."""
+"""Records of the first window, when looking back for a snapshot."""
 
 
 FETCH_MAX_WAIT_MS = 10
-"""What is read is there already. A library that fetches ahead is at the end before us, and what we ask next waits for
-so long behind that."""
+"""The longest wait of a fetch. A client that fetches ahead has reached the end before the reader has, and the next
+request waits behind that fetch.
+"""
 
 
 class StoredRecord(NamedTuple):
-    """One DATA record with its Kafka offset and the broker's timestamp (ms since the epoch, UTC)."""
+    """A DATA record with its Kafka offset and the broker's timestamp (ms since the epoch, UTC)."""
 
     offset: int
     timestamp_ms: int
@@ -71,7 +72,7 @@ class StoredRecord(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """Behind that seqno nothing that has one stands below that offset, where this epoch is in force."""
+    """A quiet stretch: no record below `offset` has a seqno above `seqno`. `epoch` is in force at `offset`."""
 
     seqno: int
     offset: int
@@ -79,9 +80,9 @@ class Quiet(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to read on: from Kafka offset `offset`, with `reader` as the state of the reading rule.
+    """A position to read on from: Kafka offset `offset`, with `reader` as the state of the reading rule.
 
-    `quiet`: what need not be read, as was known then.
+    `quiet`: a stretch that need not be read, as known at that time.
     """
 
     offset: int
@@ -90,14 +91,14 @@ class Start(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot in force, and where it stands."""
+    """A snapshot in force, and its offset."""
 
     offset: int
     state: SequencerState
 
 
 def consumer_of_logs(connection: Connection) -> Consumer:
-    """What many logs can read with, one after the other. Raises BrokerUnreachable, KafkaRefused."""
+    """Return a consumer that many logs can share, one after the other. Raises BrokerUnreachable, KafkaRefused."""
     return connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
 
 
@@ -105,7 +106,7 @@ class DataLog:
     """Reads one DATA topic (one partition). Not thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, connection: Connection, group: str, site: str, consumer: Consumer | None = None) -> None:
-        """`consumer`: one that other logs read with, too, in turn, in the same thread; who gives it closes it.
+        """Open the log. `consumer`: shared with other logs of the same thread; its owner closes it.
 
         Raises BrokerUnreachable, TopicMissing.
         """
@@ -120,14 +121,14 @@ class DataLog:
         self._claims_before_move = 0
         self._known_format = FIRST.number
         self.known_exclusions: tuple[Exclusion, ...] = ()
-        """As far as EPOCH was read. One says nothing of another: of the same view there may be several."""
+        """The exclusions, as far as EPOCH was read. They are independent: a view may have several."""
         self.known_acts: deque[Act] = deque(maxlen=KEPT)
-        """What operators have done, the newest last; as far as EPOCH was read."""
+        """The newest acts of operators, the newest last, as far as EPOCH was read."""
         self._known_base = -1
         self.strays = 0
-        """How many records that are no DATA it has passed over."""
+        """The number of strays read so far."""
         self.known_below = 0
-        """The offset in EPOCH below which all is known, as far as it was read."""
+        """The offset in EPOCH up to which everything was read."""
         self._is_shared = consumer is not None
         self._consumer: Consumer = consumer or consumer_of_logs(connection)
         try:
@@ -145,7 +146,7 @@ class DataLog:
         for partition, count in counts.items():
             if not count:
                 with closing(self.connection.metadata_client()) as metadata:
-                    metadata.partitions_of(partition.topic, "READ")  # it may be there, and hidden
+                    metadata.partitions_of(partition.topic, "READ")  # it may exist, hidden from this user
                 raise topic_missing(partition.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))
@@ -157,28 +158,28 @@ class DataLog:
         self.close()
 
     def read_with(self, consumer: Consumer) -> None:
-        """Read with this shared one from here on. Raises BrokerUnreachable, TopicMissing."""
+        """Read with this shared consumer from here on. Raises BrokerUnreachable, TopicMissing."""
         self.close()
         self._consumer, self._is_shared = consumer, True
-        self._check_partitions()  # a consumer has to hear of a topic before it can tell its offsets
+        self._check_partitions()  # a consumer must know a topic before it can return its offsets
 
     def close(self) -> None:
-        """Close the connection, if it is the log's own."""
+        """Close the consumer, unless it is shared."""
         if not self._is_shared:
             self._consumer.close()
 
     def beginning(self) -> int:
-        """The first offset that retention has left."""
+        """Return the first offset that retention has kept."""
         with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.beginning_offsets([self.partition])[self.partition])
 
     def end(self) -> int:
-        """The offset after the last record."""
+        """Return the offset after the last record."""
         with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def offset_before_the_end(self, seconds: float) -> int:
-        """The offset of the first record that is no older than that, if the newest record is from now."""
+        """Return the offset of the first record of the last `seconds`, counted back from the newest record."""
         end, beginning = self.end(), self.beginning()
         newest = newest_record(self.connection, self._consumer, self.partition, beginning, end)
         if newest is None:
@@ -189,9 +190,9 @@ class DataLog:
         return int(found.offset) if found is not None else end
 
     def records(self, start: int, end: int) -> Iterator[StoredRecord]:
-        """The records of DATA with `start` <= offset < `end`, in order; strays as such.
+        """Yield the records of DATA with `start` <= offset < `end`, in order, strays included.
 
-        Raises LaterVersion at the seal from which on the group has a format that this version does not know.
+        Raises LaterVersion at a seal whose format this version does not know.
         """
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
             data = decode_data(record.key, record.value, record.headers)
@@ -200,32 +201,32 @@ class DataLog:
             yield StoredRecord(record.offset, record.timestamp, data)
 
     def claims(self) -> list[Claim]:
-        """Every claim so far, in the order of epochs."""
-        self._learn()
+        """Return every claim so far, in the order of epochs."""
+        self._refresh()
         return list(self._known_claims)
 
     def notes(self) -> list[Note]:
-        """Every note so far."""
-        self._learn()
+        """Return every note so far."""
+        self._refresh()
         return list(self._known_notes)
 
     def newest_claim(self) -> Claim | None:
-        """The claim of the highest epoch so far."""
-        self._learn()
+        """Return the claim of the highest epoch so far."""
+        self._refresh()
         return self._known_claims[-1] if self._known_claims else None
 
     def newest_epoch(self) -> int:
-        """The highest epoch claimed so far; 0 if there is none."""
+        """Return the highest epoch claimed so far; 0 if there is none."""
         newest = self.newest_claim()
         return newest.epoch if newest is not None else 0
 
-    def _learn(self) -> None:
-        """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning.
+    def _refresh(self) -> None:
+        """Read the new records of EPOCH. Raises HistoryUnavailable if retention has dropped its beginning.
 
-        Raises LaterVersion at what this version can't follow.
+        Raises LaterVersion for a record that this version can't follow.
         """
         end = self._end_of_epochs()
-        if end < self.known_below:  # made anew
+        if end < self.known_below:  # the topic was recreated
             self._known_claims, self._known_notes, self.known_below = [], [], 0
             self._known_move, self._claims_before_move = None, 0
             self._known_base, self.known_exclusions = -1, ()
@@ -252,11 +253,11 @@ class DataLog:
                 raise
             if (act := read_act(record.headers, record.timestamp)) is not None:
                 self.known_acts.append(act)
-            self._take(entry, record.offset)
-        self.known_below = max(self.known_below, end)  # what stands last may be a transaction's mark
+            self._apply(entry, record.offset)
+        self.known_below = max(self.known_below, end)  # the last offset may be a transaction's marker
 
-    def _take(self, entry: Claim | Note | Move | Exclusion | Format | None, offset: int) -> None:
-        """Take what a record of EPOCH says; None for a base."""
+    def _apply(self, entry: Claim | Note | Move | Exclusion | Format | None, offset: int) -> None:
+        """Apply a record of EPOCH; None for a base."""
         if isinstance(entry, Claim):
             self._known_claims.append(entry)
             self._known_format = max(self._known_format, entry.format)
@@ -276,7 +277,7 @@ class DataLog:
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
     def epoch_of_claim(self, offset: int) -> int:
-        """The epoch of a claim that was appended to EPOCH there."""
+        """Return the epoch of the claim at that offset of EPOCH."""
         return self._above + offset + 1
 
     @property
@@ -284,53 +285,53 @@ class DataLog:
         return self._known_move.above if self._known_move is not None else 0
 
     def format(self) -> int:
-        """Return the group's format as EPOCH tells it; of a copy, DATA tells it (`SequencerState.format`)."""
-        self._learn()
+        """Return the group's format as EPOCH has it. For a copy, DATA has it (`SequencerState.format`)."""
+        self._refresh()
         return self._known_format
 
     def move(self) -> Move | None:
-        """Which site is the group's home, if it ever moved."""
-        self._learn()
+        """Return the newest move of the group's home, or None."""
+        self._refresh()
         return self._known_move
 
     def claims_since_move(self) -> list[Claim]:
-        """The claims that stand behind the newest move; all of them, if the home never moved."""
-        self._learn()
+        """Return the claims after the newest move; all claims if the home never moved."""
+        self._refresh()
         return self._known_claims[self._claims_before_move :]
 
     def highest_epoch(self) -> int:
-        """The highest epoch that was claimed here, or that a move says was given before."""
+        """Return the highest epoch claimed here, or used before the home moved here."""
         move = self.move()
         return max(self.newest_epoch(), move.above if move is not None else 0)
 
     def base(self) -> SequencerState | None:
-        """The newest base, if the topic is a copy, or was one, and has one."""
-        self._learn()
+        """Return the newest base, if the topic is or was a copy and has one."""
+        self._refresh()
         if self._known_base < 0:
             return None
         bases = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
         return next((SequencerState.from_bytes(record.value) for record in bases), None)
 
     def is_promoted(self) -> bool:
-        """Whether it was a copy, and was made the home."""
+        """Whether the topic was a copy, and became the home."""
         move = self.move()
         return move is not None and move.home == self.topic.site
 
     def has_decided(self) -> bool:
-        """Whether it has, had or may soon have a sequencer of its own: it was claimed, or made the home once."""
+        """Whether the log has, had or may soon have a sequencer of its own: it was claimed, or became the home once."""
         return bool(self.claims()) or self._known_move is not None
 
     def is_copy(self) -> bool:
-        """Whether a relay fills the topic: then it has DATA without a claim, and it was not made the home."""
+        """Whether a relay fills the topic: it has DATA, no claim, and never became the home."""
         if self.has_decided():
             return False
-        # Relays bring no strays: one of them in a topic that is new makes it no copy.
+        # Relays copy no strays: a stray in a new topic does not make it a copy.
         return self.beginning() > 0 or any(each.data.kind != STRAY for each in self.records(0, self.end()))
 
     def state(self, end: int | None = None) -> SequencerState:
-        """The sequencer's state after all records below `end` (default: now), as DATA tells it.
+        """Return the sequencer's state after all records below `end` (default: now), computed from DATA.
 
-        Raises HistoryUnavailable if retention has dropped the beginning and no snapshot in force is left.
+        Raises NoSnapshot if retention has dropped the beginning and no snapshot in force is left.
         """
         if end is None:
             end = self.end()
@@ -339,13 +340,13 @@ class DataLog:
         is_in_force, beginning = self._in_force(), self.beginning()  # after `end`: no seal below it lacks its claim
         tail: list[StoredRecord] = []
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-            before = [_without_content(stored) for stored in self.records(start, below)]
+            before = [_without_payload(stored) for stored in self.records(start, below)]
             tail = [*before, *tail]
             for index in range(len(before) - 1, -1, -1):
                 if is_in_force(tail[index]):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
         if beginning > 0:
-            if (base := self.base()) is not None:  # of the time when it was a copy
+            if (base := self.base()) is not None:  # from the time when the log was a copy
                 return self._from_base(base, end)
             raise NoSnapshot(
                 f"a retention has dropped the beginning of {self.topic}, and with it the state: no snapshot is left. "
@@ -355,7 +356,7 @@ class DataLog:
         return absorb(SequencerState(self.topic.group), (stored.data for stored in tail))
 
     def snapshot_below(self, end: int, seqno: int) -> Snapshot | None:
-        """The last snapshot in force below offset `end` that counts no seqno above `seqno`."""
+        """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`."""
         is_in_force = self._in_force()
         for start, below in windows_back(self.beginning(), end, _FIRST_WINDOW):
             found = [stored for stored in self.records(start, below) if is_in_force(stored)]
@@ -366,7 +367,7 @@ class DataLog:
         return None
 
     def _in_force(self) -> Callable[[StoredRecord], bool]:
-        """Whether a record is a snapshot in force, as EPOCH tells now."""
+        """Return a test for a snapshot in force, by the present EPOCH."""
         claims, notes = self.claims(), self.notes()
         return lambda stored: _is_snapshot_in_force(stored, claims, notes)
 
@@ -375,36 +376,38 @@ class DataLog:
         return absorb(base, (stored.data for stored in self.records(start, end)))
 
     def after(self, seqno: int, *, or_end: bool = False, known: tuple[int, SequencerState] | None = None) -> Start:
-        """Where a reader that has everything up to `seqno` reads on. `known`: the log's end, and the state there.
+        """Return where a reader that has everything up to `seqno` reads on. `known`: the log's end, and the state
+        there.
 
-        The table of seals tells the epoch that decided the next one, so leftovers of a fenced sequencer are recognised
-        from anywhere.
+        The table of seals gives the epoch that decided the next seqno, so the reader recognises leftovers of a fenced
+        sequencer from anywhere.
 
-        Raises HistoryUnavailable if retention has dropped what follows `seqno`, and ProtocolViolation if DATA does not
-        reach that far (with `or_end`, reads on at the end then).
+        Raises HistoryUnavailable if retention has dropped the record after `seqno`, and ProtocolViolation if DATA does
+        not reach `seqno` (with `or_end`, the reader starts at the end instead).
         """
-        end, state = known or self._known_now()
+        end, state = known or self._end_and_state()
         if seqno > state.seqno and not or_end:
             raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
         if seqno >= state.seqno:
             return Start(end, Reader(state.epoch, state.seqno))
         epoch, offset = epoch_of(state.seals, seqno + 1), self.where(seqno + 1, state)
         beginning = self.beginning()
-        if beginning > offset and not self._holds(seqno + 1, epoch, beginning, end):
+        if beginning > offset and not self._still_has(seqno + 1, epoch, beginning, end):
             raise HistoryUnavailable(
                 f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
             )
         return Start(max(offset, beginning), Reader(epoch, seqno), Quiet(state.seqno, end, state.epoch))
 
-    def _known_now(self) -> tuple[int, SequencerState]:
+    def _end_and_state(self) -> tuple[int, SequencerState]:
         end = self.end()
         return end, self.state(end)
 
     def where(self, seqno: int, state: SequencerState) -> int:
-        """The offset of the effective record of `seqno`, which `state` has, or a lower one.
+        """Return the offset of the effective record of `seqno`, or a lower one. `state` must count that seqno.
 
-        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module). Where records
-        take several, that may be too far: then it is the record itself that tells, and the mark if it does not.
+        After a mark, each seqno takes at least one offset, in order (see the module). Where a record takes several
+        seqnos, this may be too far: then the records themselves are checked, and the search goes back to the mark if
+        need be.
         """
         epoch = epoch_of(state.seals, seqno)
         first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)
@@ -413,30 +416,31 @@ class DataLog:
         marks += [(note.offset, note.seqno + 1) for note in self.notes()]
         last, offset = max((offset + seqno - known, offset) for offset, known in marks if known <= seqno)
         back = _FIRST_WINDOW
-        while last > offset and state.counted and not self._stands_from(last, seqno, epoch):
+        while last > offset and state.counted and not self._is_at_or_after(last, seqno, epoch):
             last, back = max(offset, last - back), 2 * back
         claims = self.claims()
         return self._by_entries(seqno, epoch, last) if claims and claims[-1].agreement else last
 
     def _by_entries(self, seqno: int, epoch: int, low: int) -> int:
-        """The same, nearer to the record than `low` (`connectors.kafka.log.entry_marks`)."""
+        """Return the same, nearer to the record than `low`, by the entries (`connectors.kafka.log.entry_marks`)."""
         first, last = max(low, self.beginning()), self.end()
         while last - first > entry_marks.NEAR:
             middle = (first + last) // 2
             found = self.records(middle, min(last, middle + entry_marks.LOOK))
-            told = entry_marks.first_told((stored.offset, stored.data) for stored in found)
-            if told is None:
+            mark = entry_marks.first_told((stored.offset, stored.data) for stored in found)
+            if mark is None:
                 return low
-            if entry_marks.is_below(told, seqno, epoch):
-                last = told.offset + 1
+            if entry_marks.is_below(mark, seqno, epoch):
+                last = mark.offset + 1
             else:
-                first = told.offset
-        return first if self._stands_from(first, seqno, epoch) else low
+                first = mark.offset
+        return first if self._is_at_or_after(first, seqno, epoch) else low
 
-    def _stands_from(self, offset: int, seqno: int, epoch: int) -> bool:
-        """Whether the record of `seqno`, decided by `epoch`, is there or behind: the first that is not lower tells.
+    def _is_at_or_after(self, offset: int, seqno: int, epoch: int) -> bool:
+        """Whether the record of `seqno`, decided by `epoch`, is at `offset` or later: the first one not below it shows
+        that.
 
-        A repeat does as well. What a fenced sequencer has left, and what was repeated in part, tells nothing.
+        A repeat of the record counts as well. Leftovers of a fenced sequencer and partly repeated records show nothing.
         """
         for stored in self.records(max(offset, self.beginning()), self.end()):
             data = stored.data
@@ -446,17 +450,17 @@ class DataLog:
                 return True
         return False
 
-    def _holds(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
-        """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells.
+    def _still_has(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
+        """Whether the effective record of `seqno`, decided by `epoch`, still exists: the first of its epoch shows that.
 
-        Where a later epoch comes first, its own is gone.
+        If a record of a later epoch is the first, it is gone.
         """
         first = next((s.data for s in self.records(beginning, end) if s.data.epoch >= epoch and s.data.seqno), None)
         return first is not None and first.epoch == epoch and first.seqno <= seqno
 
 
 def topic_missing(topic: str, group: str, site: str) -> TopicMissing:
-    """The error that says that one of a group's topics is not there, and what to do."""
+    """Return the error for a missing topic of a group; it says what to do."""
     return TopicMissing(
         f"topic {topic} does not exist: create the group's topics with `abcast topics create --group {group} "
         f"--site {site}`."
@@ -464,7 +468,7 @@ def topic_missing(topic: str, group: str, site: str) -> TopicMissing:
 
 
 def too_many_partitions(topic: Topic, count: int) -> str:
-    """What to say of a DATA topic that has more than one partition."""
+    """Return the sentence for a DATA topic with more than one partition."""
     return (
         f"topic {topic} has {count} partitions, but an order has one, and Kafka takes no partition away: go on in a "
         f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
@@ -472,8 +476,8 @@ def too_many_partitions(topic: Topic, count: int) -> str:
     )
 
 
-def _without_content(stored: StoredRecord) -> StoredRecord:
-    """Without what `absorb` does not look at. A takeover has the ends of many logs in memory at once."""
+def _without_payload(stored: StoredRecord) -> StoredRecord:
+    """Drop the parts that `absorb` does not use: a takeover has the ends of many logs in memory at once."""
     if stored.data.kind not in (MESSAGE, ENTRY):
         return stored
     return stored._replace(data=replace(stored.data, payload=b"", headers=()))
@@ -481,7 +485,7 @@ def _without_content(stored: StoredRecord) -> StoredRecord:
 
 def _is_snapshot_in_force(stored: StoredRecord, claims: Sequence[Claim], notes: Sequence[Note]) -> bool:
     data = stored.data
-    # What was copied from a home that was before this one is not this topic's own.
+    # A record copied from an earlier home is not this topic's own.
     if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
         return False
     return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch) or any(

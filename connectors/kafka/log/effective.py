@@ -1,4 +1,4 @@
-"""The effective records of DATA as a reader has them: one by one, or many messages by columns."""
+"""The effective records of DATA for readers: one by one, or many messages in columns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ordering.base.records import MESSAGE, Headers
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken; `seqno` is the last of its numbers. Numbers are 0 where its header has none.
+    """A DATA record that was taken. `seqno` is the last one it takes. Numbers are 0 where its header has none.
 
-    What the sequencer decided by itself has no key, and so no sender. `forwarded_at_ms`: when the broker had the
-    FORWARD record that it was made from; `timestamp_ms`: when it had this one. Both in ms since the epoch.
+    The sequencer's own records have no key, and so no sender. `forwarded_at_ms` is the broker's timestamp of the
+    FORWARD record, `timestamp_ms` that of this one. Both in ms since the epoch.
     """
 
     seqno: int
@@ -27,24 +27,24 @@ class Effective(NamedTuple):
     view: int
     forwarded_at_ms: int
     headers: Headers
-    """Those that are not abcast's own, in their order."""
+    """The application's headers, in their order."""
     value: bytes | None
     timestamp_ms: int
 
     @property
     def sender(self) -> str:
-        """The sender's address, or nothing."""
+        """The sender's address, or ""."""
         return address_of(self.key)
 
 
 @functools.lru_cache(maxsize=10_000)
 def address_of(key: bytes | None) -> str:
-    """The sender of DATA with that key, or nothing. There are few of them, and each comes often."""
+    """Return the sender of DATA with that key, or "". Senders are few, and each comes often."""
     return (key or b"").decode("ascii")
 
 
 class MessageColumns(NamedTuple):
-    """The fields of `Effective` but its kind, a list each, all of one length."""
+    """The fields of `Effective` except the kind, as lists of one length."""
 
     seqno: list[int]
     offset: list[int]
@@ -60,10 +60,10 @@ class MessageColumns(NamedTuple):
 
 
 class Messages(Sequence[Effective]):
-    """Effective records that are all messages: each is made when it is asked for.
+    """Effective records that are all messages; each is made on demand.
 
-    Who wants a field of all of them has it as a column, which costs a fraction. Lists of numbers and bytes are also no
-    work for the garbage collector, while a window of records is.
+    Reading a field of all of them as a column costs a fraction. Lists of numbers and bytes also cost the garbage
+    collector nothing, unlike a list of records.
     """
 
     __slots__ = ("columns",)
@@ -73,7 +73,7 @@ class Messages(Sequence[Effective]):
 
     @classmethod
     def joined(cls, parts: Iterable[Messages]) -> Messages:
-        """All of them, one after the other."""
+        """Return the concatenation of the parts."""
         pieces: Iterable[tuple[list[Any], ...]] = zip(*(part.columns for part in parts), strict=True)
         columns: Any = (list(itertools.chain.from_iterable(of_parts)) for of_parts in pieces)
         return cls(MessageColumns(*columns))
@@ -85,7 +85,7 @@ class Messages(Sequence[Effective]):
         return _made_of(self.columns)
 
     def at(self, indices: Sequence[int]) -> Iterator[Effective]:
-        """Those of them. To ask for one after the other takes three times as long."""
+        """Yield the records at these indices. Indexing one by one takes three times as long."""
         return _made_of([map(column.__getitem__, indices) for column in self.columns])
 
     @overload
@@ -106,4 +106,4 @@ def _made_of(columns: Sequence[Iterable[Any]]) -> Iterator[Effective]:
 
 
 effective: Callable[[tuple[Any, ...]], Effective] = functools.partial(tuple.__new__, Effective)
-"""Of all its fields: there are many of them, and to pass each by its name takes longer."""
+"""Makes a record from a tuple of its fields. There are many records, and passing names takes longer."""

@@ -1,4 +1,4 @@
-"""What the entries of a site's log tell that stand in its DATA: the last one that counts, and the site's state."""
+"""Read the entries in a site's DATA: the last one that counts, and the site's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST_WINDOW = 512
 
 
 def last_entry(data: DataLog, end: int) -> Entry | None:
-    """The last entry below offset `end` that counts; None if there is none.
+    """Return the last entry below offset `end` that counts; None if there is none.
 
     Raises HistoryUnavailable if retention has dropped all entries.
     """
@@ -27,9 +27,9 @@ def last_entry(data: DataLog, end: int) -> Entry | None:
 
 
 def last_state(data: DataLog, end: int) -> SiteState | None:
-    """The state of the site that its log tells below offset `end`; None if there is no entry.
+    """Return the site's state in its log below offset `end`; None if there is no entry.
 
-    Raises HistoryUnavailable if retention has dropped what it takes.
+    Raises HistoryUnavailable if retention has dropped entries that it takes.
     """
     entries = _counting(data, end, MAX_NUMBER)
     if not entries:
@@ -38,10 +38,10 @@ def last_state(data: DataLog, end: int) -> SiteState | None:
 
 
 def needed_from(data: DataLog, end: int) -> int:
-    """The offset from which on entries below `end` are needed: by the site itself at a start, and by the others.
+    """Return the offset from which on entries below `end` are needed: by the site's own start, or by other sites.
 
-    A site goes on at the last entry that it has read, and has said in its own log that it has: that is its `known`
-    row, or further on. So what is below the lowest of these is read by nobody, nor is what is below the last base.
+    A site continues after the last entry that it has read and has noted in its own log, its `known` row. So no site
+    reads entries below the lowest of these, nor below the last base.
     """
     state = last_state(data, end)
     if state is None:
@@ -53,7 +53,7 @@ def needed_from(data: DataLog, end: int) -> int:
 
 
 def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
-    """Entries below offset `end` that count: from one whose number is at most `number`, or from the first, to the last.
+    """Return the entries below offset `end` that count, from one numbered at most `number`, or from the first.
 
     Raises HistoryUnavailable if retention has dropped the entries.
     """
@@ -61,10 +61,10 @@ def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
 
 
 def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
-    """Where the first of these stands, and they and the seals between them; 0 where it is the first of all.
+    """Return the offset of the first of these (0 if it is the first of all), and these with the seals between them.
 
-    Reads back to an entry that is known to count, and from there on by the rule. Such a one stands below the floor of
-    every claim of a higher epoch: none of their seals is before it, and a job writes its entries in their order.
+    Reads back to an entry that certainly counts, and from there on by the rule. Such an entry is below the floor of
+    every claim of a higher epoch: none of their seals precedes it, and a job writes its entries in order.
     """
     claims, beginning = data.claims(), data.beginning()
     tail: list[Data] = []

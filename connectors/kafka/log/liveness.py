@@ -1,4 +1,4 @@
-"""Whether a group's sequencer is alive, as its claim and its newest sign of life tell."""
+"""Find out whether a group's sequencer is alive, from its claim and its newest sign of life."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LOOK_AGAIN_S = SIGN_EVERY_S + 1
 
 
 class Liveness(NamedTuple):
-    """`state` is ALIVE, SILENT, NONE (the group never had a sequencer) or ELSEWHERE (the topic is a copy).
+    """The state of a group's sequencer: ALIVE, SILENT, NONE (there never was one) or ELSEWHERE (the topic is a copy).
 
-    `silent_s`: since its last sign, or since its claim if that came later. `since_ms`: the broker's time of the claim.
+    `silent_s`: since its last sign, or since its claim if that is later. `since_ms`: the broker's time of the claim.
     """
 
     state: str
@@ -41,11 +41,11 @@ class Liveness(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether what waits will be ordered, as far as this can be known here."""
+        """Whether waiting messages will be ordered, as far as this site can know."""
         return self.state in (ALIVE, ELSEWHERE)
 
     def __str__(self) -> str:
-        """What it is, without a full stop."""
+        """Describe the state, without a full stop."""
         if self.state == NONE:
             return "the group never had a sequencer: start `abcast run`; one that works finds the group within 10 s"
         if self.state == ELSEWHERE:
@@ -60,16 +60,16 @@ class Liveness(NamedTuple):
 
 
 def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | None = None) -> Liveness:
-    """What the claims and the sign of a group tell now.
+    """Judge a sequencer by the group's claims and its sign.
 
-    A sign has the time of the host that gave it, and clocks differ. So what looks silent by another host's clock is
-    looked at `again`: a sign that has changed since was given just now. Raises BrokerUnreachable.
+    A sign has the time of its host, and clocks differ. So a sign that looks old by another host's clock is read
+    `again`: if it has changed since, the sequencer is alive. Raises BrokerUnreachable.
     """
     claim = data.newest_claim()
     if claim is None or data.is_copy():
         return Liveness(ELSEWHERE if data.is_copy() else NONE)
     if sign is not None and sign.epoch != claim.epoch:
-        sign = None  # of one before
+        sign = None  # an earlier sequencer's
     heard_ms = claim.at_ms if sign is None else max(claim.at_ms, sign.at_ms)
     silent_s = time.time() - heard_ms / 1000
     is_alive = -SILENT_AFTER_S < silent_s < SILENT_AFTER_S
@@ -87,15 +87,15 @@ def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | N
 
 
 def look_again(connection: Connection, group: str, site: str) -> Sign | None:
-    """The group's sign after so long that a sequencer which lives has given another."""
+    """Return the group's sign after a wait in which a live sequencer gives another."""
     time.sleep(_LOOK_AGAIN_S)
     return read_signs(connection, [group], site).of_groups.get(group)
 
 
 def say_why(connection: Connection, group: str, site: str, patience_s: float = 3.0) -> str:
-    """A sentence on the group's sequencer, for an error that says that something was not ordered.
+    """Return a sentence on the group's sequencer, for the error of a message that was not ordered.
 
-    "" if it is alive, or if that can't be known in so many seconds.
+    "" if the sequencer is alive, or if that can't be known within `patience_s`.
     """
     key = replace(connection, client_id=""), group, site
     with _lock:
@@ -110,13 +110,11 @@ def say_why(connection: Connection, group: str, site: str, patience_s: float = 3
 
 _lock = threading.Lock()
 _looks: dict[tuple[Connection, str, str], Future[str]] = {}
-"""Those in hand: who asks meanwhile waits for the same. In an outage each takes long, and many wait for receipts."""
+"""The looks in progress; later callers wait for the same one. In an outage each takes long, and many callers wait."""
 
 
 def begin_anew() -> None:
-    """In a fork: no thread of it makes the looks that its parent had in hand, and a thread that is not may have held
-    the lock.
-    """
+    """Reset the state in a fork: the parent's looks have no thread here, and a lost thread may have held the lock."""
     global _lock
     _lock = threading.Lock()
     _looks.clear()
@@ -127,12 +125,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def _look(look: Future[str], connection: Connection, group: str, site: str) -> None:
-    said = ""
+    sentence = ""
     try:
         with contextlib.suppress(AbcastError, KafkaError), DataLog(connection, group, site) as data:
             found = judge(data, read_signs(connection, [group], site).of_groups.get(group))
-            said = "" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}."
+            sentence = "" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}."
     finally:
         with _lock:
             del _looks[connection, group, site]
-        look.set_result(said)
+        look.set_result(sentence)

@@ -1,7 +1,7 @@
-"""Transactions that somebody has left open in what the sequencer reads.
+"""Find transactions that clients have left open in the sequencer's input.
 
-Who reads what is committed gets nothing behind the first record of an open transaction. So one client that hangs holds
-up all who send to that partition, until it ends the transaction, or Kafka does.
+A reader of committed records gets nothing after the first record of an open transaction. So one hanging client holds up
+all senders of that partition, until it ends the transaction, or Kafka does.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from connectors.kafka.transport import Consumer
 from ordering.base.names import Role
 
 READ_COMMITTED: tuple[Role, ...] = ("forward", "relayed")
-"""Of these topics, what a producer takes back was not broadcast. All others are read as they stand, by all readers."""
+"""Topics in which an aborted record was never broadcast. All other topics are read uncommitted, by all readers."""
 LONG_S = 10.0
-"""A transaction that is open for so long is told. One that is used as it should be takes less."""
+"""The age from which on an open transaction is reported. A normal one takes less."""
 
 
 class OpenTransaction(NamedTuple):
-    """Its first record stands at `offset`, since `open_s` seconds. `command`: what ends it."""
+    """An open transaction: its first record is at `offset`, and `open_s` seconds old. `command` ends it."""
 
     topic: str
     partition: int
@@ -46,9 +46,10 @@ class OpenTransaction(NamedTuple):
 def open_transactions(
     connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
 ) -> Iterator[OpenTransaction]:
-    """Those that are open for long. `consumer`: reads what is not committed, too. Raises BrokerUnreachable, KafkaError.
+    """Yield the transactions that are open for long. `consumer` must read uncommitted records.
 
-    The end is asked for first: what is committed reaches it by then, unless something holds it back.
+    Raises BrokerUnreachable, KafkaError. The ends are read first: by the time of the second look, committed records
+    reach them, unless a transaction holds them back.
     """
     if not partitions:
         return

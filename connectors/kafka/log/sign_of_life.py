@@ -1,18 +1,17 @@
-"""A sequencer's sign of life, which tells an idle group from one whose sequencer is gone.
+"""A sequencer's sign of life: it tells an idle group from one whose sequencer is gone.
 
 An idle sequencer writes nothing. So every SIGN_EVERY_S each sequencer commits offsets under the consumer group
-`abcast.sequencer.SITE`. That of a group's EPOCH topic is its epoch, and its metadata say who gave it and when. Those of
-the FORWARD partitions are how far it has come, so that any tool that knows Kafka shows its lag. That of DATA is where
-it ended: a start that finds less knows that something was lost (`connectors.kafka.log.same_log`). Kafka keeps the
-newest ones only: signs cost no record of a log. `abcast status` reads them, and so do errors that say why a message
-waits.
+`abcast.sequencer.SITE`. For a group's EPOCH topic the offset is the epoch; its metadata name the host, the engine and
+the time. For FORWARD partitions it is the sequencer's progress, so that any Kafka tool shows its lag. For DATA it is
+the log's end: a start that finds less knows of a loss (`connectors.kafka.log.same_log`). Kafka keeps only the newest
+offsets: signs cost no record. `abcast status` reads them, and so do errors that say why a message waits.
 
-A sign also says what other jobs of the process do not do for the group: that the ledger has ended, say. A group that
-the sequencer goes on without gets a sign with epoch 0, which says why, and counts as no sign of its sequencer.
+A sign also reports what other jobs of the process don't do for the group, for example that the ledger has ended. A
+group that the sequencer goes on without gets a sign with epoch 0 and the reason; it counts as no sign of its sequencer.
 
-No promise rests on a sign while logs are whole. A sequencer gives one right after it has seen that no newer one has
-claimed its groups, so a fenced one gives none. A sign that can't be written is left out. After a crash the last one
-stands, and grows old.
+While logs are whole, no promise depends on a sign. A sequencer gives one right after it has seen that no newer one has
+claimed its groups, so a fenced one gives none. A sign that can't be written is skipped. After a crash the last one
+stays, and ages.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SIGN_EVERY_S = 2.0
 SILENT_AFTER_S = 10.0
 """A sequencer without a sign for so long is taken to be gone."""
 _ASK_S = 3.0
-_MOST_TOLD = 250
+_MAX_TROUBLE = 250
 """Characters of a trouble: Kafka takes 4,096 bytes of metadata."""
 
 _MOST_DIGITS = 18
@@ -45,9 +44,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Sign(NamedTuple):
-    """The newest sign of a group's sequencer. `at_ms`: when it was given, by the clock of `host`.
+    """The newest sign of a group's sequencer. `at_ms` is its time by the clock of `host`.
 
-    `trouble`: what the process does not do for the group. With epoch 0, it goes on without it.
+    `trouble`: what the process does not do for the group. With epoch 0, the sequencer goes on without the group.
     """
 
     epoch: int
@@ -57,13 +56,13 @@ class Sign(NamedTuple):
     trouble: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """As it is committed."""
-        told = f" {quote(self.trouble[:_MOST_TOLD])}" if self.trouble else ""
-        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}{told}", -1)
+        """Return the offset to commit."""
+        trouble = f" {quote(self.trouble[:_MAX_TROUBLE])}" if self.trouble else ""
+        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}{trouble}", -1)
 
     @classmethod
     def decode(cls, committed: OffsetAndMetadata | None) -> Sign | None:
-        """Inverse of `encode`; None for what is none. Later versions may add fields at the end."""
+        """Invert `encode`; None for anything else. Later versions may add fields at the end."""
         if committed is None:
             return None
         try:
@@ -76,12 +75,12 @@ class Sign(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether it was given just now, as far as clocks agree."""
+        """Whether the sign is recent, as far as clocks agree."""
         return abs(time.time() - self.at_ms / 1000) < SILENT_AFTER_S
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether its times are by this machine's clock."""
+        """Whether its time is by this machine's clock."""
         return self.host == this_host()
 
 
@@ -93,10 +92,10 @@ class SignsOfLife:
         self._engine = engine
         self._next = float("-inf")
         self._metadata = connection.metadata_client()
-        self._is_told = False
+        self._has_warned = False
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to sign. `now`: seconds of a steady clock."""
+        """Whether it is time to sign. `now`: seconds of a monotonic clock."""
         return now >= self._next
 
     def give(
@@ -108,10 +107,10 @@ class SignsOfLife:
         trouble_of: Callable[[str], str] = lambda _: "",
         suspended: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Sign for these groups, each with its epoch, if it is time to.
+        """Sign for these groups with their epochs, if it is time to.
 
-        `considered`: of FORWARD partitions, the first offset that is not considered yet. `ends`: where DATA of groups
-        ends. `suspended`: groups that the sequencer goes on without, and why.
+        `considered`: the first offset not considered yet of FORWARD partitions. `ends`: the end of each group's DATA.
+        `suspended`: groups that the sequencer goes on without, and why.
         """
         if not self.is_due(now) or not (epochs or suspended):
             return
@@ -133,8 +132,8 @@ class SignsOfLife:
         try:
             self._metadata.commit(_group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 _logger.warning(
                     "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s: %s",
                     _group_id(self._site),
@@ -147,9 +146,9 @@ class SignsOfLife:
 
 
 class Signs(NamedTuple):
-    """The newest sign of each group that has one, and of FORWARD partitions the first offset not considered yet.
+    """The newest sign of each group that has one, and the first offset not considered yet of FORWARD partitions.
 
-    `reached`: where DATA of each group ended.
+    `reached`: the end of each group's DATA at its sign.
     """
 
     of_groups: Mapping[str, Sign]
@@ -160,7 +159,7 @@ class Signs(NamedTuple):
 def read_signs(
     connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
 ) -> Signs:
-    """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
+    """Return the newest signs, and the progress in the FORWARD partitions. Raises BrokerUnreachable."""
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
     data = {group: _data(group, site) for group in places}
     with closing(connection.metadata_client()) as metadata:

@@ -1,1 +1,1 @@
-"""The topics of a group: creating, purging, rights, settings, senders."""
+"""The topics of a group: creation, purges, rights, settings, senders."""

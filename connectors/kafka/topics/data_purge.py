@@ -1,19 +1,19 @@
-"""Deleting DATA of long ago, as far as the ledger has it: all below a snapshot from which everybody can start.
+"""Delete old DATA that the ledger has: everything below a snapshot from which everybody can start.
 
-The snapshot is in force, is older than what is to be kept, and counts nothing that the ledger lacks. It stays, and with
-it all that follows. So a sequencer, a member or a relay that starts finds the state in DATA, and who wants older
-messages finds them in the ledger.
+The snapshot is in force, is older than the records to be kept, and counts nothing that the ledger lacks. It stays, and
+so does everything after it. So a sequencer, a member or a relay that starts finds the state in DATA, and readers of
+older messages find them in the ledger.
 
-Invariant: DATA always holds a snapshot that every reader knows to be in force. A claim may be on its way whose floor is
-below the snapshot; once it is there, claims alone no longer tell that the snapshot counts. So EPOCH has a note, which
-does, before the first record is deleted. A crash in between leaves a note that is true, and DATA as it was.
+Invariant: DATA always has a snapshot that every reader knows to be in force. A claim whose floor is below the snapshot
+may be on its way; once it is there, the claims alone no longer show that the snapshot counts. So a note in EPOCH, which
+shows it, is written before the first record is deleted. A crash in between leaves a true note, and DATA as it was.
 
-Where sites agree, their logs stand in DATA. All below an entry goes that every other site of the group has read, as its
-own log has told, and below which no start of the site reads (`connectors.kafka.log.entries.needed_from`). Both only
-move on, so a crash between any two steps leaves what is needed.
+Where sites agree, DATA has their logs. Everything below an entry is deleted if every other site of the group has read
+it, as its own log says, and no start of this site reads it (`connectors.kafka.log.entries.needed_from`). Both only move
+forward, so a crash between any two steps leaves whatever is needed.
 
-Left alone are copies, which no sequencer has claimed, and what a relay may still have to carry. No retention of Kafka's
-does all this: it takes the last snapshot, too.
+Copies, which no sequencer has claimed, and records that a relay may still have to copy are left alone. No retention of
+Kafka's can do this: it drops the last snapshot, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ordering.base.names import BY_RELAYS
 from ordering.sequencer.sequencer import SequencerState
 
 Lacking = Callable[[str, SequencerState], str]
-"""Why a group's DATA up to a state is still needed here, or an empty text: another site lacks something of it."""
+"""Returns why another site still needs a group's DATA up to a state; "" if none does."""
 
 _logger = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ def purge_data(
     lacking: Lacking,
     dry_run: bool = False,
 ) -> list[Purged]:
-    """Delete what is older than so many seconds, counted back from the newest record. `in_ledger`: its last seqno.
+    """Delete records older than `kept_s`, counted back from the newest record. `in_ledger`: the ledger's last seqno.
 
-    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable; KafkaRefused for a right that is missing.
+    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable; KafkaRefused for a missing right.
     """
-    with closing(connection.metadata_client()) as metadata:  # what is hidden would pass for a group without other sites
+    with closing(connection.metadata_client()) as metadata:  # hidden topics would look like a group without other sites
         check_relayed_is_seen(metadata, group, site)
     with DataLog(connection, group, site) as data:
-        why = _left_alone(data)
+        why = _reason_against(data)
         snapshot = None if why else deletable(data, _older(data, kept_s), in_ledger)
         if snapshot is None or (why := lacking(group, snapshot.state)):
             if why:
@@ -67,19 +67,19 @@ def purge_data(
             return delete_below(connection, consumer, admin, {data.partition: snapshot.offset}, dry_run=dry_run)
 
 
-def _left_alone(data: DataLog) -> str:
+def _reason_against(data: DataLog) -> str:
     is_copy = data.newest_claim() is None and data.is_copy()
     return f"{data.topic} is the copy of another site's." if is_copy else ""
 
 
 def _older(data: DataLog, kept_s: float) -> int:
-    """Below which offset all is older, and needed by no site that agrees with others."""
+    """Return the offset below which every record is older, and no agreeing site needs one."""
     claim, older = data.newest_claim(), data.offset_before_the_end(kept_s)
     return min(older, needed_from(data, data.end())) if claim is not None and claim.agreement else older
 
 
 def lacking_unknown_sites(connection: Connection) -> Lacking:
-    """For who knows of no other sites: what relays have brought tells that there are some."""
+    """Return a `Lacking` for a caller that knows no other sites: topics that relays fill show that there are some."""
 
     def lacking(group: str, _: SequencerState) -> str:
         is_linked = any(topic.group == group and topic.role in BY_RELAYS for topic in find_topics(connection))
@@ -89,7 +89,7 @@ def lacking_unknown_sites(connection: Connection) -> Lacking:
 
 
 def deletable(data: DataLog, older: int, in_ledger: int) -> Snapshot | None:
-    """The snapshot below which DATA can go: it stands below offset `older` and counts what the ledger has at most."""
+    """Return the snapshot below which DATA can be deleted: below `older`, counting at most the ledger's records."""
     if in_ledger <= 0:
         return None
     found = data.snapshot_below(older, in_ledger)
@@ -97,6 +97,6 @@ def deletable(data: DataLog, older: int, in_ledger: int) -> Snapshot | None:
 
 
 def missing_note(data: DataLog, snapshot: Snapshot) -> Note | None:
-    """What EPOCH has to say before anything below the snapshot is deleted; None if a note says as much."""
+    """Return the note that EPOCH needs before a deletion below the snapshot; None if it has that note."""
     needed = Note(snapshot.offset + 1, snapshot.state.epoch, snapshot.state.seqno)
     return None if needed in data.notes() else needed

@@ -1,11 +1,10 @@
-"""What is noted of letters that were deleted (`ordering.letters.letter_care`), in the group's memory topic, which keeps
-it.
+"""Read and name the notes on deleted letters (`ordering.letters.letter_care`) in the group's memory topic.
 
     key                                   value
     SITE/NAME letters-below OFFSET        the receiver's base there, JSON
-    inbox-PARTITION letters-below OFFSET  `1`: our own purge deletes up to there, or has done so
+    inbox-PARTITION letters-below OFFSET  `1`: a purge of abcast's deletes up to there, or has done so
 
-A log that begins anywhere else has lost its beginning to a retention.
+A log with any other beginning has lost records to a retention.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ _KEY = re.compile(f"(?P<name>{ADDRESS_PATTERN}|inbox-[0-9]{{1,9}}) {_BELOW} (?P<
 
 
 class Noted(NamedTuple):
-    """What is noted: by receiver, its bases; by partition of the inbox, where purges have left its beginning."""
+    """The notes: each receiver's bases, and the beginnings that purges have left in the inbox's partitions."""
 
     bases: dict[str, list[Base]]
     beginnings: dict[int, set[int]]
 
 
 def partition_of(address: str, count: int) -> int:
-    """The partition in which a producer puts that address as the key."""
+    """Return the partition that a producer chooses for that address as the key."""
     return int(murmur2(address.encode("ascii")) & 0x7FFFFFFF) % count
 
 
 def key_of_base(receiver: str, below: int) -> bytes:
-    """Under which a base is noted."""
+    """Return the key of a base's note."""
     return f"{receiver} {_BELOW} {below}".encode("ascii")
 
 
 def key_of_beginning(partition: int, below: int) -> bytes:
-    """Under which it is noted that a partition may begin there."""
+    """Return the key of the note that a partition may begin at that offset."""
     return key_of_base(f"inbox-{partition}", below)
 
 
 def read_noted(
     connection: Connection, consumer: Consumer, group: str, site: str, receivers: Collection[str] | None = None
 ) -> Noted:
-    """Read the memory topic. `receivers`: whose bases are wanted; None for all.
+    """Read the memory topic. `receivers`: the receivers whose bases are wanted; None for all.
 
     Raises BrokerUnreachable, KafkaRefused.
     """
@@ -71,7 +70,7 @@ def _found(connection: Connection, consumer: Consumer, group: str, site: str) ->
     found: dict[tuple[str, int], bytes] = {}
     for record in _memory(connection, consumer, group, site):
         noted = _KEY.fullmatch(record.key or b"")
-        if noted is None:  # other notes, and whatever members and observers write
+        if noted is None:  # other notes, and any record of members and observers
             continue
         name, below = noted["name"].decode("ascii"), int(noted["below"])
         if record.value is None:

@@ -1,17 +1,18 @@
-"""Deleting letters that nobody waits for (`ordering.letters.letter_care` says which, and why that loses nothing).
+"""Delete letters that no receiver waits for (`ordering.letters.letter_care` has the rule, and why it loses nothing).
 
-The order of the steps is what holds:
+The order of the steps makes it safe:
 
-1. where the log begins;
-2. what is noted: whoever has deleted up to there had noted all before;
-3. what stands from there on, and that the log begins there still: else another one deletes, and this leaves it alone;
-4. what the rule makes of it is noted, for every receiver;
-5. it is deleted;
-6. what the new notes replace is taken away.
+1. Read where the log begins.
+2. Read the notes: a purge that deleted up to that beginning had written its notes before.
+3. Read the letters from there, and check that the log still begins there. If not, another purge is at work: stop.
+4. Write the notes that the rule makes of these letters, for every receiver.
+5. Delete the letters.
+6. Delete the notes that the new ones replace.
 
-A crash between any two leaves notes that are true, and letters that are deleted the next time.
+A crash between any two leaves true notes, and letters for the next purge to delete.
 
-Left alone: groups without a memory topic. `connectors.relay.letter_copies` is for the copies of other sites' inboxes.
+Groups without a memory topic are left alone. `connectors.relay.letter_copies` purges the copies of other sites'
+inboxes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from ordering.base.names import Topic, is_address
 from ordering.letters.letter_care import InboxEntry, Plan, Times, is_waited_for, plan, superseded
 
 SETTLED_S = 86_400.0
-"""Nothing younger is deleted: a member may be in the middle of taking a state."""
+"""Younger letters stay: a member may be in the middle of a state transfer."""
 MAX_RECORDS = 200_000
-"""Of one partition, at a time."""
+"""The most records of one partition read by a purge."""
 MAX_BASE_BYTES = 4 * 1024 * 1024
-"""A base has some 40 bytes for each sender. A partition with a receiver whose base is larger is left alone."""
+"""The largest base: it has some 40 bytes a sender. A partition with a receiver whose base is larger is left alone."""
 
 _RELAYED_FROM = LETTER_FIELDS.index("RELAYED_FROM")
 _logger = logging.getLogger(__name__)
@@ -52,9 +53,9 @@ _logger = logging.getLogger(__name__)
 def purge_letters(
     connection: Connection, group: str, site: str, *, letters_s: float, dry_run: bool = False
 ) -> list[Purged]:
-    """Delete letters that were taken, and those older than so many seconds of receivers that have no position.
+    """Delete letters that were taken, and letters older than `letters_s` to receivers without a position.
 
-    Raises BrokerUnreachable; KafkaRefused for a right that is missing; AbcastError if Kafka refuses.
+    Raises BrokerUnreachable; KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """
     inbox, memory = str(Topic(group, "inbox", site)), str(Topic(group, "memory", site))
     with closing(connection.metadata_client()) as metadata:
@@ -70,14 +71,14 @@ def purge_letters(
             with connection.reachable():
                 beginnings = consumer.beginning_offsets(places)
             noted = read_noted(connection, consumer, group, site)
-            care = _Care(connection, group, site, metadata, consumer, admin, noted, len(numbers))
-            deleted = sum(care.purge(place, int(beginnings[place]), letters_s, dry_run=dry_run) for place in places)
+            purge = _LetterPurge(connection, group, site, metadata, consumer, admin, noted, len(numbers))
+            deleted = sum(purge.purge(place, int(beginnings[place]), letters_s, dry_run=dry_run) for place in places)
             after = before if dry_run else partition_bytes(admin, places)
     return [Purged(inbox, deleted, *(sum(sizes.values()) if sizes else None for sizes in (before, after)))]
 
 
-class _Care:
-    """One group's, once."""
+class _LetterPurge:
+    """A single purge of one group's letters."""
 
     def __init__(
         self,
@@ -100,10 +101,10 @@ class _Care:
         self._count = count
 
     def purge(self, place: TopicPartition, beginning: int, letters_s: float, *, dry_run: bool) -> int:
-        """Delete what may go of a partition; how many records. `beginning`: as it was before the notes were read."""
+        """Purge a partition; return the number of records. `beginning`: read before the notes were."""
         consumer, reachable = self._consumer, self._connection.reachable
         if beginning and beginning not in self._noted.beginnings.get(place.partition, ()):
-            return 0  # a retention has been there, and nobody knows what it has dropped
+            return 0  # a retention has dropped records, and nothing tells which
         with reachable():
             end = int(consumer.end_offsets([place])[place])
             times = Times(*(older(consumer, place, age_s)[place] for age_s in (letters_s, min(letters_s, SETTLED_S))))
@@ -123,20 +124,20 @@ class _Care:
         except HistoryUnavailable:
             is_whole = False
         if not is_whole:
-            return 0  # another one deletes
+            return 0  # another purge is at work
         try:
             due = plan(entries, beginning, self._noted.bases, positions, times)
         except HistoryUnavailable as damaged:
             _logger.warning("letters in %s-%d are left alone: %s", place.topic, place.partition, damaged)
             return 0
-        if due.below <= beginning or dry_run or not self._note(place.partition, due):
+        if due.below <= beginning or dry_run or not self._write_notes(place.partition, due):
             return due.below - beginning if dry_run else 0
         delete(self._admin, {place: due.below})
-        self._forget(place.partition, due)
+        self._delete_notes(place.partition, due)
         return due.below - beginning
 
     def _entry(self, record: Any, number: int) -> InboxEntry:
-        """A record as the rule sees it: a letter counts where its receiver looks for it."""
+        """Return a record as the rule sees it: a letter counts only in the partition that its receiver reads."""
         receiver = (record.key or b"").decode("latin-1")
         relayed = relayed_from(record)
         is_here = is_address(receiver) and receiver.partition("/")[0] == self._site
@@ -148,12 +149,12 @@ class _Care:
         return InboxEntry(record.offset, receiver, *letter[:3], is_own=is_own, relayed_from=relayed)
 
     def _position(self, place: TopicPartition, receiver: str) -> int | None:
-        """Up to where it has taken everything; None if Kafka does not know."""
+        """Return the offset up to which the receiver has taken every letter; None if Kafka has none."""
         found = self._metadata.committed(f"abcast.member.{self._group}.{receiver.replace('/', '.')}", [place])
         return int(found[place].offset) if found else None
 
-    def _note(self, number: int, due: Plan) -> bool:
-        """Note what replaces the letters; whether there is room for it."""
+    def _write_notes(self, number: int, due: Plan) -> bool:
+        """Write the notes that replace the letters; return False if a base is too large."""
         notes = {key_of_base(receiver, base.below): base.to_json() for receiver, base in due.bases.items()}
         for key, value in notes.items():
             if len(value) > MAX_BASE_BYTES:
@@ -162,8 +163,8 @@ class _Care:
         self._write({**notes, key_of_beginning(number, due.below): b"1"})
         return True
 
-    def _forget(self, number: int, due: Plan) -> None:
-        """Take away what nobody reads any more, now that the log begins there."""
+    def _delete_notes(self, number: int, due: Plan) -> None:
+        """Delete the notes that no reader needs now that the log begins there."""
         old = [
             key_of_base(receiver, below)
             for receiver, base in due.bases.items()
@@ -181,12 +182,12 @@ class _Care:
 
 
 def _decoded(record: Any) -> WrittenLetter | str:
-    """As its receiver reads it."""
+    """Decode a letter as its receiver does."""
     return decode_letter(record.key, record.key, record.value, record.headers, record.timestamp)
 
 
 def relayed_from(record: Any) -> str:
-    """The partition that a relay has copied a letter from, with its site; "" if none has."""
+    """Return the partition, with its site, from which a relay copied the letter; "" for an original."""
     fields = first_fields(record.headers, len(LETTER_FIELDS))
     text = fields[_RELAYED_FROM].decode("latin-1") if len(fields) > _RELAYED_FROM else ""
     return text.rpartition(":")[0]

@@ -1,13 +1,13 @@
-"""What an operator asks of a group: a FORWARD record like any other, so that it holds from one seqno on.
+"""Send an operator's request to a group: as a FORWARD record, so that it holds from one seqno on.
 
-Each request is a life of its own, of the sender `SITE/abcast.admin`. Its incarnation is the time with random last
-digits, as with members, and above the last request's and the floor, which DATA tells. So an operator whose clock is
-behind is heard, too.
+Each request is an incarnation of its own, of the sender `SITE/abcast.admin`. Its number is the time with random last
+digits, as for members, and above the last request's and the floor, which DATA has. So a request counts even if the
+operator's clock is slow.
 
-Invariant. What is said to be ordered is what was asked for, also if several operators ask at the same time. Of two
-requests of one incarnation the second is a duplicate, and of two incarnations the lower is late if it comes second. In
-both cases DATA, read on from before the request, shows the other's record first. From then on the own one is never
-ordered, so it can be asked for again.
+Invariant: a request reported as ordered is the one that was made, even if several operators act at the same time. Of
+two requests of one incarnation the second is a duplicate; of two incarnations the lower is late if it comes second. In
+both cases DATA, read from before the request, shows the other's record first. From then on the own request is never
+ordered, so it can be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ordering.base.records import FORGET, INCARNATIONS_A_MS, MAX_NUMBER, REFUSED
 from ordering.membership.forgetting import from_payload
 
 ORDERED_WITHIN_S = 5.0
-"""Seconds in which a sequencer that works has ordered a request, unless it is busy."""
+"""The seconds within which a working sequencer orders a request, unless it is busy."""
 _PAUSE_S = 0.05
 _ATTEMPTS = 5
 
@@ -42,17 +42,17 @@ def ask(
     partition: int | None = None,
     timeout_s: float = ORDERED_WITHIN_S,
 ) -> Data | None:
-    """Write a control record; what it became in DATA, if it is ordered within `timeout_s`.
+    """Write a control record; return its record in DATA, or None if it is not ordered within `timeout_s`.
 
-    If not, it will hold once a sequencer of the group has read it, unless something else is asked meanwhile. In a group
-    that never had a sequencer this does not wait. If another operator comes in between, it is asked for again. Raises
-    UsageError, BrokerUnreachable, TopicMissing.
+    A request that is not ordered in time holds once a sequencer of the group has read it, unless another one follows
+    first. In a group that never had a sequencer this does not wait. If another operator's request comes in between, the
+    request is repeated. Raises UsageError, BrokerUnreachable, TopicMissing.
     """
     sender = str(Address(site, ADMIN_NAME))
     deadline = time.monotonic() + timeout_s
     with DataLog(connection, group, site) as data:
         for _ in range(_ATTEMPTS):
-            incarnation, start = _next_life(data, sender)
+            incarnation, start = _next_incarnation(data, sender)
             record = sender.encode("ascii"), payload, forward_headers(incarnation, 1, kind=kind)
             append(connection, str(Topic(group, "forward", site)), record, partition=partition)
             if start is None or not (data.is_copy() or data.newest_epoch()):
@@ -63,8 +63,8 @@ def ask(
     raise UsageError("others ask at the same time, again and again: look at what holds now, and ask again.")
 
 
-def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
-    """An incarnation above all that DATA knows of; and from where to look for its DATA, if that can be told."""
+def _next_incarnation(data: DataLog, sender: str) -> tuple[int, Start | None]:
+    """Return an incarnation above all in DATA, and where to look for its record, if DATA can show that."""
     latest, start = 0, None
     try:
         state = data.state()
@@ -81,7 +81,7 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
 
 
 def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
-    """Whether this may have become of such a request."""
+    """Whether this record may be the outcome of such a request."""
     if ordered.kind == REFUSED:
         return bool(json.loads(ordered.payload)["kind"] == kind)
     if ordered.kind == kind == FORGET:
@@ -90,7 +90,7 @@ def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
 
 
 def _ordered(data: DataLog, start: Start, sender: str, incarnation: int, deadline: float) -> Data | None:
-    """Read DATA on until a request of that incarnation, or of a higher one, stands in it."""
+    """Read DATA until a request of that incarnation, or of a higher one, appears."""
     offset, reader, _ = start
     while True:
         end = data.end()

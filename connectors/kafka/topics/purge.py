@@ -1,26 +1,27 @@
-"""Deleting what nobody reads any more from a group's topics: FORWARD that was considered, dead letters of long ago.
+"""Delete records that are never read again: considered FORWARD, and old dead letters.
 
-*FORWARD, below the positions that DATA tells.* DATA, read up to some end, has a newest snapshot that counts, and that
-has positions: the first offset of each partition that was not considered where the snapshot stands. The records below
-them are never read again:
+*FORWARD, below the positions in DATA.* DATA, read up to some end, has a newest snapshot that counts, and it has
+positions: in each partition the first offset that was not considered at the snapshot. The records below are never read
+again:
 
-* A sequencer that starts appends its seal to DATA and reads all before it, so it reads what was read here, and begins
-  at these positions or later ones. A sequencer that has sealed already stands in what was read here, too. If it is
-  fenced, what it reads does not count.
-* All that the snapshot counts stands before it: a batch begins with its snapshot when all batches before are written,
-  dead letters included (`ordering.sequencer.sequencer`, invariant 5). So each deleted record is in DATA as it was
-  decided, is a dead letter, or was dropped as a duplicate or behind a gap. Its sender sends the last again, as a new
-  record.
-* The snapshot counts for every reader of that log: it was read where its epoch was in force, and what comes later
-  stands behind it. A fenced sequencer's, behind a higher seal, is passed over here as everywhere.
+* A sequencer that starts appends its seal to DATA and reads everything before it, including this snapshot, so it begins
+  at these positions or later ones. A sequencer that has sealed already has its seal in the DATA that was read. If it is
+  fenced, its reads do not count.
+* Everything that the snapshot counts precedes it: a batch begins with its snapshot once all earlier batches are
+  written, dead letters included (`ordering.sequencer.sequencer`, invariant 5). So each deleted record is in DATA as
+  decided, is a dead letter, or was dropped as a duplicate or after a gap. In the last case its sender sends it again,
+  as a new record.
+* The snapshot counts for every reader of that log: it was read where its epoch was in force, and later records follow
+  it. A snapshot of a fenced sequencer, after a higher seal, is passed over here as everywhere.
 
-Who else reads FORWARD: a relay of a hub, of sites that are not the home. Those have no snapshot of their own and are
-left alone. So is the home of a hub: a site that was the home before may have to bring its FORWARD to the new one. So
-are groups whose sites agree, which order by reference to FORWARD. What relays have brought keeps their marks, and is
-left alone, too. Members read no FORWARD. A user who may not see what relays bring can't tell a group without them, so
-none of his is purged.
+Other readers of FORWARD are a hub's relays, at sites that are not the home. These sites have no snapshot of their own,
+and are left alone. So is a hub's home: an earlier home may have to copy its FORWARD to the new one. So are groups whose
+sites agree, which order by reference to FORWARD. Topics that relays fill keep the relays' marks, and are left alone,
+too. Members read no FORWARD. A user without the right to see topics of relays can't tell whether a group has any, so
+none of its records are purged.
 
-*Dead letters* are for people; who wants them longer says so. A crash at any point leaves what is to be deleted next.
+*Dead letters* are for people; operators choose how long to keep them. A crash at any point leaves the rest for the next
+purge.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from ordering.base.records import Partition
 
 
 class Purged(NamedTuple):
-    """What was, or is to be, deleted of a topic: `records`. `bytes_before` is None if Kafka does not tell."""
+    """The deletion of `records` in a topic, done or planned. `bytes_before` is None if Kafka does not tell."""
 
     topic: str
     records: int
@@ -56,9 +57,9 @@ class Purged(NamedTuple):
 def purge_group(
     connection: Connection, group: str, site: str, *, dead_letters_s: float, dry_run: bool = False
 ) -> list[Purged]:
-    """Delete what nobody reads of the group's FORWARD at the site, and dead letters older than so many seconds.
+    """Delete FORWARD of the group at the site that is never read again, and dead letters older than that.
 
-    Raises BrokerUnreachable, TopicMissing; KafkaRefused for a right that is missing; AbcastError if Kafka refuses.
+    Raises BrokerUnreachable, TopicMissing; KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """
     dead = TopicPartition(str(Topic(group, "dead-letter", site)), 0)
     forward = str(Topic(group, "forward", site))
@@ -69,7 +70,7 @@ def purge_group(
         below = considered(connection, group, site, find_topics(connection))
         with connection.reachable():
             below |= older(consumer, dead, dead_letters_s) if dead.topic in there else {}
-            # Of one that is gone, DATA still tells a position.
+            # DATA also has positions of deleted topics.
             below = {
                 each: below[each]
                 for each in below
@@ -86,13 +87,13 @@ def delete_below(
     *,
     dry_run: bool,
 ) -> list[Purged]:
-    """Delete what stands below these offsets; of each of their topics, what there was. `dry_run`: only say it.
+    """Delete the records below these offsets; return the result for each topic. `dry_run`: delete nothing.
 
     Raises BrokerUnreachable; AbcastError if Kafka refuses.
     """
     with connection.reachable():
         beginnings, ends = (consumer.beginning_offsets([*below]), consumer.end_offsets([*below])) if below else ({}, {})
-    # An offset beyond the end is of a topic that was made anew.
+    # An offset beyond the end means a recreated topic.
     due = {each: offset for each, offset in below.items() if beginnings[each] < offset <= ends[each]}
     before = partition_bytes(admin, below)
     if due and not dry_run:
@@ -110,9 +111,9 @@ def delete_below(
 
 
 def considered(connection: Connection, group: str, site: str, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
-    """The offset in each partition of the site's FORWARD below which nothing is read again; none where that may be.
+    """Return the offset in each partition of the site's FORWARD below which nothing is read again; {} if unsure.
 
-    `topics`: all that there are.
+    `topics`: all topics in this Kafka.
     """
     with DataLog(connection, group, site) as data:
         newest = data.newest_claim()
@@ -123,19 +124,19 @@ def considered(connection: Connection, group: str, site: str, topics: Iterable[T
         except HistoryUnavailable:
             return {}
     is_linked = any(topic.group == group and topic.role in BY_RELAYS for topic in topics)
-    if is_linked and not state.links:  # a hub, or a mesh that has brought nothing yet
+    if is_linked and not state.links:  # a hub, or a mesh whose relays have brought nothing yet
         return {}
     own = str(Topic(group, "forward", site))
-    return {_kafkas(partition): offset for partition, offset in state.positions.items() if partition.topic == own}
+    return {_to_kafka(partition): offset for partition, offset in state.positions.items() if partition.topic == own}
 
 
-def _kafkas(partition: Partition) -> TopicPartition:
+def _to_kafka(partition: Partition) -> TopicPartition:
     return TopicPartition(partition.topic, partition.number)
 
 
 def older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
-    """Below which offset all is older than that."""
-    end = int(consumer.end_offsets([partition])[partition])  # what comes later is no older than that
+    """Return the offset below which all records of the partition are older than that."""
+    end = int(consumer.end_offsets([partition])[partition])  # later records are younger
     first = consumer.offsets_for_times({partition: int((time.time() - seconds) * 1000)}).get(partition)
     return {partition: end if first is None else min(end, int(first.offset))}
 

@@ -1,6 +1,6 @@
-"""Which rights each role needs in a Kafka that gives none by itself: exactly these, for one group at one site.
+"""The rights of each role in a Kafka that grants none by default: exactly these, for one group at one site.
 
-READ and WRITE bring DESCRIBE with them. To commit an offset of a topic's takes READ of it.
+READ and WRITE include DESCRIBE. Committing an offset of a topic needs READ on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "epoch": (_READ,),
         "inbox": (_READ, _WRITE),
         "memory": (_READ, _WRITE),
-        "cast": (_WRITE,),  # those of all sites it reads: see below
+        "cast": (_WRITE,),  # reading casts of all sites needs a prefix, see below
     },
     "observer": {
         "forward": ("DESCRIBE",),
@@ -44,23 +44,23 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
     },
     "ledger": {"data": (_READ,), "epoch": (_READ,)},
     "maintainer": {
-        "forward": ("DELETE",),  # records, as all who purge topics
+        "forward": ("DELETE",),  # deletes records, like every role that purges
         "inbox": (_READ, "DELETE"),
         "memory": (_READ, _WRITE),  # notes what it deletes of letters
         "dead-letter": ("DELETE",),
-        "data": (_READ,),  # which has what is not needed any more
+        "data": (_READ,),  # shows which records are not needed any more
         "epoch": (_READ,),
     },
     "archivist": {
         "data": (_READ, "DELETE"),
-        "epoch": (_READ, _WRITE),  # notes from which snapshot on DATA stays
+        "epoch": (_READ, _WRITE),  # notes the snapshot from which on DATA stays
     },
 }
 _OF_RELAYED = (_READ, _WRITE, _CONFIGS)
 
 
 class Right(NamedTuple):
-    """To do that with all topics, or consumer groups, of that name; or whose names begin so."""
+    """The right to an operation on the topics, or consumer groups, of that name; or with that prefix."""
 
     operation: str
     kind: Literal["topic", "group"]
@@ -68,7 +68,7 @@ class Right(NamedTuple):
     is_prefix: bool = False
 
     def command(self, principal: str, servers: str) -> str:
-        """Kafka's own tool for it."""
+        """Return the command of Kafka's own tool that grants it."""
         pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
         operation = "".join(word.capitalize() for word in self.operation.split("_"))
         return (
@@ -77,7 +77,7 @@ class Right(NamedTuple):
         )
 
     def to_acl(self, principal: str) -> ACL:
-        """As kafka-python has it."""
+        """Return the right as kafka-python's ACL."""
         kind = ResourceType.TOPIC if self.kind == "topic" else ResourceType.GROUP
         pattern = ACLResourcePatternType.PREFIXED if self.is_prefix else ACLResourcePatternType.LITERAL
         resource = ResourcePattern(kind, self.name, pattern)
@@ -85,7 +85,7 @@ class Right(NamedTuple):
 
 
 def rights_of(who: Who, group: str, site: str) -> list[Right]:
-    """What a role other than the relay needs of a group at a site. Raises UsageError."""
+    """Return the rights of a role other than the relay, for a group at a site. Raises UsageError."""
     check_group(group)
     check_site(site)
     rights = [
@@ -97,7 +97,7 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
         rights.append(Right(_READ, "group", f"abcast.member.{group}.{site}.", is_prefix=True))
         rights.append(Right("DESCRIBE", "group", _signs(site)))  # to say why nothing is ordered
     if who == "sequencer":
-        # What relays bring: their topics have the names of the sites that they come from.
+        # Relayed topics have the names of the sites that their records come from.
         rights += [Right(each, "topic", f"abcast.{group}.relayed-", is_prefix=True) for each in _OF_RELAYED]
         rights.append(Right(_READ, "topic", f"abcast.{group}.entries-", is_prefix=True))
         rights.append(Right(_READ, "group", _signs(site)))  # its signs of life
@@ -105,17 +105,17 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
         rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
     elif who == "maintainer":
         rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
-        rights.append(Right("DESCRIBE", "group", f"abcast.member.{group}.{site}.", is_prefix=True))  # what was taken
+        rights.append(Right("DESCRIBE", "group", f"abcast.member.{group}.{site}.", is_prefix=True))  # taken letters
     else:  # the copies of other sites' casts, too
         rights.append(Right(_READ, "topic", f"abcast.{group}.cast.", is_prefix=True))
     return rights
 
 
 def rights_beside(who: Who, sites: Sites, group: str, site: str) -> list[Right]:
-    """What a role other than the relay needs besides, where there are other sites. Raises UsageError.
+    """Return the further rights of a role other than the relay, where there are other sites. Raises UsageError.
 
-    A sequencer reads what sites that agree with it have in the same Kafka. A maintainer deletes letters from the copies
-    of other sites' inboxes, and reads in the Kafkas on the way, and there, what has arrived.
+    A sequencer reads topics of agreeing sites in the same Kafka. A maintainer deletes letters from the copies of other
+    sites' inboxes; in the Kafkas on the way, and in the last one, it reads which of them have arrived.
     """
     sites.connection(site)
     if who == "maintainer":
@@ -129,7 +129,7 @@ def rights_beside(who: Who, sites: Sites, group: str, site: str) -> list[Right]:
 
 
 def rights_of_relay(sites: Sites, group: str, direction: Direction) -> list[Right]:
-    """What the relay of one direction needs, at both ends. Raises UsageError."""
+    """Return the rights of the relay of one direction, at both ends. Raises UsageError."""
     check_group(group)
     for site in direction:
         sites.connection(site)
@@ -153,7 +153,7 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
             yield from of("epoch", site, _READ)
         elif site == source and sites.mode == "isis":  # its log
             yield from of("data", site, _READ)
-        elif site in direction or is_apart:  # which sites, and groups, are in a Kafka
+        elif site in direction or is_apart:  # shows the sites and groups in a Kafka
             yield from of("data", site, "DESCRIBE")
         if is_apart and sites.leads_to_inbox(direction, site):  # letters, to sites behind the neighbour too
             yield from of("inbox", site, _READ, _WRITE, "CREATE")
@@ -162,7 +162,7 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
     if sites.home == source:  # a copy of the order
         yield from of("data", target, _WRITE)
         yield from of("epoch", target, _WRITE)
-    elif not sites.one_order:  # messages are carried out of DATA; the neighbour tells what it has
+    elif not sites.one_order:  # messages are copied out of DATA; the neighbour's topic shows which ones it has
         yield from of("relayed", target, _WRITE, "CREATE", neighbour=source)
     else:
         yield from of("forward", source, _READ)
@@ -175,8 +175,8 @@ def _signs(site: str) -> str:
     return f"abcast.sequencer.{site}"
 
 
-def give(connection: Connection, principal: str, rights: Sequence[Right]) -> None:
-    """Give a principal the rights. Raises KafkaRefused, BrokerUnreachable."""
+def grant(connection: Connection, principal: str, rights: Sequence[Right]) -> None:
+    """Grant the rights to a principal. Raises KafkaRefused, BrokerUnreachable."""
     with connection.admin() as admin, connection.reachable("ALTER", "the cluster"):
         failed = admin.create_acls([right.to_acl(principal) for right in rights])["failed"]
         if SecurityDisabledError in failed:
@@ -188,7 +188,7 @@ def give(connection: Connection, principal: str, rights: Sequence[Right]) -> Non
 
 
 def check_principal(text: str) -> str:
-    """A principal, as Kafka writes it. Raises UsageError."""
+    """Return a principal in Kafka's notation. Raises UsageError."""
     kind, colon, name = text.partition(":")
     if not colon or not kind.isalpha() or not name:
         raise UsageError(f"{text!r} is no principal: write User:NAME.")

@@ -1,9 +1,9 @@
-"""The senders that a group remembers, and forgetting them (`ordering.membership.forgetting` has the rule and why it is
-safe).
+"""List the senders that a group remembers, and forget them (`ordering.membership.forgetting` has the rule and its
+proof).
 
-A `forget` record must stand in the partition of the senders that it names. That is where Kafka's usual partitioner, and
-ours, puts their key. So there is one record for each partition, written when the one before is ordered: all of them are
-of one sender, whose later incarnation would end the earlier one. A crash in between has forgotten some of them; the
+A `forget` record must be in the partition of the senders that it names: the one that Kafka's usual partitioner chooses
+for their key. So there is one record for each partition. Each is written after the one before is ordered: all are of
+one sender, and a later incarnation would end the earlier one. After a crash in between, some senders are forgotten; the
 next run finds the rest.
 """
 
@@ -25,11 +25,11 @@ from ordering.base.records import FORGET
 from ordering.membership.forgetting import MAX_NAMED, SenderRow, from_payload, idle_rows, to_payload
 
 FORGOTTEN_WITHIN_S = 20.0
-"""How long one request is waited for: what is asked in the next partition would end it."""
+"""The wait for one request: the request in the next partition would end it."""
 
 
 class RememberedSender(NamedTuple):
-    """A sender that a group remembers: its newest incarnation, and the last local seqno of it that was ordered."""
+    """A sender that a group remembers: its newest incarnation, and the last of its local seqnos that was ordered."""
 
     address: str
     incarnation: int
@@ -38,19 +38,22 @@ class RememberedSender(NamedTuple):
 
     @property
     def row(self) -> SenderRow:
-        """What a `forget` record says of it."""
+        """The sender's row in a `forget` record."""
         return SenderRow(self.address, self.incarnation, self.local_seqno)
 
 
 class Forgotten(NamedTuple):
-    """What became of it: who is forgotten, and who is to be once a sequencer has read it. The others are kept."""
+    """The outcome: senders that are forgotten, and senders that will be once a sequencer has read the request.
+
+    All others are kept.
+    """
 
     forgotten: list[str]
     asked_for: list[str]
 
 
 def known_senders(connection: Connection, group: str, site: str) -> list[RememberedSender]:
-    """All of them, sorted by name; relays and operators left out. Raises BrokerUnreachable, HistoryUnavailable."""
+    """Return all senders but relays and operators, sorted by name. Raises BrokerUnreachable, HistoryUnavailable."""
     with DataLog(connection, group, site) as data:
         state = data.state()
     return [
@@ -61,10 +64,10 @@ def known_senders(connection: Connection, group: str, site: str) -> list[Remembe
 
 
 def idle_senders(connection: Connection, group: str, site: str, idle_s: float) -> list[SenderRow]:
-    """The senders of the site of which nothing was ordered for so long, by the broker's timestamps in DATA.
+    """Return the site's senders without an ordered record for `idle_s`, by the broker's timestamps in DATA.
 
-    The newest record there is now. Of a group that is younger, or whose DATA does not reach back so far, there are
-    none; nor where DATA is a copy, or was one, which may not tell a state of long ago. Raises BrokerUnreachable.
+    The time counts back from the newest record. There are none in a younger group, if DATA does not reach back so far,
+    or if DATA is or was a copy, which may lack an old state. Raises BrokerUnreachable.
     """
     with DataLog(connection, group, site) as data:
         try:
@@ -92,7 +95,7 @@ def forget_senders(
     for partition, part in _by_partition(connection, group, site, rows):
         names = [row.sender for row in part]
         done = ask(connection, group, site, FORGET, to_payload(part), partition=partition, timeout_s=timeout_s)
-        if done is None:  # another record would end this one's life
+        if done is None:  # another request would end the incarnation of this one
             return Forgotten(forgotten, names)
         if done.kind == FORGET:
             forgotten += [row.sender for row in from_payload(done.payload) or ()]
@@ -106,7 +109,7 @@ def _is_of(sender: str, site: str) -> bool:
 def _by_partition(
     connection: Connection, group: str, site: str, rows: Sequence[SenderRow]
 ) -> Iterator[tuple[int, list[SenderRow]]]:
-    """The rows by the partition of FORWARD in which their senders' records stand, as many as one record names."""
+    """Yield the rows by the partition of FORWARD that has their senders' records, as many as one record may name."""
     count = count_partitions(connection, Topic(group, "forward", site))
     for partition in range(count):
         here = (row for row in rows if (murmur2(row.sender.encode("ascii")) & 0x7FFFFFFF) % count == partition)

@@ -1,4 +1,4 @@
-"""Changing a group's settings."""
+"""Change a group's settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ordering.membership.membership import Settings
 def change_settings(
     connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Ask for some of `ordering.membership.membership.Settings`; return whether they are in force: see `operators.ask`.
+    """Request changes of `ordering.membership.membership.Settings`; return whether they are in force: see
+    `operators.ask`.
 
     Raises UsageError, BrokerUnreachable, TopicMissing.
     """

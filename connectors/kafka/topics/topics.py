@@ -1,4 +1,4 @@
-"""The topics of a group: creating them with the settings that the promises need, and finding them."""
+"""Create a group's topics with the settings that the promises need, check them, and find them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ordering.base.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECO
 _logger = logging.getLogger(__name__)
 
 _MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
-"""A forward topic takes less, so that a dead letter, with its reason, always fits in the dead-letter topic."""
+"""The limit of a forward topic: lower, so that a dead letter with its reason always fits into the dead-letter topic."""
 
-# Timestamps are the broker's (LogAppendTime): time is data, and a producer's clock may be off.
-# Nothing is dropped by time or size unless the operator says so: DATA is the history.
+# Timestamps are the broker's (LogAppendTime): time is data, and a producer's clock may be off. Nothing is dropped by
+# time or size unless the operator says so: DATA is the history.
 _SETTINGS = {
     "message.timestamp.type": "LogAppendTime",
     "retention.ms": "-1",
@@ -37,15 +37,16 @@ _SETTINGS = {
 }
 
 _COMPRESSION = {"compression.type": "producer"}
-"""With any other, a broker that is given a compressed batch inflates it as a whole, before it looks at its size: a few
-kilobytes end it. With this one it looks at what is compressed piece by piece, and so do our readers."""
+"""With any other setting, a broker inflates a compressed batch as a whole before it looks at its size: a few kilobytes
+end it. With this one it inspects the batch piece by piece, and so do abcast's readers.
+"""
 _WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast", "memory")
 
 _SEGMENT_BYTES: Mapping[Role, int] = {
     **dict.fromkeys(("forward", "dead-letter", "inbox"), 64 * 1024 * 1024),
-    "data": 256 * 1024 * 1024,  # of a long history there are many, and each takes open files
+    "data": 256 * 1024 * 1024,  # a long history has many segments, and each takes open files
 }
-"""What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
+"""Segment sizes. Purged records leave the disk by whole segments, and never the newest one, by default 1 GiB."""
 
 _MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
 _LOGS: tuple[Role, ...] = ("data", "epoch")
@@ -62,11 +63,11 @@ def create_topics(
     partitions: int = 1,
     replication_factor: int = 1,
 ) -> list[str]:
-    """Create what is missing of the group's topics at the sites; return the names created.
+    """Create the missing topics of the group at the sites; return the created names.
 
     `partitions` is for the forward, the inbox and the cast topics (the last two keep that number for good); a data
-    topic has one, since its log is what seals and orders.
-    With replication 3 a write needs two in-sync replicas. Raises UsageError, BrokerUnreachable.
+    topic has one, since its log seals and orders. With replication 3 a write needs two in-sync replicas. Raises
+    UsageError, BrokerUnreachable.
     """
     check_group(group)
     checked_sites = [check_site(site) for site in sites]
@@ -76,7 +77,7 @@ def create_topics(
         with connection.reachable():
             _check_no_double(admin.list_topics(), group, checked_sites)
         for site in checked_sites:
-            # FORWARD and DATA last: a job that looks for groups meanwhile knows one by them, and needs the others.
+            # FORWARD and DATA last: a job that finds a group by them needs the others.
             for topic, count in (
                 (Topic(group, "epoch", site), 1),
                 (Topic(group, "dead-letter", site), 1),
@@ -100,7 +101,7 @@ def create_topics(
 
 
 def _mend_compression(connection: Connection, admin: KafkaAdminClient, topics: Iterable[Topic]) -> None:
-    """Of topics that are there, mend what an earlier version has set. Raises KafkaRefused."""
+    """Mend the compression of existing topics, which an earlier version may have set. Raises KafkaRefused."""
     found = _read_settings(admin, topics)
     wrong = [topic for topic in topics if _is_inflated_by_brokers(topic, found.get(str(topic), {}))]
     if wrong:
@@ -113,7 +114,7 @@ def _is_inflated_by_brokers(topic: Topic, found: Mapping[str, str]) -> bool:
 
 
 def _check_no_double(names: Iterable[str], group: str, sites: Iterable[str]) -> None:
-    """Raise UsageError for a group whose topics Kafka takes for another's: it tells `.` and `_` apart in no name."""
+    """Raise UsageError for a group whose topics Kafka takes for another's: it does not distinguish `.` and `_`."""
     known = {name.replace(".", "_"): name for name in names}
     for site in sites:
         ours = str(Topic(group, "data", site))
@@ -128,10 +129,10 @@ def _check_no_double(names: Iterable[str], group: str, sites: Iterable[str]) -> 
 def check_layout(
     connection: Connection, group: str, sites: Iterable[str], partitions: int | None, copies: int | None
 ) -> None:
-    """Raise UsageError if a group's topics are there and have another number of forward partitions, or of copies.
+    """Raise UsageError if a group's existing forward topics have another number of partitions, or of replicas.
 
-    A partition more would be no gain. A sender's key would go to another one, and partitions are read in no order: what
-    is read too early is dropped, until its sender sends it again. Not every sender does that, nor at once.
+    Another partition would be no gain. A sender's key would move to it, and partitions are read in no order: a record
+    that is read too early is dropped until its sender sends it again. Not every sender does that, nor at once.
     """
     topics = [str(Topic(check_group(group), "forward", check_site(site))) for site in sites]
     with connection.admin() as admin:
@@ -153,7 +154,7 @@ def check_layout(
 
 
 def delete_topics(connection: Connection, topics: Iterable[Topic]) -> None:
-    """Delete topics with all that stands in them; Kafka forgets positions in them, too. Raises BrokerUnreachable."""
+    """Delete topics with all their records; Kafka also drops positions in them. Raises BrokerUnreachable."""
     with connection.admin() as admin:
         names = [str(topic) for topic in topics]
         with connection.reachable("DELETE", ", ".join(names)):
@@ -170,7 +171,7 @@ def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) 
 
 
 def new_topic(topic: Topic, partitions: int = 1, replication_factor: int = 1) -> NewTopic:
-    """What to ask Kafka for, with the settings that the topic's role needs."""
+    """Return the request for a new topic, with the settings that its role needs."""
     settings = _settings(topic)
     if replication_factor > 2:
         settings["min.insync.replicas"] = "2"
@@ -180,8 +181,8 @@ def new_topic(topic: Topic, partitions: int = 1, replication_factor: int = 1) ->
 
 
 def _settings(topic: Topic) -> dict[str, str]:
-    """What a topic is created with."""
-    # A memory topic has one note a name (`connectors.client.memory.member_memory`).
+    """Return the settings of a new topic."""
+    # A memory topic keeps one note a key (`connectors.client.memory.member_memory`).
     policy = "compact" if topic.role == "memory" else "delete"
     settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
     settings |= _COMPRESSION
@@ -194,12 +195,12 @@ def _limit(topic: Topic) -> int:
 
 
 def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
-    """Create a topic for a relay, with as many copies as the group's others; or see that it has so many partitions."""
+    """Create a topic for a relay, with as many replicas as the group's others; or give it so many partitions."""
     name = str(topic)
     with connection.admin() as admin:
         known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
         if name not in known:
-            check_may(connection, "WRITE", [topic])  # it may be there, and hidden
+            check_may(connection, "WRITE", [topic])  # it may exist, hidden from this user
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
             with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
@@ -211,10 +212,10 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
 
 
 def check_topics(connection: Connection, groups: Iterable[str], site: str) -> None:
-    """See that the groups' topics at the site have what the promises need, and that this user may do what it must.
+    """Check that the groups' topics at the site are as the promises need, and that this user has the rights.
 
-    To be called before a sequencer claims anything. What this user may not know is no failure: the log says so.
-    Raises UsageError, TopicMissing, UnservableGroups, BrokerUnreachable.
+    Call it before a sequencer claims anything. A setting hidden from this user is no failure: the log names it. Raises
+    UsageError, TopicMissing, UnservableGroups, BrokerUnreachable.
     """
     wanted = set(groups)
     with connection.admin() as admin:
@@ -249,22 +250,22 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
 
 
 def check_relayed_is_seen(metadata: MetadataClient, group: str, site: str, operation: str = "DESCRIBE") -> None:
-    """See that this user would be told of topics that relays fill at the site: what is hidden seems not to be there.
+    """Check that this user would see topics that relays fill at the site: a hidden topic looks like a missing one.
 
-    Kafka tells by what it says of a topic that never is there, by which a site would relay to itself. Raises
-    KafkaRefused, BrokerUnreachable.
+    The question is about a topic that never exists, by which a site would relay to itself. Raises KafkaRefused,
+    BrokerUnreachable.
     """
     metadata.partitions_of(str(Topic(group, "relayed", site, site)), operation)
 
 
 def check_may(connection: Connection, operation: str, topics: Iterable[Topic]) -> None:
-    """See that this user may do that with the topics, where they are there. Raises KafkaRefused, BrokerUnreachable."""
+    """Check the right to an operation on the topics that exist. Raises KafkaRefused, BrokerUnreachable."""
     for refusal in refusals(connection, operation, topics):
         raise refusal
 
 
 def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) -> list[KafkaRefused]:
-    """With which of the topics this user may not do that, and why. A topic that is not there is none of them.
+    """Return a refusal for each existing topic on which this user may not perform the operation.
 
     Raises BrokerUnreachable.
     """
@@ -279,7 +280,7 @@ def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) ->
 
 
 class TopicsFound(NamedTuple):
-    """What a user sees of a group's topics at a site. `operations`: those that are allowed, None if unknown.
+    """A group's topics at a site, as a user sees them. `operations`: the allowed ones, None if unknown.
 
     `wrong`: a sentence for each topic whose settings break promises. `unknown`: topics whose settings are hidden.
     """
@@ -290,13 +291,13 @@ class TopicsFound(NamedTuple):
     unknown: list[str]
 
     def allows(self, topic: str, operation: str) -> bool:
-        """Whether the user may do that there, as far as Kafka tells."""
+        """Whether the user may perform the operation there, as far as Kafka says."""
         allowed = self.operations[topic]
         return allowed is None or operation in allowed
 
 
 def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound:
-    """What this user sees, without judging it. Raises BrokerUnreachable, KafkaRefused."""
+    """Return what this user sees, without judging it. Raises BrokerUnreachable, KafkaRefused."""
     with connection.admin() as admin:
         described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
         of_site = {
@@ -316,7 +317,7 @@ def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound
 
 
 def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
-    """The settings of the topics, without those that this user may not know; the log names these."""
+    """Return the topics' settings, except hidden ones; the log names these."""
     answers = _known_settings(admin, topics)
     if unknown := sorted(name for name, found in answers.items() if not found):
         _logger.warning(
@@ -327,7 +328,7 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
 
 
 def _known_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
-    """The settings of each of the topics; none where this user may not know them."""
+    """Return the settings of each topic; {} where they are hidden from this user."""
     names = list(map(str, topics))
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     try:
@@ -340,7 +341,9 @@ def _known_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[st
 
 
 def _missing_rights(connection: Connection, topic: Topic, operations: Collection[str] | None) -> list[str]:
-    """What this Kafka user may not do with the topic, in one sentence. `operations`: what he may; None if unknown."""
+    """Return a sentence for each right that this user lacks on the topic. `operations`: the allowed ones, None if
+    unknown.
+    """
     if operations is None:
         return []
     needed = [("READ", _READ), ("WRITE", _WRITTEN)]
@@ -349,7 +352,7 @@ def _missing_rights(connection: Connection, topic: Topic, operations: Collection
 
 
 def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, str]) -> list[str]:
-    """What the promises do not allow of the topic's settings, in one sentence with the command that mends it."""
+    """Return a sentence on the topic's settings that break promises, with the command that mends them."""
     wrong = {
         name: found[name] for name, is_right in _rules(topic).items() if name in found and not is_right(found[name])
     }
@@ -365,9 +368,9 @@ def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, st
 
 
 def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> dict[str, str]:
-    """For each group whose DATA or EPOCH has settings that promises break with, a sentence with what mends them.
+    """Return, for each group whose DATA or EPOCH has settings that break promises, a sentence with what mends them.
 
-    What this user may not know is passed over. Raises BrokerUnreachable.
+    Settings hidden from this user are passed over. Raises BrokerUnreachable.
     """
     topics = {group: [Topic(group, role, site) for role in _LOGS] for group in groups}
     with connection.admin() as admin:
@@ -380,7 +383,7 @@ def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> d
 
 
 def _dangers(topic: Topic, found: Mapping[str, str]) -> list[str]:
-    """What breaks no promise, and lets a member end brokers."""
+    """Return a sentence on a setting that breaks no promise, but lets a member end brokers."""
     if not _is_inflated_by_brokers(topic, found):
         return []
     return [
@@ -390,7 +393,7 @@ def _dangers(topic: Topic, found: Mapping[str, str]) -> list[str]:
 
 
 def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
-    """For each setting that a promise rests on, whether a value of it will do."""
+    """Return, for each setting that a promise depends on, a test of its value."""
     rules: dict[str, Callable[[str], bool]] = {
         "cleanup.policy": lambda value: value == _settings(topic)["cleanup.policy"],
         "max.message.bytes": lambda value: (
@@ -408,7 +411,7 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
 
 
 def count_partitions(connection: Connection, topic: Topic) -> int:
-    """How many partitions a topic has there, 0 if there is no such topic. Raises BrokerUnreachable."""
+    """Return how many partitions a topic has, 0 if there is no such topic. Raises BrokerUnreachable."""
     consumer = connection.consumer()
     try:
         with connection.reachable():
@@ -418,19 +421,19 @@ def count_partitions(connection: Connection, topic: Topic) -> int:
 
 
 def find_topics(connection: Connection) -> list[Topic]:
-    """All of abcast's topics in the cluster, sorted by name."""
+    """Return all of abcast's topics in the cluster, sorted by name."""
     with connection.admin() as admin:
         names = admin.list_topics()
     return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
 
 
 def find_groups(connection: Connection, site: str) -> list[str]:
-    """The groups that have a DATA topic at the site, sorted."""
+    """Return the groups that have a DATA topic at the site, sorted."""
     return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]
 
 
 def inbox_partitions(connection: Connection, consumer: Consumer, group: str, site: str) -> list[TopicPartition]:
-    """The partitions of a site's inbox topic in this Kafka, sorted. Raises TopicMissing, BrokerUnreachable."""
+    """Return the partitions of a site's inbox topic in this Kafka, sorted. Raises TopicMissing, BrokerUnreachable."""
     topic = str(Topic(group, "inbox", site))
     with connection.reachable():
         found = consumer.partitions_for_topic(topic)

@@ -1,4 +1,4 @@
-"""Switching on a later format for a group (`ordering.base.formats`)."""
+"""Switch a group to a later format (`ordering.base.formats`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Upgraded(NamedTuple):
 
 
 def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upgraded:
-    """Give the group the newest format at that site. May be done again.
+    """Give the group the newest format at that site. Idempotent.
 
-    One record says so, which each claim behind it repeats. It tells who did so, and `why`.
+    The format is one record, which each later claim repeats. It names this process's user, and `why`.
 
     Raises UsageError for a copy, LaterVersion, TopicMissing, BrokerUnreachable.
     """
