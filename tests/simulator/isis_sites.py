@@ -836,6 +836,9 @@ class World:
         for number in range(SETTLING_ROUNDS):
             self._exclude_lost()
             self._round()
+            for name in self.names:
+                if not self.kafkas[name].is_lost:
+                    self._restart(name)  # what it was to read may have gone in the last round
             if number % 10 == 9 and self._resend():
                 break
 
