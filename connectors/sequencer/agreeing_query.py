@@ -386,7 +386,7 @@ class GroupStep:
         state, decided = group.site.sequenced.state, list[pd.DataFrame]()
         before = state.seqno
         for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
-            state, of_piece = decide_chunk(state, piece, lean=True)
+            state, of_piece = decide_chunk(state, piece, headers_only=True)
             decided += of_piece
         is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
         closing, standing, has_dead_letters = group.decided(state, is_refused=is_refused)

@@ -125,7 +125,7 @@ class AgreeingShard(SequencerShard):
         source = self._source(names, self._starts(names, groups))
         session, at_once = self.session(len(groups))
         read = session.readStream.format("kafka").options(**source).load()
-        rows = forward_rows(read, site, agreed=True, lean=True).unionByName(tick_rows(seconds(session), groups))
+        rows = forward_rows(read, site, agreed=True, headers_only=True).unionByName(tick_rows(seconds(session), groups))
         self._positions, self._has_room = {}, False
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)

@@ -105,9 +105,9 @@ def sequence(
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
     if parallelism == 1:
-        placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed, lean=True)
+        placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed, headers_only=True)
     else:
-        placed = forward_rows(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
+        placed = forward_rows(kafka_rows, site, relayed=relayed, headers_only=True).repartition(parallelism, "group")
     return (
         in_blocks(placed, ["group", *_SOURCE])
         .groupBy("group")
@@ -122,10 +122,10 @@ def sequence(
 
 
 def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = False) -> DataFrame:
-    """Rows of `forward_rows` (lean), as tasks have them behind the last exchange → the same in that order, plain
-    messages of consecutive offsets as one row.
+    """Sort rows of `forward_rows` (`headers_only`) behind the last exchange, and join plain messages into blocks.
 
-    `with_records`: they are in the column `records` then, and the rows have the column `at`; else they stay aside.
+    A block is one row for messages of consecutive offsets. `with_records`: the messages are in the column `records`,
+    and the rows have the column `at`; otherwise they stay in the buffer.
     """
     # A relay that begins again brings offsets once more: they count as those of another topic.
     topic = F.concat_ws("@", "topic", F.col("at") - F.col("offset")) if with_records else F.col("topic")
@@ -180,7 +180,7 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
         for chunk in chunks:
             chunk["topic"] = [topic or own_topic for topic in chunk["topic"]]
             for rows in out_of_blocks(chunk):
-                state, decided = decide_chunk(state, rows, lean=True)
+                state, decided = decide_chunk(state, rows, headers_only=True)
                 yield from decided
         state, closing = end_batch(state)
         for record in closing:
@@ -191,11 +191,11 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
 
 
 def decide_chunk(
-    state: SequencerState, chunk: pd.DataFrame, *, lean: bool = False
+    state: SequencerState, chunk: pd.DataFrame, *, headers_only: bool = False
 ) -> tuple[SequencerState, list[pd.DataFrame]]:
     """Decide one piece of a group's rows; return the state after it and the runs to write, in order.
 
-    `lean`: whether plain messages are aside.
+    `headers_only`: whether plain messages are aside.
     """
     partitions, partition = _partitions(chunk)
     rows, error = _read_odd(chunk, partitions, partition)
@@ -224,7 +224,7 @@ def decide_chunk(
             link=link,
         ),
     )
-    aside = chunk["plain"].to_numpy(dtype=bool) & (kind == _IS_MESSAGE) & lean
+    aside = chunk["plain"].to_numpy(dtype=bool) & (kind == _IS_MESSAGE) & headers_only
     dead = ~well_formed
     for reason, mask in decisions.dead.items():
         error[mask] = reason

@@ -1,1 +1,1 @@
-"""What all Spark jobs share: the session, records as columns, how a query is run and fails."""
+"""The common part of all Spark jobs: the session, records as columns, the run of a query and its failures."""

@@ -1,5 +1,5 @@
-"""The record codec as Spark columns, no Python per row: what nearly all records need of
-`connectors.kafka.codec.codec`.
+"""The record codec as Spark columns, without Python per row: the part of `connectors.kafka.codec.codec` that nearly all
+records need.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from ordering.base.names import ADDRESS_PATTERN
 from ordering.base.records import EPOCH
 
 LATER_FORMAT = "abcast: a later format:"
-"""Begins the error of a query that met one."""
+"""The beginning of the error of a query that met a later format."""
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _DATA_AT = {name: position for position, name in enumerate(codec.DATA_FIELDS)}
 
 
 def group_of(topic: Column) -> Column:
-    """The group in `abcast.<group>.<role>.<site>` (cheaper than a regular expression, and it is once a record)."""
+    """Return the group in `abcast.<group>.<role>.<site>`; cheaper than a regular expression, for each record."""
     role_and_site = F.substring_index(topic, ".", -2)
     return F.substring(topic, F.lit(len("abcast.") + 1), F.length(topic) - len("abcast.") - F.length(role_and_site) - 1)
 
 
 def site_of(topic: Column) -> Column:
-    """The site in `abcast.<group>.<role>.<site>`: a site has no dot."""
+    """Return the site in `abcast.<group>.<role>.<site>`: a site has no dot."""
     return F.substring_index(topic, ".", -1)
 
 
 def with_fields(kafka_rows: DataFrame) -> DataFrame:
-    """The rows of Spark's Kafka source (with headers), plus `fields`: those of the header `abcast` as an array of text.
+    """Add `fields` to rows of Spark's Kafka source (with headers): the fields of the header `abcast`, as texts.
 
-    Null where the first header is another: sequencers and our own clients write it there. A step of its own, so that
-    the text is split once however many of its fields are used.
+    Null if the first header is another: sequencers and abcast's clients write it first. A step of its own, so that the
+    text is split once, however many of its fields are used.
     """
     first = F.get(F.col("headers"), F.lit(0))
     return kafka_rows.select("*", words_of(F.when(first["key"] == codec.HEADER, first["value"])).alias("fields"))
 
 
 def is_data() -> Column:
-    """Whether a `with_fields` row of a data topic is no stray: as `codec.data_fields` has it."""
+    """Whether a `with_fields` row of a data topic is no stray, by the rule of `codec.data_fields`."""
     first = F.get(F.col("headers"), F.lit(0))
     text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
     has_sender = data_field("SOURCE") != codec.NOTHING
@@ -51,33 +51,33 @@ def is_data() -> Column:
 
 
 def data_field(name: str) -> Column:
-    """The text of one of `codec.DATA_FIELDS` of a `with_fields` row of DATA; `-` where it has no value.
+    """Return the text of one of `codec.DATA_FIELDS` of a `with_fields` row of DATA; `-` without a value.
 
-    LINK is null then, or where there is none.
+    LINK is null if it has no value, or is missing.
     """
     text = F.get(F.col("fields"), F.lit(_DATA_AT[name]))
     return F.when(text != codec.NOTHING, text) if name == "LINK" else text
 
 
 def data_number(name: str) -> Column:
-    """The same of a field that is a number; null where it has no value."""
+    """Return a field of a `with_fields` row of DATA as a number; null without a value."""
     return data_field(name).try_cast("bigint")
 
 
 def data_count() -> Column:
-    """Return how many numbers the record of a `with_fields` row of DATA takes: as `codec.data_count` does."""
+    """Return how many seqnos the record of a `with_fields` row of DATA takes, as `codec.data_count` does."""
     return _counted("COUNT")
 
 
 def data_format() -> Column:
-    """Return the number of the group's format, as a seal says it: as `codec.data_format` does."""
+    """Return the number of the group's format in a seal, as `codec.data_format` does."""
     return _counted("FORMAT")
 
 
 def followed(column: Column) -> Column:
-    """Return the column, of `with_fields` rows of DATA, which ends the query at a seal of a format that is not known.
+    """Return the column, of `with_fields` rows of DATA, that ends the query at a seal of an unknown format.
 
-    What ends it is found again by `connectors.spark.query_failure`.
+    `connectors.spark.query_failure` recognises the error.
     """
     number, version = data_field("FORMAT"), F.coalesce(data_field("FORMAT_VERSION"), F.lit(""))
     says = F.concat_ws(" ", F.lit(LATER_FORMAT), F.col("topic"), number, version)
@@ -91,27 +91,27 @@ def _counted(name: str) -> Column:
 
 
 def application_headers() -> Column:
-    """The application's headers of a `with_fields` row: all but the first."""
+    """Return the application's headers of a `with_fields` row: all but the first."""
     headers = F.col("headers")
     return F.slice(headers, 2, F.greatest(F.size(headers) - 1, F.lit(0)))
 
 
 def all_headers() -> Column:
-    """The headers of a row of Spark's Kafka source, none if there are none."""
+    """Return the headers of a row of Spark's Kafka source; an empty array if they are null."""
     return F.coalesce("headers", F.array().cast(HEADERS_TYPE))
 
 
 def own_place(headers: Column) -> Column:
-    """Where among them the header `abcast` is, counted from 1; 0 if it is not there."""
+    """Return the position of the header `abcast` among the headers, counted from 1; 0 if it is missing."""
     return F.array_position(headers["key"], codec.HEADER).cast("int")
 
 
 def own_header(headers: Column) -> Column:
-    """What the header `abcast` says, wherever it is; nothing if it is not there."""
+    """Return the value of the header `abcast`, wherever it is; empty if it is missing."""
     return F.coalesce(F.get(headers, own_place(headers) - 1)["value"], F.lit(b""))
 
 
 def header(*fields: Column) -> Column:
-    """The header `abcast` with these fields (text or numbers) but those that are null, as an array."""
+    """Return the header `abcast` with these fields (text or numbers), without nulls, as an array."""
     text = F.concat_ws(" ", F.lit(codec.VERSION), *fields)
     return F.array(F.struct(F.lit(codec.HEADER).alias("key"), text.cast("binary").alias("value")))

@@ -1,4 +1,4 @@
-"""The directory of --data: whether a job can work in it, which is asked first, and whether it is still there."""
+"""The directory of --data: a check before the start that a job can write there, and that it is still there later."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ordering.base.errors import EnvironmentProblem, UsageError
 
 CHECKPOINTS = "checkpoints"
 DEFAULT_WORK = Path("abcast-work")
-"""For checkpoints where --data is no directory."""
+"""The directory for checkpoints if --data is no local directory."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = bytes(4096)
-"""Large enough to need a block of its own: an empty file can be made on a full disk, too."""
+"""Bytes that need a block of the disk: an empty file can be made on a full disk, too."""
 
 
 def check_writable(top: Path, name: str = "--data") -> None:
-    """Make the directory and write where the jobs will. Raises UsageError, EnvironmentProblem if the disk is full."""
+    """Make the directory and write where the jobs will. Raises UsageError; EnvironmentProblem if the disk is full."""
     for directory in (top, top / CHECKPOINTS):
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -38,14 +38,14 @@ def check_writable(top: Path, name: str = "--data") -> None:
 
 
 def disk_full() -> EnvironmentProblem:
-    """The error that says so, and what to do."""
+    """Return the error for a full disk, with what to do."""
     return EnvironmentProblem(
         "the disk of --data or --work-dir (checkpoints and tables) is full: free some space and start again."
     )
 
 
 class HeldDirectory:
-    """A directory of a running query."""
+    """The directory of a running query."""
 
     def __init__(self, owned: OwnedDirectory) -> None:
         self.path = owned.path
@@ -62,9 +62,9 @@ class HeldDirectory:
 
 @contextmanager
 def held(parent: Path) -> Iterator[HeldDirectory]:
-    """Make a directory in `parent`, which is deleted at the end with all that is in it. Raises EnvironmentProblem.
+    """Make a directory in `parent` for a block, and delete it afterwards. Raises EnvironmentProblem.
 
-    What queries that were killed left in `parent` is deleted, too.
+    Directories that killed queries left in `parent` are deleted, too.
     """
     try:
         remove_abandoned(parent)

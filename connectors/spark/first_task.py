@@ -1,5 +1,5 @@
-"""What the first Python worker is given to do. It imports nothing, as executors have little (`packing`)."""
+"""The task of the first Python worker. It imports nothing, as executors have little (`packing`)."""
 
 
 def do_nothing(_: int) -> None:
-    """If this module can be imported there, ours were shipped."""
+    """Do nothing: the import of this module on an executor proves that abcast's modules were shipped."""

@@ -1,9 +1,9 @@
-"""FORWARD as a sequencer's query takes it: one function in the JVM (`conf/scala/Forward.scala`) judges each record.
+"""FORWARD as columns of a sequencer's query: one function in the JVM (`conf/scala/Forward.scala`) judges each record.
 
-Nearly all records break no rule; they are *plain*, and come apart into columns. What is not plain has the key and all
-its headers still, and `connectors.kafka.codec.codec` reads it, row by row: so one place has the reasons. No record is
-plain that breaks a rule. Some are not that break none: what has another header first, or fields behind those that are
-known.
+Nearly all records break no rule: they are *plain*, and become columns. An irregular record keeps its key and all its
+headers, and `connectors.kafka.codec.codec` decodes it, row by row: so one place has the reasons of refusals. No plain
+record breaks a rule. Some irregular records break none either: those with another header first, or with fields behind
+the known ones.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ordering.base.records import (
 RECORD_SCHEMA = (
     f"key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, headers {HEADERS_TYPE}"
 )
-"""A plain message as it is set aside, with all its headers. `link`: what a link says of it, or null."""
+"""A plain message in the payload buffer, with all its headers. `link`: its fields of a link, or null."""
 FROM_FORWARD, FROM_LOG, FROM_EPOCH = range(3)
-"""Where a row comes from, where there is more than FORWARD."""
+"""The source of a row, for queries that read more than FORWARD."""
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
-"""What a link says of a row."""
+"""The columns with a row's fields of a link."""
 _SCHEMA = (
     "group string, topic string, partition int, offset long, plain boolean, sender string, incarnation long, "
     f"local_seqno long, kind int, forwarded_at_ms long, key binary, value binary, headers {HEADERS_TYPE}, "
@@ -51,42 +51,42 @@ _COLUMNS = [field.split()[0] for field in _SCHEMA[: _SCHEMA.index(", record")].s
 
 
 def forward_rows(
-    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, lean: bool = False
+    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, headers_only: bool = False
 ) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
-    `packed_headers` are those of the application, null if there are none. A row that is not `plain` has the key and all
-    its headers there; its `sender` is null, its numbers are 0. `kind` is an index in `codec.FORWARD_KINDS`. `topic` is
-    null in the site's own, which nearly all are in: a text a row is dear on its way to Python. Null comes first in
-    order, as the site's own topic does.
+    `packed_headers`: the application's headers, null if there are none. An irregular row (not `plain`) has the key and
+    all its headers; its `sender` is null, its numbers are 0. `kind`: an index in `codec.FORWARD_KINDS`. `topic`: null
+    for the site's own, which nearly all rows have: a text in each row is expensive on its way to Python. Null sorts
+    first, as the site's own topic does.
 
-    `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
-    0 where no link has brought the row. `lean`: whether a plain message's value and headers are in the column `record`
-    (RECORD_SCHEMA) only, which is null for all else. `agreed`: whether there are rows of other sites' topics. Each is
-    judged as at its own site then; a copy of FORWARD is the record that it was made from
-    (`connectors.kafka.codec.inputs.original`), and what is none is left out; so is what is not needed of logs and of
-    EPOCH. Then there are the columns `input`, and `at`, which is the offset behind the row in the topic that it was
+    `relayed`: there may be rows of topics that a relay fills. They have LINK_COLUMNS, which are -1 and 0 if no link has
+    brought the row. `headers_only`: a plain message's value and headers are only in the column `record`
+    (RECORD_SCHEMA), which is null for all other rows. `agreed`: there are rows of other sites' topics. Each is judged
+    as at its own site; a copy of FORWARD becomes the record that it was made from
+    (`connectors.kafka.codec.inputs.original`); rows that are no copy, and rows of logs and EPOCH that are not needed,
+    are left out. The rows then have the columns `input` and `at`, the offset behind the row in the topic that it was
     read from.
     """
-    rules = _rules(site, relayed=relayed, agreed=agreed, lean=lean)
+    rules = _rules(site, relayed=relayed, agreed=agreed, headers_only=headers_only)
     read = kafka_rows.select(rows_of_forward(_SCHEMA, rules).alias("read"))
     wanted = read.where(F.col("read").isNotNull()) if agreed else read
     left_out = ({"at", "input"} if not agreed else set()) | (set() if relayed else set(LINK_COLUMNS))
     # Spark's writer for a stateful Python function takes time with lists that grows with the square of their number.
     known = {"headers": F.to_json("read.headers").alias("packed_headers")}
     columns = [known.get(name, F.col(f"read.{name}")) for name in _COLUMNS if name not in left_out]
-    return wanted.select(*columns, *(["read.record"] if lean else []))
+    return wanted.select(*columns, *(["read.record"] if headers_only else []))
 
 
-def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
-    """What `conf/scala/Forward.scala` judges by."""
+def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str:
+    """Return the rules for `conf/scala/Forward.scala`, as JSON."""
     version, exclusion = epochs.EXCLUSION.decode("ascii").split(" ")
     assert version == codec.VERSION
     rules = {
         "site": site,
         "relayed": relayed,
         "agreed": agreed,
-        "lean": lean,
+        "lean": headers_only,
         "header": codec.HEADER,
         "version": codec.VERSION,
         "nothing": codec.NOTHING,

@@ -1,11 +1,11 @@
-"""Running a Spark query as a job: start it, watch it, start it again when the topics change or a failure may pass.
+"""A Spark query as a job: start it, watch it, start it again when the topics change or a failure may pass.
 
-Every query starts from what the log and the tables say, never from an old checkpoint: Spark's checkpoint is new for
-each query and deleted after it. (The next start deletes what a killed query has left.) There is nothing in it to lose,
-to corrupt or to share by mistake.
+Every query starts from the log and the tables, never from an old checkpoint: each query has a new checkpoint, which is
+deleted after it. (The next start deletes that of a killed query.) So a checkpoint can't be lost, corrupted or shared by
+mistake.
 
-A job is ready when the first batch of its query is through, not when Spark has accepted the query: only then have the
-directory, the workers and the sink been seen to work. Spark makes a first batch in an idle group, too, without rows.
+A job is ready when the first batch of its query is done, not when Spark has accepted the query: only then is it known
+that the directory, the workers and the sink work. Spark makes a first batch even for an idle group, without rows.
 """
 
 from __future__ import annotations
@@ -56,40 +56,39 @@ __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJ
 _logger = logging.getLogger(__name__)
 
 SMALLER = 16
-"""What does not fit into memory is tried again in batches of so much less."""
+"""The factor by which batches become smaller after one that did not fit into memory."""
 WATCH_S = 1
-"""How often a running job looks whether all is well, and a sequencer for a newer epoch."""
+"""The seconds between two checks of a running job, such as a sequencer's for a newer epoch."""
 LAST_S = 30.0
-"""After so long, a group of which something is wrong is tried again where there is no other, but some that may come."""
+"""The wait before the last group that failed is tried again, if other groups may come."""
 STUCK_S = 2.0
-"""A batch that has been in hand for so long may wait for a partition that is away."""
+"""The age from which a current batch may be waiting for a partition that is away."""
 REPORT_S = 10.0
-"""A line of the log about the newest batch, at most this often."""
+"""The least time between two lines of the log about batches."""
 STOP_S = 10.0
-"""How long a stop waits for the batch in hand."""
+"""The longest wait of a stop for the current batch."""
 
 _ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
 _ASK_FOR_OFFSETS_MS = 10_000
-_OFFSETS_ARE_ASKED_FOR = 18
-"""Times, before the query ends: three minutes in all."""
+_OFFSET_TRIES = 18
+"""The tries to get offsets before the query ends: three minutes in all."""
 _READY_POLL_S = 0.1
 _TASKS_RUN_S = 1.0
-"""In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
+"""The time of running tasks after which a real-time query counts as working: its first batch ends only later."""
 
 _stopping = threading.Lock()
-"""One query is stopped at a time, as Spark's log is hushed meanwhile."""
+"""Held while a query is stopped: one at a time, as Spark's log is off during it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options that all streaming jobs have.
 
-    `site`: the site whose groups it serves. `data`: where the Delta tables are. `work_dir`: the directory for
-    `checkpoints/`, if that is another one.
-    `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
-    `parallelism`: groups that the sequencer decides at the same time, None for one a core. `groups`:
-    those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
-    `fitness`: asked of what DATA tells of each group before the sequencer claims it.
+    `site`: the site whose groups the job serves. `data`: the place of the Delta tables. `work_dir`: the directory for
+    `checkpoints/`, if it is another one. `max_batch_records`: the most records of a micro-batch, for all groups of a
+    query; fewer if they are large. `parallelism`: the number of groups that the sequencer decides at the same time;
+    None: one a core. `groups`: the groups to serve. `look_every_s`: the seconds between two looks for new topics.
+    `troubles`: of all jobs of the process. `fitness`: checks each group's state before the sequencer claims it.
     """
 
     connection: Connection
@@ -105,22 +104,22 @@ class JobOptions:
 
     @property
     def work(self) -> Path:
-        """The directory of `checkpoints/`, on this machine."""
+        """The parent directory of `checkpoints/`, on this machine."""
         if self.work_dir is not None:
             return self.work_dir
         return self.data if isinstance(self.data, Path) else DEFAULT_WORK
 
     def finder(self) -> TopicFinder:
-        """What finds the topics of these groups. Close it."""
+        """Return a finder of the topics of these groups. Close it."""
         return TopicFinder(self.connection, self.groups, self.look_every_s)
 
 
 class SparkJob(Protocol):
-    """What can be run beside others in one Spark application.
+    """A job that can run beside others in one Spark application.
 
-    `ready` is set when it works. A job with `keeps_trying` depends on another site. It goes on after any failure but a
-    wrong configuration, and counts as ready meanwhile. If it ends with a failure of `ends_alone_with`, the other jobs
-    go on: no restart would mend it. One that is no principal works beside another, and is not worth going on for.
+    `ready` is set when it works. A job with `keeps_trying` depends on another site: it goes on after any failure except
+    a wrong configuration, and counts as ready all the time. If it ends with an error of `ends_alone_with`, which no
+    restart would mend, the other jobs go on. The application ends when no job with `is_principal` is left.
     """
 
     name: str
@@ -130,14 +129,14 @@ class SparkJob(Protocol):
     ends_alone_with: tuple[type[AbcastError], ...]
 
     def run(self) -> None:
-        """Work until `stop`, which any thread may call. Raises what will not pass."""
+        """Work until `stop`, which any thread may call. Raises errors that will not pass."""
 
     def stop(self) -> None:
-        """Ask `run` to return after the batch in hand."""
+        """Ask `run` to return after the current batch."""
 
 
 class StreamingJob(ABC):
-    """One query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
+    """A job with a query over the topics of all groups at a site. `run` blocks until `stop`, from any thread."""
 
     name: str
     is_principal = True
@@ -157,29 +156,29 @@ class StreamingJob(ABC):
         self._stop = threading.Event()
         self._ends = threading.Event()
         self._query_ends = threading.Event()
-        self._told_hidden: set[str] = set()
+        self._reported_hidden: set[str] = set()
         self.stuck_s = 0.0
-        """For how long the batch in hand has not got on."""
+        """The seconds for which the current batch has made no progress."""
         self.suspended = SuspendedGroups(self.name, self.waits_s)
-        """Groups that can't be served, and that the others go on without."""
+        """Groups that can't be served now; the others go on without them."""
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
         self._looks_for_large = self._has_come = False
         self._large: Large | None = None
-        """What was found before this query, if it was looked for."""
+        """The records too large for memory that were found before this query, if it looked for them."""
         self._passed: dict[TopicPartition, int] = {}
 
     def stop(self) -> None:
-        """Ask `run` to return after the batch in hand, as the application ends."""
+        """Ask `run` to return after the current batch, as the application ends."""
         self._stop.set()
         self._ends.set()
 
     def retire(self) -> None:
-        """Ask `run` to return after the batch in hand; the application goes on."""
+        """Ask `run` to return after the current batch; the application goes on."""
         self._ends.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
+        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable."""
         with contextlib.closing(self.finder):
             try:
                 self._run()
@@ -218,26 +217,26 @@ class StreamingJob(ABC):
 
     @abstractmethod
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """Of all topics in the cluster, the names of those to read, by group."""
+        """Return the names of the topics to read, by group, from all topics in the cluster."""
 
     @abstractmethod
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Start the query over these topics."""
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:  # noqa: ARG002 - as others have it
-        """Why this user does not see what should be read. `topics`: all that he sees."""
+        """Return the refusals that hide topics that should be read. `topics`: all that this user sees."""
         return []
 
     def check(self) -> None:
-        """Called every WATCH_S and after a failure; raises if the query must not go on."""
+        """Raise if the query must not go on. Called every WATCH_S and after a failure."""
 
     def close_query(self) -> None:
-        """Release what `start_query` opened."""
+        """Release the resources that `start_query` opened."""
 
     def _run_query(self) -> None:
-        """One query: from its start to the next reason for another."""
+        """Run a query from its start until there is a reason for another."""
         try:
-            self._run_query_of_fit()
+            self._run_query_of_servable()
         except UnservableGroups as unservable:  # the others begin anew, at once
             for group, error in unservable.errors.items():
                 self.suspended.suspend(group, error)
@@ -249,10 +248,10 @@ class StreamingJob(ABC):
             self._ends.wait(LAST_S)
 
     def try_again(self, group: str) -> None:
-        """See whether a group that was left out can be served again. Raises what is wrong with it."""
+        """Try whether a suspended group can be served again. Raises the error if it can't."""
 
-    def _takes_back(self) -> bool:
-        """Whether groups that were left out can be served again; then the query is to begin anew, with them."""
+    def _resumes_some(self) -> bool:
+        """Resume suspended groups that can be served again; return whether the query must begin anew with some."""
         back = []
         leaderless = self.leaderless(self.select_topics(self.finder.find())) if self.suspended.reasons else {}
         for group in filter(self.suspended.is_due, self.suspended.reasons):
@@ -271,13 +270,13 @@ class StreamingJob(ABC):
         return bool(back)
 
     def needs(self, topic: Topic) -> bool:  # noqa: ARG002 - as others have it
-        """Whether it is needed besides what the query reads."""
+        """Whether the query needs this topic, though it does not read it."""
         return False
 
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Those of the groups that need a partition that is away: Spark asks for all of a query together.
+        """Return the groups that need a partition without a leader: Spark asks for all partitions of a query together.
 
-        `found`: the topics that are read of each.
+        `found`: the topics to read, by group.
         """
         return {
             topic.group: BrokerUnreachable(f"{topic} has a partition without a leader.")
@@ -285,12 +284,12 @@ class StreamingJob(ABC):
             if str(topic) in found.get(topic.group, ()) or (topic.group in found and self.needs(topic))
         }
 
-    def _run_query_of_fit(self) -> None:
+    def _run_query_of_servable(self) -> None:
         try:
             topics = self._find_topics(fresh=True)
-            self._tell_hidden()
+            self._warn_of_hidden()
             if not topics:
-                self._takes_back()
+                self._resumes_some()
                 self.ready.set()
                 self._ends.wait(self.options.look_every_s)
                 return
@@ -304,44 +303,44 @@ class StreamingJob(ABC):
                     cleanup.callback(self._stop_query, query)
                     self._watch(query, topics, directory)
                 except (AbcastError, PySparkException, Py4JJavaError) as error:
-                    directory.check()  # a table that is missed may be gone with it
+                    directory.check()  # first: a missing table may have been in it
                     if isinstance(error, AbcastError):
                         raise
                     if isinstance(error, StreamingQueryException):
                         self.check()
-                        self._leave_unwritten(error, topics)
+                        self._suspend_unwritten(error, topics)
                     raise explain(error, self.options.work) from error
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error
             raise self.options.connection.refused(error) from error
 
-    def _leave_unwritten(self, error: StreamingQueryException, topics: Mapping[str, list[str]]) -> None:
-        """Raise UnservableGroups if Kafka did not take a record of one group in time, and others may be served."""
+    def _suspend_unwritten(self, error: StreamingQueryException, topics: Mapping[str, list[str]]) -> None:
+        """Raise UnservableGroups if Kafka did not take a record of a group in time, and others can be served."""
         unwritten = unwritten_topic(error)
         if unwritten is None or unwritten.group not in topics or len(topics) == 1:
             return
         if self.options.connection.leaders([str(unwritten)]):  # else no broker answers
             raise UnservableGroups({unwritten.group: BrokerUnreachable(f"Kafka takes no record of {unwritten} now.")})
 
-    def _tell_hidden(self) -> None:
-        """What is hidden seems not to be there: its group would be left out without a word. Each is told once."""
+    def _warn_of_hidden(self) -> None:
+        """Warn of each hidden topic once: it looks missing, so its group would be left out silently."""
         found = {str(error) for error in self.hidden(self.finder.find())}
-        for text in sorted(found - self._told_hidden):
+        for text in sorted(found - self._reported_hidden):
             _logger.warning("%s: left out: %s", self.name, text)
-        self._told_hidden = found
+        self._reported_hidden = found
 
     def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
         """Return when stopped, or when there are other topics to read."""
         started = reported = checked = time.monotonic()
-        told_batch: int | None = None
+        reported_batch: int | None = None
         patience = Patience(started)
         while not self._ends.is_set():
-            # pyspark's type stubs know no fractions of a second.
+            # pyspark's type stubs don't allow fractions of a second.
             if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
                 return
             now = time.monotonic()
-            if self._takes_back() or self._has_come_to_large(query):
+            if self._resumes_some() or self._has_come_to_large(query):
                 return
             if not self.ready.is_set():
                 if self._works(query, now - started):
@@ -353,7 +352,7 @@ class StreamingJob(ABC):
                 says = query.status["message"]
                 asks_kafka = says.startswith("Getting offsets")
                 _logger.warning(
-                    "%s: the batch in hand has run no task for %.0f s (Spark says: %s). %s",
+                    "%s: the current batch has run no task for %.0f s (Spark says: %s). %s",
                     self.name,
                     now - patience.since,
                     says,
@@ -362,19 +361,19 @@ class StreamingJob(ABC):
             directory.check()
             self._see_stuck(0.0 if self.in_real_time else now - patience.since)
             try:
-                # First of all: what is asked of a topic that is gone is asked for seconds.
+                # First: questions about a deleted topic take seconds each.
                 if self._find_topics() != topics:
                     _logger.info("%s: the topics have changed, starting the query anew", self.name)
                     return
                 self.check()
             except BrokerUnreachable:
-                # The query has its own patience with a broker that restarts; if that ends, so does the query. Of topics
-                # that are gone nothing is answered either: the next look finds them gone.
+                # The query itself waits for a broker that restarts, and ends if that takes too long. Deleted topics get
+                # no answer either: the next look finds that they are gone.
                 if not self.finder.has_changed():
                     _logger.warning("%s: the broker does not answer", self.name)
             batch = newest(query) if now - reported > REPORT_S else None
-            if batch is not None and batch.records > 0 and batch.number != told_batch:
-                reported, told_batch = now, batch.number
+            if batch is not None and batch.records > 0 and batch.number != reported_batch:
+                reported, reported_batch = now, batch.number
                 _logger.info(
                     "%s: batch=%d groups=%s records=%d ms=%d",
                     self.name,
@@ -390,7 +389,7 @@ class StreamingJob(ABC):
             self.finder.doubt()
 
     def _works(self, query: StreamingQuery, running_s: float) -> bool:
-        """Whether the first batch is through; in real time, whether it runs."""
+        """Whether the first batch is done; in real time, whether it runs."""
         if newest(query) is not None:
             return True
         if not self.in_real_time or running_s < _TASKS_RUN_S:
@@ -398,25 +397,25 @@ class StreamingJob(ABC):
         return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
 
     def _runs_tasks(self) -> bool:
-        """Whether a task of this application runs now, of whatever query."""
+        """Whether a task of this application, of any query, runs now."""
         tracker = self.spark.sparkContext.statusTracker()
         stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
         return any(stage is not None and stage.numActiveTasks for stage in stages)
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it.
+        """Stop after the current batch. If a further batch has begun, it is cut off, and the next start repeats it.
 
-        In real time a batch is done with each record as it comes, and ends when its time is over: it is not waited for.
-        Nor is one that waits for a partition that is away.
+        A batch in real time is not waited for: it handles each record at once, and ends only when its time is over. Nor
+        is a batch that waits for a partition without a leader.
         """
         self._query_ends.set()
         if not self.in_real_time and self.stuck_s < STUCK_S:
-            _await_batch_in_hand(query)
+            _await_current_batch(query)
         with _stopping:
             # Spark reports the cut as an error, with stack traces, although nothing is wrong.
             self.spark.sparkContext.setLogLevel("OFF")
             query.stop()
-            if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
+            if not self._stop.is_set():  # when the application ends, the cut batch may still log its error
                 self.spark.sparkContext.setLogLevel("ERROR")
 
     def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
@@ -428,7 +427,7 @@ class StreamingJob(ABC):
         return {group: names for group, names in found.items() if names and group not in self.suspended}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
-        """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.
+        """Return the options of Spark's Kafka source that read from the positions, and other partitions from the start.
 
         Raises BrokerUnreachable.
         """
@@ -439,40 +438,42 @@ class StreamingJob(ABC):
                 backlog = find_backlog(consumer, topics, positions)
         finally:
             consumer.close()
-        # What a producer takes back of these was not broadcast. Elsewhere all is read as by all other readers, and no
-        # open transaction holds it up.
+        # A message of an aborted transaction was not broadcast. Other topics are read like everywhere else, without
+        # transactions, so no open one holds them up.
         isolation = "read_committed" if _are_to_be_committed(topics) else "read_uncommitted"
-        self._pass_over_large(backlog, isolation)
+        self._skip_large(backlog, isolation)
         fitting = records_that_fit(connection, backlog)
         self._batch_records = min(self._max_batch_records, fitting or self._max_batch_records)
         starts: dict[str, dict[str, int]] = {}
         for partition, offsets in backlog.items():
             starts.setdefault(partition.topic, {})[str(partition.partition)] = offsets.start
         if connection.security.token_url:
-            # Java's client asks for tokens at no other place.
+            # Java's client asks for tokens only at allowed URLs.
             jvm().java.lang.System.setProperty(_ALLOWED_URLS, connection.security.token_url)
         return {
             **connection.spark_options(),
             "subscribe": ",".join(sorted(topics)),
             "startingOffsets": json.dumps(starts),
             "includeHeaders": "true",
-            # Java's admin client may ask a broker that is dead for a minute, the time that it has by default. Spark
-            # makes another client for each attempt, so there are more of them.
+            # By default Java's admin client may ask a dead broker for a minute. Spark makes a new client for each
+            # attempt: shorter attempts, and more of them.
             "kafka.request.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
             "kafka.default.api.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
-            "fetchOffset.numRetries": str(_OFFSETS_ARE_ASKED_FOR),
+            "fetchOffset.numRetries": str(_OFFSET_TRIES),
             "maxOffsetsPerTrigger": str(self._batch_records),
-            # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
-            # second, and with it what Spark asks next on the same connection.
+            # A batch reads only records that exist already. At its end Kafka would hold back one more fetch for half a
+            # second, and with it Spark's next request on the same connection.
             "kafka.fetch.max.wait.ms": "1",
             # Retention may drop records that were read long ago; a real gap is found by the reading rule.
             "failOnDataLoss": "false",
             "kafka.isolation.level": isolation,
         }
 
-    def _pass_over_large(self, backlog: dict[TopicPartition, Backlog], isolation: str) -> None:
-        """After a query that did not fit into memory: begin behind records that are larger than any of abcast's, and
-        stop before those that come later. Raises EnvironmentProblem, BrokerUnreachable, HistoryUnavailable.
+    def _skip_large(self, backlog: dict[TopicPartition, Backlog], isolation: str) -> None:
+        """After a query that did not fit into memory, begin behind records larger than any of abcast's.
+
+        The query stops before such records that come later. Raises EnvironmentProblem, BrokerUnreachable,
+        HistoryUnavailable.
         """
         known, self._large = self._large, None
         if not self._looks_for_large:
@@ -489,17 +490,17 @@ class StreamingJob(ABC):
         if self._has_come and known is not None and known.before == found.before:
             places = ", ".join(f"{place.topic}-{place.partition}" for place in found.before)
             raise EnvironmentProblem(
-                f"{self.name}: a record of {places} does not fit into memory, and what stands before it is read again "
-                "by each start: start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
+                f"{self.name}: a record of {places} does not fit into memory, and each start reads the records before "
+                "it again: start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
             )
         self._has_come = False
         waiting = sum(each.end - each.start for each in backlog.values())
-        for place, count in found.before.items():  # Spark takes from each in proportion to what waits there
+        for place, count in found.before.items():  # Spark shares a batch among partitions by their backlogs
             share = count * waiting // max(1, backlog[place].end - backlog[place].start)
             self._max_batch_records = max(1, min(self._max_batch_records, share))
 
     def _has_come_to_large(self, query: StreamingQuery) -> bool:
-        """Whether what stands before a record that is too large has been read: the next query goes on behind it."""
+        """Whether the records before one that is too large have been read: the next query goes on behind it."""
         batch = newest(query) if self._large is not None and self._large.before else None
         self._has_come = batch is not None and batch.records > 0
         self._looks_for_large |= self._has_come
@@ -509,23 +510,23 @@ class StreamingJob(ABC):
         if not self.skips(place, before, record):
             return False
         where = f"{place.topic}-{place.partition}:{record.offset}"
-        _logger.warning("%s: %s did not fit into memory and is passed over.", self.name, where)
+        _logger.warning("%s: %s did not fit into memory and is skipped.", self.name, where)
         return True
 
     def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
-        """Whether the query may begin behind a record that fits into no memory, if these stand before it.
+        """Whether the query may begin behind a record that fits into no memory; `before`: unread records before it.
 
-        Raises BrokerUnreachable, KafkaRefused; EnvironmentProblem if it may never.
+        Raises BrokerUnreachable, KafkaRefused; EnvironmentProblem if it never may.
         """
         return not before
 
 
 def _are_to_be_committed(topics: Iterable[str]) -> bool:
-    """Whether one of them is of those of which nothing counts that a producer takes back."""
+    """Whether records of aborted transactions don't count in one of these topics."""
     return any(topic is not None and topic.role in READ_COMMITTED for topic in map(Topic.parse, topics))
 
 
-def _await_batch_in_hand(query: StreamingQuery) -> None:
+def _await_current_batch(query: StreamingQuery) -> None:
     deadline = time.monotonic() + STOP_S
     batch = _last_done(query)
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
@@ -535,7 +536,7 @@ def _await_batch_in_hand(query: StreamingQuery) -> None:
 
 
 def _last_done(query: StreamingQuery) -> int:
-    """The newest batch that Spark has reported, -1 if there is none. An idle report is of the batch that comes next."""
+    """Return the newest batch that Spark reports as done, -1 if there is none. An idle report is of the next one."""
     batch = newest(query)
     if batch is None:
         return -1

@@ -1,18 +1,17 @@
-"""Spark's JVM, a child of this process, and the directory for what both write for a while.
+"""Spark's JVM, a child of this process, and the directory for temporary files of both.
 
-Spark leaves blocks, jars, native libraries and sockets in the system's directory for temporary files, and when it is
-killed, it can't remove them. So each process that starts a JVM has a directory of its own there, and all of it lies
-below that one.
+Spark leaves blocks, jars, native libraries and sockets in the system's directory for temporary files, and a killed
+Spark can't remove them. So each process that starts a JVM has a directory of its own there, with all these files.
 
-Invariant: the directory is there as long as this process or its JVM lives, since both own it (see
-`connectors.local.owned_directory`; the JVM may outlive us for a while). After a clean end it is gone. After a crash at
-any point the next process that makes such a directory removes it.
+Invariant: the directory exists as long as this process or its JVM lives, since both own it (see
+`connectors.local.owned_directory`; the JVM may outlive this process for a while). After a clean end it is gone. After a
+crash at any point the next process that makes such a directory removes it.
 
-The JVM is started as spark-submit would start it, less two things: a first JVM that only finds the command out, and
-`--add-modules=jdk.incubator.vector`, of which Java warns at every start, and which only linear algebra uses.
+The JVM is started as by spark-submit, without two things: a first JVM that only computes the command, and
+`--add-modules=jdk.incubator.vector`, which makes Java warn at every start, and which only linear algebra uses.
 
-Under spark-submit the JVM is there before us, and so is what spark-submit has made by then; the rest lies in our
-directory, unless spark-submit was told another.
+Under spark-submit the JVM is older than this process, and so are the files that spark-submit has made. Later files are
+in this process's directory, unless spark-submit was given another.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from connectors.spark.submit_arguments import other_arguments
 from ordering.base.errors import EnvironmentProblem
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
-"""Whether spark-submit runs us, in a JVM that is there already."""
+"""Whether spark-submit runs this process, with a JVM that exists already."""
 
 _OPENED = (
     *(f"java.base/java.{name}" for name in ("lang", "lang.invoke", "lang.reflect", "io", "net", "nio")),
@@ -61,7 +60,7 @@ MODULE_OPTIONS = (
     "--enable-native-access=ALL-UNNAMED",
     "-Dderby.connection.requireAuthentication=false",
 )
-"""What Spark's launcher adds to each JVM, but for the module that it needs for linear algebra alone."""
+"""The options that Spark's launcher adds to each JVM, without the module for linear algebra."""
 
 _PROPERTIES, _JAVA_OPTIONS = "spark.properties", "java.options"
 """Files in the scratch directory."""
@@ -90,13 +89,13 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list[str]:
-    """What starts Spark's JVM with these settings, which have `spark.driver.*` for memory, options and class path.
+    """Return the command that starts Spark's JVM. `settings`: with memory, options and class path (`spark.driver.*`).
 
-    What a user has set may be secret, and others see a command line: it is in files (`write_settings`).
+    A user's settings may be secret, and other users see a command line: they are in files (`write_settings`).
     """
     home = _spark_home()
     conf = os.environ.get("SPARK_CONF_DIR", str(home / "conf"))
-    # The first of all that bind to it, as Spark has it. The archive of classes is valid for this very class path.
+    # Only the first logging binding, as Spark does. The archive of classes is valid for exactly this class path.
     logging_jars = map(str, (home / "jars").glob("slf4j-api-*.jar"))
     return [
         str(java),
@@ -115,7 +114,7 @@ def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list
 
 
 def write_settings(settings: Mapping[str, str], scratch: Path) -> None:
-    """Write what `java_command` names, for this user alone."""
+    """Write the files that `java_command` names, readable by this user alone."""
     options = shlex.split(settings["spark.driver.extraJavaOptions"])
     texts = {
         _JAVA_OPTIONS: "".join('"{}"\n'.format(word.replace("\\", "\\\\").replace('"', '\\"')) for word in options),
@@ -135,7 +134,7 @@ def _spark_home() -> Path:
 
 
 def _launch(command: list[str], address: Path, lock: int) -> subprocess.Popen[bytes]:
-    """Start the JVM, which writes its port and a secret into the file `address`, and ends when its input does."""
+    """Start the JVM, which writes its port and a secret into the file `address`, and ends when its input ends."""
     environment = {
         **os.environ,
         "SPARK_HOME": str(_spark_home()),
@@ -148,13 +147,13 @@ def _launch(command: list[str], address: Path, lock: int) -> subprocess.Popen[by
         stdin=subprocess.PIPE,
         env=environment,
         pass_fds=(lock,),
-        # Ctrl-C is Python's to handle: a batch in hand needs the JVM.
+        # Python handles Ctrl-C: the current batch needs the JVM.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
 
 
 def _answer(process: subprocess.Popen[bytes], address: Path) -> tuple[str, str]:
-    """The port and the secret of a JVM that has come up. Raises EnvironmentProblem."""
+    """Wait for the JVM to come up; return its port and its secret. Raises EnvironmentProblem."""
     began = time.monotonic()
     while not address.exists():
         if process.poll() is not None:
@@ -163,8 +162,8 @@ def _answer(process: subprocess.Popen[bytes], address: Path) -> tuple[str, str]:
             process.kill()
             raise EnvironmentProblem(f"Spark's JVM has not come up in {_START_S:g} s.")
         time.sleep(_LOOK_EVERY_S)
-    with address.open("rb") as told:  # renamed to this name when it was whole
-        return str(read_int(told)), UTF8Deserializer().loads(told)  # type: ignore[no-untyped-call]
+    with address.open("rb") as file:  # renamed to this name when it was complete
+        return str(read_int(file)), UTF8Deserializer().loads(file)  # type: ignore[no-untyped-call]
 
 
 def join_jvm() -> None:
@@ -174,23 +173,23 @@ def join_jvm() -> None:
     SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
     scratch = make_scratch()
     atexit.register(scratch.close)
-    told = SparkConf()
+    properties = SparkConf()
     system = jvm().java.lang.System
     system.setProperty("java.io.tmpdir", str(scratch.path))
     for name, value in _below(scratch).items():
-        if not told.contains(name):
+        if not properties.contains(name):
             system.setProperty(name, value)
 
 
 def jvm() -> JVMView:
-    """Where the names of Java begin."""
+    """Return the root of Java's names."""
     found = SparkContext._jvm  # noqa: SLF001 - there is no public way
     assert found is not None
     return found
 
 
 def end_jvm(timeout_s: float) -> None:
-    """End the JVM that `start_jvm` has started, and wait for it. Otherwise the end of this process does so."""
+    """End the JVM that `start_jvm` has started, and wait for it. Without this, the end of the process does so."""
     gateway = SparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     gateway.shutdown()
@@ -200,7 +199,7 @@ def end_jvm(timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables for a block."""
     os.environ.update(variables)
     try:
         yield
@@ -218,8 +217,8 @@ def _below(scratch: OwnedDirectory) -> dict[str, str]:
 
 
 def _end(gateway: JavaGateway, scratch: OwnedDirectory) -> None:
-    """Wait for the JVM, which tidies up when its standard input ends. One that does not end keeps its directory."""
-    # A thread of py4j's tells Java what Python let go of, and complains where nobody answers any more.
+    """Wait for the JVM, which tidies up when its standard input ends. A JVM that does not end keeps its directory."""
+    # A thread of py4j tells Java which objects Python has released, and complains when Java no longer answers.
     gateway._gateway_client.is_connected = False  # noqa: SLF001 - `shutdown` would end the JVM before it has tidied up
     with contextlib.suppress(OSError):
         gateway.proc.stdin.close()

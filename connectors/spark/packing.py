@@ -1,14 +1,13 @@
-"""What executors need and may not have, in one directory, and the line that starts a job with it.
+"""The package for executors: one directory with all that they may lack, and the command that starts a job with it.
 
-An executor runs Spark's own code in Java, and the sequencer's decisions in Python. Of ours it needs: the jars of
-conf/jars.lock (those for tables on S3, where the tables are there), our packages, and numpy, pandas and pyarrow with
-what these require. Kafka is talked to by the jars, so no Python client of it goes along. pyspark is a part of Spark,
-where executors have it.
+An executor runs Spark's own code in Java, and the sequencer's decisions in Python. It needs the jars of conf/jars.lock
+(for tables on S3 also those jars), abcast's packages, and numpy, pandas and pyarrow with their requirements. The jars
+talk to Kafka, so no Python client goes along. pyspark is part of Spark, which executors have.
 
-The Python part is an archive that Spark unpacks into each executor's working directory, under a name of ours. It must
-be on Python's path before a worker begins, as the workers' daemon is a module of ours (`spark.python.daemon.module`):
-what spark-submit's --py-files brings comes too late for that. The daemon is started in that directory, so a relative
-path does it (`spark.executorEnv.PYTHONPATH`).
+The Python part is an archive that Spark unpacks into each executor's working directory, under a fixed name. It must be
+on Python's path before a worker begins, as the workers' daemon is a module of abcast (`spark.python.daemon.module`):
+files of spark-submit's --py-files come too late for that. The daemon is started in that directory, so a relative path
+is enough (`spark.executorEnv.PYTHONPATH`).
 
 The archive fits executors with the same minor version of Python (which pyspark demands anyway), the same operating
 system and processor.
@@ -33,7 +32,7 @@ from connectors.local.jars import FOR_SPARK, check_hashes, jars_of
 from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow")
-"""The distributions that Python on executors imports, beside pyspark and ours."""
+"""The distributions that Python on executors imports, beside pyspark and abcast."""
 UNPACKED = "abcast-python"
 """The directory that the archive becomes in an executor's working directory."""
 
@@ -47,11 +46,11 @@ main()
 _NEVER_RUN = {"tests", "include"}
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QUICK = 1
-"""gzip's level: a line is printed after seconds, not after a minute."""
+"""The level of gzip: the command is printed after seconds, not after a minute."""
 
 
 class Manager(str, Enum):
-    """What gives a Spark application its executors."""
+    """The managers that give a Spark application its executors."""
 
     standalone = "standalone"
     yarn = "yarn"
@@ -76,7 +75,7 @@ _ONLY_THERE = {
 
 
 class Package(NamedTuple):
-    """What was written: files below one directory."""
+    """The files that were written, below one directory."""
 
     archive: Path
     jars: list[Path]
@@ -84,10 +83,10 @@ class Package(NamedTuple):
 
 
 def pack(directory: Path, *, with_libraries: bool = True, configurations: Sequence[str] = FOR_SPARK) -> Package:
-    """Write all of it into the directory, which is made. What an earlier call has left there is replaced.
+    """Write the package into the directory, which is made. Files of an earlier call are replaced.
 
     Without libraries, executors must have LIBRARIES of their own. `configurations`: of jars, which are fetched if they
-    are not there. Raises EnvironmentProblem, and OSError.
+    are missing. Raises EnvironmentProblem, OSError.
     """
     jars = [jar for each in configurations for jar in jars_of(each)]
     files = {**_ours(), **(_libraries() if with_libraries else {})}
@@ -110,7 +109,7 @@ def pack(directory: Path, *, with_libraries: bool = True, configurations: Sequen
 
 
 def manager_of(master: str) -> Manager:
-    """What manages that master's executors: `master` is the name of a manager, or a URL. Raises UsageError."""
+    """Return the manager of a master's executors. `master`: the name of a manager, or a URL. Raises UsageError."""
     if master in {each.value for each in Manager}:
         return Manager(master)
     for manager, url in _MASTERS.items():
@@ -120,10 +119,10 @@ def manager_of(master: str) -> Manager:
 
 
 def submit_line(package: Package, master: str, python: str, command: Sequence[str] = ("run",)) -> str:
-    """What a shell is told to start `abcast COMMAND` at that master; more options of the command may follow.
+    """Return the shell command that starts `abcast COMMAND` at that master; further options may follow it.
 
-    `master`: the URL, or the name of a manager, for a line with HOST in it. `python`: what the executors call theirs.
-    Raises UsageError.
+    `master`: the URL, or the name of a manager for a command with HOST in it. `python`: the executors' command for
+    Python. Raises UsageError.
     """
     manager = manager_of(master)
     arguments = [
@@ -147,7 +146,7 @@ def _spark_submit() -> Path:
 
 
 def _ours() -> dict[str, Path]:
-    """The files of our packages, by their places below a directory of Python's path."""
+    """Return the files of abcast's packages, by their paths below a directory of Python's path."""
     names = {where.partition(".")[0] for where in (__name__, AbcastError.__module__)}
     found: dict[str, Path] = {}
     for name in names:
@@ -168,7 +167,7 @@ def _libraries() -> dict[str, Path]:
 
 
 def _required(names: Iterable[str]) -> set[str]:
-    """These distributions, and all that they require and that is installed here."""
+    """Return these distributions, and all their requirements that are installed here."""
     found: set[str] = set()
     left = list(names)
     while left:
@@ -202,7 +201,7 @@ def _files_of(name: str) -> Iterator[importlib.metadata.PackagePath]:
 
 
 def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the name and number of who packs. The time stays, as Python's bytecode is valid for it alone."""
+    """Remove the owner's name and number. The time stays, as Python's bytecode is valid only with it."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -1,7 +1,7 @@
-"""What Spark reports of a query's batches, read at a low price.
+"""Spark's reports on a query's batches, read cheaply.
 
-pyspark asks the JVM for each figure of a report by itself, some hundred questions for one report. We look each second,
-at all that is new: so a report is read as one text here.
+pyspark asks the JVM for each figure of a report separately, some hundred calls a report. Jobs read all new reports
+every second, so a report is read as one text here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 
 class BatchReport(NamedTuple):
-    """A report. While a query is idle, Spark reports the batch that comes next, too, without records.
+    """A report. While a query is idle, Spark also reports the next batch, without records.
 
-    `ends`: by topic and partition (a text) where in Kafka the first source ends. `observed`: by name what
-    `DataFrame.observe` has given, column by column.
+    `ends`: the end offsets of the first source, by topic and partition (a text). `observed`: the columns of each
+    `DataFrame.observe`, by its name.
     """
 
     number: int
@@ -28,13 +28,13 @@ class BatchReport(NamedTuple):
 
 
 def newest(query: StreamingQuery) -> BatchReport | None:
-    """The last report; None if there is none."""
-    report = query._jsq.lastProgress()  # noqa: SLF001 - the public way is the dear one
+    """Return the last report; None if there is none."""
+    report = query._jsq.lastProgress()  # noqa: SLF001 - the public way is the expensive one
     return None if report is None else _read(report)
 
 
 def newer_than(query: StreamingQuery, number: int) -> list[BatchReport]:
-    """The reports of later batches, in their order, as far back as Spark keeps them."""
+    """Return the reports of batches after `number`, in order, as far back as Spark keeps them."""
     reports, batches = query._jsq.recentProgress(), list[BatchReport]()  # noqa: SLF001 - as above
     for at in reversed(range(len(reports))):
         if reports[at].batchId() <= number:

@@ -1,4 +1,4 @@
-"""What ended a Spark query, in one sentence: the innermost cause, which Spark wraps in several other errors."""
+"""The reason why a Spark query ended, in one sentence: the innermost cause, which Spark wraps in several errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ordering.base.formats import Format, later_format
 from ordering.base.names import Topic
 
 REASON_CHARACTERS = 600
-"""A reason is cut off after so many characters."""
+"""The length after which a reason is cut off."""
 
 
 class QueryFailed(AbcastError):
@@ -23,28 +23,28 @@ class QueryFailed(AbcastError):
 
 
 class BatchTooLarge(AbcastError):
-    """A batch did not fit into memory: the job takes smaller ones."""
+    """A batch did not fit into memory: the job goes on with smaller ones."""
 
 
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _NO_MEMORY = (
-    "cannot grow beyond",  # what the JVM has for Python, 2 GB
+    "cannot grow beyond",  # the JVM's buffer for Python, 2 GB
     "OversizedAllocation",  # Arrow in the JVM
     "ArrowCapacityError",  # Arrow in Python
     "Cannot grow BufferHolder",  # one row of Spark
     "MemoryError",  # Python, and the JVM's OutOfMemoryError
 )
 _TOO_LITTLE_SPACE = 1024 * 1024
-"""Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
-_OF_OURS = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
+"""The free bytes below which a full disk counts as the reason of a failure: Spark does not always say so."""
+_OWN_ERROR = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
 _LATER_FORMAT = re.compile(rf"{re.escape(LATER_FORMAT)} (\S+) (\d+) ?([0-9a-z.+-]*)")
 _EXPIRED = re.compile(r"Expiring \d+ record\(s\) for (\S+)-\d+:")
 _OWN = {each.__name__: each for each in (EnvironmentProblem, HistoryUnavailable, Disagreement, LaterVersion)}
-"""What code of ours raises inside a query to end the job. Anything else is worth another query."""
+"""The errors of abcast's code inside a query that end the job. After any other, another query is tried."""
 
 
 def explain(error: Exception, data: Path) -> AbcastError:
-    """The error of ours for what Spark raised."""
+    """Return abcast's error for an exception of Spark."""
     text = full_text(error)
     if any(words in text for words in _NO_SPACE) or _is_nearly_full(data):
         return disk_full()
@@ -53,20 +53,20 @@ def explain(error: Exception, data: Path) -> AbcastError:
     reason = true_reason(text)
     if (met := _LATER_FORMAT.search(text)) is not None:
         return later_format(met[1], Format(int(met[2]), met[3]))
-    own = _OF_OURS.match(reason)
+    own = _OWN_ERROR.match(reason)
     if own is not None and own[1] in _OWN:
         return _OWN[own[1]](own[2])
     return QueryFailed(f"the query failed ({reason}).")
 
 
 def unwritten_topic(error: Exception) -> Topic | None:
-    """The topic of which Kafka took no record in the time that the producer has, if that is what ended the query."""
+    """Return the topic whose records Kafka did not take before the producer's timeout, if that ended the query."""
     met = _EXPIRED.search(full_text(error))
     return Topic.parse(met[1]) if met is not None else None
 
 
 def full_text(error: Exception) -> str:
-    """What an exception of Spark's says, with the causes that it knows."""
+    """Return the text of an exception of Spark, with the causes that it knows."""
     return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
 
 
@@ -78,7 +78,7 @@ def _is_nearly_full(data: Path) -> bool:
 
 
 def true_reason(text: str) -> str:
-    """The innermost cause that a stack trace names, on one line: Python's own exception if there is one."""
+    """Return the innermost cause in a stack trace, on one line: Python's own exception if there is one."""
     reason = _of_python(text) or _of_java(text) or text
     words = " ".join(reason.split())
     return words if len(words) <= REASON_CHARACTERS else words[: REASON_CHARACTERS - 2] + " …"
@@ -95,7 +95,7 @@ _WRAPPING = re.compile(
 
 
 def _of_python(text: str) -> str:
-    """The message below the last traceback: its first line that is not indented, and what follows of it."""
+    """Return the message below the last traceback: its first line that is not indented, and its continuation."""
     _, found, below = text.rpartition(_TRACEBACK)
     if not found:
         return ""
@@ -105,7 +105,7 @@ def _of_python(text: str) -> str:
 
 
 def _of_java(text: str) -> str:
-    """The last cause; with the one around it, as the last alone may be no more than "error=2"."""
+    """Return the last cause, with the one around it, as the last alone may be no more than "error=2"."""
     lines = text.splitlines()
     starts = [0, *(number for number, line in enumerate(lines) if line.startswith("Caused by: "))]
     causes: list[str] = []
@@ -118,7 +118,7 @@ def _of_java(text: str) -> str:
 
 
 def _message(lines: list[str]) -> str:
-    """The first line, and those that go on with it."""
+    """Return the first line and its continuation lines, joined."""
     taken = lines[:1]
     for line in lines[1:]:
         if _AFTER_MESSAGE.match(line):

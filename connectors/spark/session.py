@@ -1,6 +1,6 @@
 """The Spark session: one place for every setting, each with the reason why it is not Spark's default.
 
-They are defaults of ours: what the user sets goes before them (`connectors.spark.given`).
+The settings are defaults: the user's own override them (`connectors.spark.user_settings`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyspark.sql import SparkSession
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import FOR_SPARK, jars_directory, jars_of, locked_hashes
 from connectors.spark.first_task import do_nothing
-from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
+from connectors.spark.user_settings import check_settings, is_local, user_settings
 from connectors.storage.location import S3, Location, RemotePath
 from ordering.base.errors import EnvironmentProblem
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
-"""A file of a Delta table that is worth merging with others."""
+"""The size below which a file of a Delta table is worth merging."""
 
 _MOST_READERS, _FEWEST_READERS = 4096, 64
 """Spark's own default is the lower one."""
@@ -40,8 +40,9 @@ _FILES_OF_A_READER = 4
 
 
 def readers_kept() -> int:
-    """How many readers of Kafka Spark keeps: they take half of the files that a process may have. Java raises its limit
-    to the hard one by itself, so the soft one does not matter.
+    """Return the number of Kafka readers that Spark caches: they take half of the files that a process may open.
+
+    The hard limit counts: Java raises its soft limit to it.
     """
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files == resource.RLIM_INFINITY:
@@ -55,18 +56,18 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # 50 partitions to read a log of a few files make the first write take seconds.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # So many groups' files are open at once. At 0, Spark sorts each batch by group before it writes.
+    # The number of groups whose files are open at once. At 0, Spark sorts each batch by group before it writes.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
-    # What is smaller is merged, up to the second of them (`connectors.ledger.maintenance`).
+    # Files smaller than the first are merged, up to the size of the second (`connectors.ledger.maintenance`).
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE_BYTES),
     "spark.databricks.delta.optimize.maxFileSize": str(2 * SMALL_FILE_BYTES),
-    # VACUUM lists a table's files in so many tasks, by Spark's default 10,000.
+    # The number of tasks in which VACUUM lists a table's files; by Spark's default 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-    # A sequencer's query has as many as it decides groups at a time.
+    # A sequencer's query sets its own: the number of groups that it decides at a time.
     "spark.sql.shuffle.partitions": "1",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
-    # What filters say of columns is worked out anew for each batch, a tenth of a small one's time, and prunes nothing.
+    # Spark would infer constraints from filters anew for each batch: a tenth of a small batch's time, for no pruning.
     "spark.sql.constraintPropagation.enabled": "false",
     # A batch without data would change nothing: time is data.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -77,14 +78,14 @@ SETTINGS = {
     # Spark refuses to sort a stream. The sequencer sorts each group's rows of a micro-batch, as the stateful operator
     # itself does by the group alone.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
-    # Without checksum files, and each file made in one step.
+    # Checkpoint files without checksums, each made in one step.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # A reader for each partition of Kafka. Of more than these (64 by default), Spark makes readers anew for each batch.
+    # A reader for each partition of Kafka. Beyond this number (64 by default), Spark makes readers anew for each batch.
     "spark.kafka.consumer.cache.capacity": str(readers_kept()),
     # Workers that begin with everything imported.
     "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
@@ -93,7 +94,7 @@ SETTINGS = {
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
     # acknowledged (Nagle's algorithm against delayed acknowledgements).
     "spark.python.unix.domain.socket.enabled": "true",
-    # A worker belongs to its environment variables, and this would be one for SQL alone: see `PythonWorker`.
+    # Spark keeps one pool of workers for each environment; this would add one for SQL alone: see `PythonWorker`.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # Reports to the driver and checks of Spark's own plans, a few milliseconds a batch in all.
     "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
@@ -102,13 +103,13 @@ SETTINGS = {
     "spark.sql.lightweightPlanChangeValidation": "false",
     # A checkpoint lives as long as one run, so little needs keeping.
     "spark.sql.streaming.minBatchesToRetain": "10",
-    # Look for new data this often when there was none: an idle job should cost little of a core.
+    # The interval of looks for new data when there was none: an idle job should cost little of a core.
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.metricsEnabled": "false",
     # The sequencer's job reads them each second.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.session.timeZone": "UTC",
-    # Spark's own patterns do not know under which names Kafka's clients are given passwords and keys.
+    # Spark's own patterns do not cover the names of passwords and keys in Kafka's clients.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|access[.]?key|jaas|keystore",
     # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
@@ -123,9 +124,9 @@ SETTINGS = {
 }
 
 LOCAL_SETTINGS = {
-    # Hadoop's own starts a process for each file that is made (`conf/scala/LocalFiles.scala`).
+    # Hadoop's own class starts a process for each new file (`conf/scala/LocalFiles.scala`).
     "spark.hadoop.fs.file.impl": "abcast.LocalFiles",
-    # Where no other process is to reach the driver, none should.
+    # No other process needs to reach the driver, so none should.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -146,58 +147,58 @@ def build_session(
     archive_to: Path | None = None,
     data: Location | None = None,
 ) -> SparkSession:
-    """The application's Spark session, with the Kafka and Delta jars. What the user has set of Spark is kept.
+    """Build the application's Spark session, with the Kafka and Delta jars. The user's settings of Spark are kept.
 
-    `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
-    `archive_to`: where the JVM leaves an archive of its classes when it ends. `data`: where the tables are, which may
-    take more jars and settings. Raises EnvironmentProblem if Java or the
-    jars are missing, UsageError if the user has set what breaks a promise.
+    `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query). `archive_to`: the
+    file into which the JVM writes an archive of its classes when it ends. `data`: the place of the tables, which may
+    need more jars and settings. Raises EnvironmentProblem if Java or the jars are missing, UsageError if a setting of
+    the user breaks a promise.
     """
     if SUBMITTED:
         join_jvm()
-        given = dict(SparkConf().getAll())
-        if given.get("spark.app.name", "").endswith(".py"):  # spark-submit's own default
-            del given["spark.app.name"]
+        from_user = dict(SparkConf().getAll())
+        if from_user.get("spark.app.name", "").endswith(".py"):  # spark-submit's own default
+            del from_user["spark.app.name"]
     else:
-        given = given_settings()
-    check_given(given)
-    # Workers must run this very environment, whatever `python3` is on the PATH, unless they have one of their own.
-    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+        from_user = user_settings()
+    check_settings(from_user)
+    # Workers must run this very environment, not the `python3` of the PATH, unless they have one of their own.
+    os.environ.setdefault("PYSPARK_PYTHON", from_user.get("spark.pyspark.python", sys.executable))
     remote = data if isinstance(data, RemotePath) and data.scheme == S3 else None
-    jars = _lacking(given.get("spark.jars", ""), (*FOR_SPARK, "s3") if remote is not None else FOR_SPARK)
-    settings = default_settings(name, cores, given.get("spark.master"))
-    settings |= (remote.storage.for_spark() if remote is not None else {}) | given
+    jars = _lacking(from_user.get("spark.jars", ""), (*FOR_SPARK, "s3") if remote is not None else FOR_SPARK)
+    settings = default_settings(name, cores, from_user.get("spark.master"))
+    settings |= (remote.storage.for_spark() if remote is not None else {}) | from_user
     if SUBMITTED:
         _add_to_class_path(jars)
-        settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
+        settings["spark.jars"] = _joined(",", from_user.get("spark.jars"), *jars)
     else:
-        # The JVM takes seconds to come up; what Python will need is imported meanwhile.
+        # The JVM takes seconds to come up; Python imports its modules in that time.
         threading.Thread(target=importlib.import_module, args=("pandas",), daemon=True).start()
         settings.setdefault("spark.driver.memory", driver_memory)
-        of_java = _joined(" ", *_java_options(archive_to), given.get("spark.driver.extraJavaOptions"))
+        of_java = _joined(" ", *_java_options(archive_to), from_user.get("spark.driver.extraJavaOptions"))
         settings["spark.driver.extraJavaOptions"] = of_java
         # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold. But
         # executors get them in no other way. Our own must be there before Spark looks at the user's.
         of_driver = dict.fromkeys((*jars_of("own"), *jars))
         settings["spark.driver.extraClassPath"] = _joined(
-            os.pathsep, *of_driver, given.get("spark.driver.extraClassPath")
+            os.pathsep, *of_driver, from_user.get("spark.driver.extraClassPath")
         )
         if not is_local(settings["spark.master"]):
-            settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
+            settings["spark.jars"] = _joined(",", from_user.get("spark.jars"), *jars)
         start_jvm(settings)
     login = remote.storage.login_for_spark() if remote is not None else {}
     session = SparkSession.builder.config(map={**login, **settings}).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not SUBMITTED:
         _let_compiler_give_way(session)
-        # What is sent to all processes (by systemd, say) is Python's to handle: a batch in hand needs the JVM.
+        # Python handles signals to all processes (by systemd, say): the current batch needs the JVM.
         signals = jvm().sun.misc.Signal
         signals.handle(signals("TERM"), jvm().sun.misc.SignalHandler.SIG_IGN)
     return session
 
 
 def default_settings(name: str, cores: int | None, master: str | None) -> dict[str, str]:
-    """Our own settings for an application of that name. `master`: the user's, if there is one."""
+    """Return abcast's settings for an application of that name. `master`: the user's, if there is one."""
     master = master or f"local[{cores or max(2, os.cpu_count() or 2)}]"
     return {
         **SETTINGS,
@@ -208,22 +209,22 @@ def default_settings(name: str, cores: int | None, master: str | None) -> dict[s
 
 
 def cores_of(session: SparkSession) -> int:
-    """The cores that the session's tasks have, as far as their executors have come. Local threads may be more."""
+    """Return the cores of the executors that have come so far; for local threads, at most the machine's cores."""
     threads = session.sparkContext.defaultParallelism
     return min(threads, os.cpu_count() or 1) if is_local(str(session.sparkContext.master)) else threads
 
 
 def what_tasks_need(context: SparkContext) -> str:
-    """A question to who waits for a task that does not run."""
+    """Return a question to a user whose task does not run."""
     if is_local(str(context.master)):
         return "Does Spark have a free core?"
     driver = context.getConf().get("spark.driver.host")
     return f"Does {context.master} have a free core for this job, and do executors reach the driver, {driver}?"
 
 
-def _lacking(given: str, configurations: Sequence[str]) -> list[Path]:
-    """The jars of ours that the user's `spark.jars` do not have."""
-    names = {Path(each).name for each in given.split(",")}
+def _lacking(from_user: str, configurations: Sequence[str]) -> list[Path]:
+    """Return abcast's jars that the user's `spark.jars` lack."""
+    names = {Path(each).name for each in from_user.split(",")}
     return [
         jar
         for configuration in configurations
@@ -234,7 +235,7 @@ def _lacking(given: str, configurations: Sequence[str]) -> list[Path]:
 
 
 def _joined(between: str, *parts: object) -> str:
-    """What is there, one behind the other."""
+    """Join the parts that are not empty."""
     return between.join(str(part) for part in parts if part)
 
 
@@ -252,7 +253,7 @@ def _let_compiler_give_way(session: SparkSession) -> None:
 
 
 def class_archive() -> Path:
-    """The archive of Spark's classes, which `jobs.class_archive` makes."""
+    """Return the path of the archive of Spark's classes, which `jobs.class_archive` makes."""
     return jars_directory() / "spark.jsa"
 
 
@@ -260,7 +261,7 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={configuration_file("log4j2.properties")}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
-    # Arrow checks each access to its memory, which takes longer than the access. Spark's writers grow it as they need.
+    # Arrow's check of each memory access takes longer than the access. Spark's writers grow their buffers themselves.
     yield "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
     archive = class_archive()
     if archive_to is not None:
@@ -274,14 +275,15 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
 
 
 class PythonWorker:
-    """A Python worker that Spark starts in the background. It waits in Spark's pool for the first batch, which it
-    makes some seconds faster; and where it can't start, no batch could be decided.
+    """A Python worker that Spark starts in the background, and keeps in its pool.
+
+    It makes the first batch some seconds faster. If it can't start, no batch could be decided either.
     """
 
     def __init__(self, session: SparkSession) -> None:
         self._spark = session.sparkContext
         self._failure: Exception | None = None
-        self._started_at = self._told_at = time.monotonic()
+        self._started_at = self._reported_at = time.monotonic()
         self._thread = threading.Thread(target=self._start, name="abcast-python-worker", daemon=True)
         # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack
         # trace.
@@ -290,7 +292,7 @@ class PythonWorker:
 
     def _start(self) -> None:
         try:
-            self._spark.setLogLevel("OFF")  # a failure is told here in a sentence, not there in stack traces
+            self._spark.setLogLevel("OFF")  # `works` reports a failure in a sentence, Spark in stack traces
             try:
                 self._spark.setJobGroup(_WORKER_JOB, "starts a Python worker")
                 self._spark.parallelize([0], 1).foreach(do_nothing)
@@ -300,14 +302,14 @@ class PythonWorker:
             self._failure = error
 
     def works(self, timeout_s: float) -> bool:
-        """Whether it has started; waits at most so many seconds. Raises EnvironmentProblem if it can't start."""
+        """Wait up to `timeout_s`; return whether it has started. Raises EnvironmentProblem if it can't start."""
         self._thread.join(timeout_s)
         if self._failure is not None:
             reason = true_reason(full_text(self._failure))
             raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure
         now = time.monotonic()
-        if self._thread.is_alive() and now - self._told_at > _TELL_S:
-            self._told_at = now
+        if self._thread.is_alive() and now - self._reported_at > _TELL_S:
+            self._reported_at = now
             waited_s = now - self._started_at
             _logger.warning("Spark has run no task for %.0f s. %s", waited_s, what_tasks_need(self._spark))
         return not self._thread.is_alive()
@@ -320,7 +322,7 @@ class PythonWorker:
 
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
-    """Under spark-submit it is the JVM that a SIGTERM or Ctrl-C ends: let it call `stop` instead, in another thread."""
+    """Under spark-submit, let a SIGTERM or Ctrl-C call `stop` in another thread instead of ending the JVM."""
     if not SUBMITTED:
         return
     gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
@@ -341,7 +343,7 @@ class _SignalHandler:
         self._stop()
 
     class Java:
-        """What it is to py4j."""
+        """The Java interface, for py4j."""
 
         implements: ClassVar = ["sun.misc.SignalHandler"]
 

@@ -1,4 +1,4 @@
-"""How Spark's Kafka sink writes: nothing lost, nothing twice."""
+"""Options of Spark's Kafka sink, so that it loses nothing and writes nothing twice."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SINK_OPTIONS = {
     "kafka.enable.idempotence": "true",
     "kafka.max.request.size": str(MAX_RECORD_BYTES),
     "kafka.linger.ms": "0",
-    # With one request in flight, each batch waits for the answer to the one before it. So a batch takes some records of
-    # 100 KB; in 128 KiB there is room for one. Of half a MiB and more, Java's G1 would take a MiB for each.
+    # With one request in flight, each batch waits for the answer to the one before it. So a batch takes several records
+    # of 100 KB: 128 KiB have room for one only. From half a MiB on, Java's G1 would take a MiB for each batch.
     "kafka.batch.size": "520000",
     "kafka.compression.type": "none",
     # What Kafka does not take for so long ends the query, and takes its group out of the next one. A broker that is
@@ -26,7 +26,7 @@ SINK_OPTIONS = {
 
 COPY_SINK_OPTIONS = {
     **SINK_OPTIONS,
-    # A record that the producer gave up on, while later ones got through, would be a hole in the copy: it never does.
+    # The producer never gives up on a record: if later ones got through, the copy would have a hole.
     "kafka.delivery.timeout.ms": str(2**31 - 1),
     "kafka.retries": str(2**31 - 1),
     "kafka.max.block.ms": "60000",
@@ -34,9 +34,9 @@ COPY_SINK_OPTIONS = {
 
 
 def own_producer() -> dict[str, str]:
-    """An option by which a query shares no producer with the one before.
+    """Return an option that keeps a query from sharing a producer with an earlier one.
 
-    Spark keeps producers by their settings, and each task of a query waits until its producer has written all that it
-    was given: also what a query has left there that was stopped as Kafka did not take it.
+    Spark caches producers by their settings, and each task of a query waits until its producer has written all its
+    records, even an earlier query's that was stopped because Kafka did not take them.
     """
     return {"kafka.abcast.query": uuid.uuid4().hex}

@@ -1,4 +1,4 @@
-"""The variable PYSPARK_SUBMIT_ARGS: what spark-submit would be told on its command line."""
+"""The variable PYSPARK_SUBMIT_ARGS, which has arguments as on spark-submit's command line."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ordering.base.errors import UsageError
 
 
 def other_arguments(text: str) -> list[str]:
-    """What PYSPARK_SUBMIT_ARGS has besides that which `given_settings` tells. Raises UsageError."""
+    """Return the arguments in PYSPARK_SUBMIT_ARGS that are no settings (`user_settings`). Raises UsageError."""
     return submit_arguments(text)[1]
 
 
 def submit_arguments(text: str) -> tuple[argparse.Namespace, list[str]]:
-    """What it says of settings, and all else, as it was. Raises UsageError."""
+    """Return the parsed settings, and all other arguments unchanged. Raises UsageError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--conf", "-c", action="append", default=[])
     for name in ("--master", "--driver-memory", "--executor-memory", "--total-executor-cores", "--name"):

@@ -1,11 +1,11 @@
-"""The place of the Delta tables as Spark writes it: made ready, and asked whether a commit there is a compare-and-set.
+"""The location of the Delta tables, prepared for Spark, with a check that a commit there is a compare-and-set.
 
-Where two jobs can't share a lock, all rests on one promise of the store: of two puts that say "if there is none", one
-is taken. So a store is asked before the first table: it is given one name twice. What takes both is refused. (Whether
-it keeps to that while two ask at the same instant, no single client can see. Amazon's S3 does.)
+If two jobs can't share a lock, everything rests on one promise of the store: of two puts "if there is none", it takes
+one. So a store is checked before the first table: one name is put twice. A store that takes both is refused. (No single
+client can see whether the store keeps the promise for two puts at the same instant. Amazon's S3 does.)
 
-`abfss`, `gs` and `hdfs` have stores of Delta's own, which rest on a rename that replaces nothing (`gs`: on a
-conditional put). They are not asked.
+`abfss`, `gs` and `hdfs` have Delta's own stores, which rest on a rename that replaces nothing (`gs`: on a conditional
+put). They are not checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _proved: set[RemotePath] = set()
 
 
 def prepare(spark: SparkSession, data: Location) -> None:
-    """Make the directory, or see that the store is safe. Raises UsageError, EnvironmentProblem."""
+    """Make the directory, or check that the store is safe. Raises UsageError, EnvironmentProblem."""
     if isinstance(data, Path):
         try:
             data.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def prepare(spark: SparkSession, data: Location) -> None:
 
 
 def prove(java: JVMView, hadoop: Any, data: RemotePath) -> None:
-    """Give one name two contents. Raises UsageError if both are taken, and what Java raises."""
+    """Put two contents under one name. Raises UsageError if the store takes both, and Java's errors."""
     name = java.org.apache.hadoop.fs.Path(str(data / _PROBE / uuid.uuid4().hex))
     files = name.getFileSystem(hadoop)
     if data.scheme != S3:
@@ -66,30 +66,30 @@ def prove(java: JVMView, hadoop: Any, data: RemotePath) -> None:
         with contextlib.suppress(Py4JJavaError):
             files.delete(name, False)
     raise UsageError(
-        f"{data.where} puts an object although it is there (it knows no If-None-Match), so two ledger jobs "
+        f"{data.where} replaces an object that exists (it ignores If-None-Match), so two ledger jobs "
         "could commit one version twice: use another store for --data."
     )
 
 
 def problem(data: RemotePath, error: Py4JJavaError) -> AbcastError:
-    """The error of ours for what Java raised."""
-    told = full_text(error)
-    if "No FileSystem for scheme" in told or "ClassNotFoundException" in told:
+    """Return abcast's error for an exception of Java."""
+    reason = full_text(error)
+    if "No FileSystem for scheme" in reason or "ClassNotFoundException" in reason:
         return UsageError(
             f"Spark has no jars for {data.scheme}://: name them in its setting spark.jars or spark.jars.packages."
         )
-    if "Conditional Writes Unavailable" in told or "fs.option.create.conditional" in told:
+    if "Conditional Writes Unavailable" in reason or "fs.option.create.conditional" in reason:
         return UsageError(
-            "Hadoop is told, or too old, to make no conditional put, so two ledger jobs could commit one version "
-            "twice: leave fs.s3a.create.conditional.enabled true, and take the jars of conf/jars.lock."
+            "Hadoop makes no conditional put (by a setting, or it is too old), so two ledger jobs could commit one "
+            "version twice: leave fs.s3a.create.conditional.enabled true, and take the jars of conf/jars.lock."
         )
-    return explain(data, true_reason(told))
+    return explain(data, true_reason(reason))
 
 
 def remove_empty(spark: SparkSession, log: Location) -> None:
-    """Remove the directory of a log without a commit, which to Delta is a table: what a job killed in its start leaves.
+    """Remove a log's directory without a commit, which a job killed in its start leaves: Delta takes it for a table.
 
-    In a store, where no lock keeps others away, only the marks of empty directories go.
+    In a store, where no lock keeps others away, only the marks of empty directories are removed.
     """
     if isinstance(log, Path):
         shutil.rmtree(log, ignore_errors=True)

@@ -174,7 +174,7 @@ class _Bounded(StreamingJob):
 
         return query_with([report(0, len(read))], awaitTermination=wait, isActive=False, stop=lambda: None)
 
-    def _takes_back(self) -> bool:
+    def _resumes_some(self) -> bool:
         return self._ends.is_set()
 
 

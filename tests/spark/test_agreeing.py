@@ -72,7 +72,7 @@ def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
     """The first batch of a site alone, as the sink takes it."""
     group = after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
     group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0, is_copy=False)
-    read = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).unionByName(ticks(spark))
+    read = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).unionByName(ticks(spark))
     with instead_of_state(["input", "topic", "partition", "at"], chunk_rows):
         runs = agree(read, ALONE, {GROUP: begun(group)})
     return encode_decided(runs.filter(runs["role"] != REPORT), SITE)
@@ -179,7 +179,7 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
         )
         for at, offset in enumerate(brought)
     ]
-    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).coalesce(1)
+    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).coalesce(1)
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [40, 42, 43, 45]
     group = after_takeover(first_state(GROUP, SITE, [SITE, "sfo"]), SequencerState(GROUP, epoch=1))
@@ -201,7 +201,7 @@ def test_a_block_ends_before_it_is_too_large(spark: SparkSession) -> None:
     """Python gets large messages in several pieces, each record in one of them and whole."""
     values = [bytes([offset]) * MAX_PAYLOAD_BYTES for offset in range(18)]
     rows = [own(at, b"nyc/bob", value, codec.forward_headers(1, at + 1)) for at, value in enumerate(values)]
-    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).coalesce(1)
+    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).coalesce(1)
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [0, 16]
     held = HeldBlocks()
@@ -230,7 +230,11 @@ def test_what_is_read_of_logs(spark: SparkSession) -> None:
         stored("epoch", 0, None, *encode_claim(0, "isis")),
         stored("epoch", 1, None, *encode_exclusion(Exclusion(3, ("lax",)))),
     ]
-    found = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).unionByName(ticks(spark)).collect()
+    found = (
+        forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True)
+        .unionByName(ticks(spark))
+        .collect()
+    )
     assert [(row["group"], row["topic"], row["offset"], row["at"], row["input"]) for row in found] == [
         (GROUP, "abcast.orders.data.lax", 0, 1, FROM_LOG),
         (GROUP, "abcast.orders.data.lax", 1, 2, FROM_LOG),

@@ -344,9 +344,9 @@ def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Pat
     assert "abcast.h.data.nyc has a partition without a leader" in job.suspended.reasons["h"]
     assert list(job.options.troubles.of("h"))
     job.suspended._waits_s = (0.0,)
-    assert not job._takes_back()
+    assert not job._resumes_some()
     del away[1]
-    assert job._takes_back()
+    assert job._resumes_some()
     assert list(job._find_topics()) == ["g", "h"]
     assert not job.options.troubles.of("h")
 

@@ -142,7 +142,7 @@ def test_where_there_is_no_task() -> None:
 
 def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkSession) -> None:
     for relayed in (False, True):
-        decoded = forward_rows(source_frame(spark, []), SITE, relayed=relayed, lean=True)
+        decoded = forward_rows(source_frame(spark, []), SITE, relayed=relayed, headers_only=True)
         assert (
             decoded.select("record.*").schema.simpleString()
             == spark.createDataFrame([], RECORD_SCHEMA).schema.simpleString()

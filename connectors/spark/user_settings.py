@@ -1,10 +1,10 @@
-"""What the user has set of Spark: it goes before our own settings, which are defaults.
+"""The user's settings of Spark, which override abcast's defaults.
 
-Under spark-submit the JVM knows all of it (`--conf`, `--master`, `--driver-memory`, spark-defaults). Otherwise we start
-the JVM, and look where Spark itself looks: into spark-defaults.conf and the variable PYSPARK_SUBMIT_ARGS.
+Under spark-submit the JVM knows all of them (`--conf`, `--master`, `--driver-memory`, spark-defaults). Otherwise abcast
+starts the JVM, and reads where Spark itself reads: spark-defaults.conf and the variable PYSPARK_SUBMIT_ARGS.
 
-Some settings are no matter of taste: with others in their place a promise breaks, or no table can be read. Who sets
-those is told so before anything starts.
+Some settings can't be changed: with another value a promise breaks, or no table can be read. A user who sets one gets
+an error before anything starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REQUIRED = {
         "the ledger is a Delta table",
     ),
 }
-"""The one value that a setting may have, and why."""
+"""The only value that a setting may have, and the reason."""
 
 _LOG_STORES = (LOG_STORE_SETTING, "spark.delta.logStore.class")
 
@@ -44,46 +44,46 @@ _LOCAL_RETRIES = re.compile(r"local\[[^,\]]*,\s*([^\]]*)\]")
 _PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
 
 
-def given_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What spark-defaults and PYSPARK_SUBMIT_ARGS say. Raises UsageError for a file that can't be read."""
+def user_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings of spark-defaults and PYSPARK_SUBMIT_ARGS. Raises UsageError for an unreadable file."""
     variables = os.environ if environment is None else environment
-    told, _ = submit_arguments(variables.get("PYSPARK_SUBMIT_ARGS", ""))
-    given = _properties(Path(told.properties_file)) if told.properties_file else _defaults(variables)
-    given |= dict(_pair(text) for text in told.conf)
+    arguments, _ = submit_arguments(variables.get("PYSPARK_SUBMIT_ARGS", ""))
+    settings = _properties(Path(arguments.properties_file)) if arguments.properties_file else _defaults(variables)
+    settings |= dict(_pair(text) for text in arguments.conf)
     named = {
-        "spark.master": told.master,
-        "spark.driver.memory": told.driver_memory,
-        "spark.executor.memory": told.executor_memory,
-        "spark.cores.max": told.total_executor_cores,
-        "spark.app.name": told.name,
+        "spark.master": arguments.master,
+        "spark.driver.memory": arguments.driver_memory,
+        "spark.executor.memory": arguments.executor_memory,
+        "spark.cores.max": arguments.total_executor_cores,
+        "spark.app.name": arguments.name,
     }
-    return given | {name: value for name, value in named.items() if value}
+    return settings | {name: value for name, value in named.items() if value}
 
 
-def check_given(given: Mapping[str, str]) -> None:
-    """Raise UsageError for a setting that a promise needs otherwise."""
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Raise UsageError for a setting with which a promise breaks."""
     for name, (value, why) in REQUIRED.items():
-        if given.get(name, value).strip().lower() != value.lower():
-            raise UsageError(f"Spark's setting {name} is {given[name]}, and must be {value}: {why}.")
+        if settings.get(name, value).strip().lower() != value.lower():
+            raise UsageError(f"Spark's setting {name} is {settings[name]}, and must be {value}: {why}.")
     for name in _LOG_STORES:
-        if given.get(name, LOG_STORE) != LOG_STORE:
+        if settings.get(name, LOG_STORE) != LOG_STORE:
             raise UsageError(
-                f"Spark's setting {name} is {given[name]}, and must not be set: with it, two ledger jobs could commit "
-                "one version twice."
+                f"Spark's setting {name} is {settings[name]}, and must not be set: with it, two ledger jobs could "
+                "commit one version twice."
             )
-    extensions = given.get("spark.sql.extensions", _DELTA_EXTENSION)
+    extensions = settings.get("spark.sql.extensions", _DELTA_EXTENSION)
     if _DELTA_EXTENSION not in (part.strip() for part in extensions.split(",")):
         raise UsageError(
             f"Spark's setting spark.sql.extensions is {extensions}, and must name {_DELTA_EXTENSION}, too: the ledger "
             "is a Delta table."
         )
-    retries = _LOCAL_RETRIES.fullmatch(given.get("spark.master", ""))
+    retries = _LOCAL_RETRIES.fullmatch(settings.get("spark.master", ""))
     if retries is not None and retries[1].strip() != "1":
-        raise UsageError(f"Spark's master {given['spark.master']} tries a task {retries[1]} times: {_ONCE}.")
+        raise UsageError(f"Spark's master {settings['spark.master']} tries a task {retries[1]} times: {_ONCE}.")
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are one process, so that nobody else has to reach it."""
+    """Whether driver and executors are one process, which no other has to reach."""
     return master == "local" or master.startswith("local[")
 
 
@@ -101,7 +101,7 @@ def _defaults(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _properties(file: Path) -> dict[str, str]:
-    """Java's properties, as far as spark-defaults use them: a name, a value, comments."""
+    """Read Java properties, as far as spark-defaults use them: a name, a value, comments."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

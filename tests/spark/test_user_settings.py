@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from connectors.spark.given import REQUIRED, check_given, given_settings
 from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings, readers_kept, what_tasks_need
+from connectors.spark.user_settings import REQUIRED, check_settings, user_settings
 from ordering.base.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +33,8 @@ def defaults(tmp_path: Path) -> Path:
 def test_spark_defaults_and_submit_arguments(defaults: Path) -> None:
     """The arguments go before the file, as with spark-submit."""
     arguments = "--master spark://h:7077 --conf spark.ui.enabled=false -c 'spark.a=b c' --driver-memory 5g --verbose"
-    given = given_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": f"{arguments} pyspark-shell"})
-    assert given == {
+    settings = user_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": f"{arguments} pyspark-shell"})
+    assert settings == {
         "spark.ui.enabled": "false",
         "spark.eventLog.dir": "hdfs://a:1/logs",
         "spark.driver.memory": "5g",
@@ -48,7 +48,7 @@ def test_another_file_of_properties(defaults: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.conf"
     file.write_text("spark.ui.enabled=1\n", encoding="utf-8")
     arguments = f"--properties-file {file} pyspark-shell"
-    assert given_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": arguments}) == {
+    assert user_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": arguments}) == {
         "spark.ui.enabled": "1"
     }
 
@@ -64,11 +64,11 @@ def test_another_file_of_properties(defaults: Path, tmp_path: Path) -> None:
 )
 def test_arguments_that_can_not_be_read(arguments: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=what):
-        given_settings({"SPARK_CONF_DIR": str(tmp_path), "PYSPARK_SUBMIT_ARGS": arguments})
+        user_settings({"SPARK_CONF_DIR": str(tmp_path), "PYSPARK_SUBMIT_ARGS": arguments})
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("settings", "sentence"),
     [
         *(({name: "4"}, f"{name} is 4, and must be {value}: ") for name, (value, _) in REQUIRED.items()),
         ({"spark.sql.extensions": "org.other.Extension"}, "must name io.delta"),
@@ -77,17 +77,17 @@ def test_arguments_that_can_not_be_read(arguments: str, what: str, tmp_path: Pat
         ({"spark.master": "local[2,4]"}, r"local\[2,4\] tries a task 4 times"),
     ],
 )
-def test_what_breaks_a_promise_is_refused(given: dict[str, str], sentence: str) -> None:
+def test_what_breaks_a_promise_is_refused(settings: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        check_given(given)
+        check_settings(settings)
 
 
 def test_what_breaks_no_promise(defaults: Path) -> None:
     """What says what we say, and all else, also what has a default of ours."""
-    check_given({name: value.upper() for name, (value, _) in REQUIRED.items()})
-    check_given({"spark.sql.extensions": f"org.other.Extension, {SETTINGS['spark.sql.extensions']}"})
-    check_given({"spark.master": "local[*,1]"})
-    check_given(dict.fromkeys(SETTINGS.keys() - REQUIRED.keys() - {"spark.sql.extensions"}, "anything"))
+    check_settings({name: value.upper() for name, (value, _) in REQUIRED.items()})
+    check_settings({"spark.sql.extensions": f"org.other.Extension, {SETTINGS['spark.sql.extensions']}"})
+    check_settings({"spark.master": "local[*,1]"})
+    check_settings(dict.fromkeys(SETTINGS.keys() - REQUIRED.keys() - {"spark.sql.extensions"}, "anything"))
     assert all(SETTINGS[name] == value for name, (value, _) in REQUIRED.items())
 
 
@@ -113,7 +113,7 @@ def test_the_driver_is_on_loopback_in_local_mode_only(master: str | None, is_loo
 _SESSION = """
 import json
 from connectors.spark.session import build_session
-session = build_session("abcast given", cores=1)
+session = build_session("abcast settings", cores=1)
 conf = session.sparkContext.getConf()
 names = ("spark.ui.enabled", "spark.driver.memory", "spark.master", "spark.driver.host", "spark.task.maxFailures")
 print(json.dumps({**{name: conf.get(name) for name in names}, "url": session.sparkContext.uiWebUrl}))
