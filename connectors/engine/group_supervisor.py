@@ -334,7 +334,9 @@ class GroupSupervisor:
                 self._keeper.release(group)
             return Taken(), unservable | lost | dict.fromkeys(topics, error)
         for group, state in states.items():
-            watchdog = self._watchdogs[group] = Watchdog(self._keeper.log, self._keeper.trouble_of)
+            watchdog = self._watchdogs[group] = Watchdog(
+                self._keeper.log, self._keeper.signed_end, self._keeper.trouble_of
+            )
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
             self._told[group] = state.seqno
         self._places.update(partitions)

@@ -136,7 +136,7 @@ class SequencerShard(StreamingJob):
         )
         self._keeper.take(forward)
         ends = self._keeper.ends_of_data(forward)
-        self._watchdog = Watchdog(self._keeper.log, self._keeper.trouble_of)
+        self._watchdog = Watchdog(self._keeper.log, self._keeper.signed_end, self._keeper.trouble_of)
         for group, state in states.items():
             self._watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
         self._watched, self._stale = _watched(states), set()

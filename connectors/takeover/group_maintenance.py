@@ -79,7 +79,7 @@ class GroupMaintenance:
         self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has looked
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
-        self._reached: dict[str, int] = {}  # where DATA ended
+        self._reached: dict[str, int] = {}  # where DATA ended at the last sign
         self._asked_last = _UNKNOWN  # of the leaders
         self._without_claims: set[str] = set()  # groups of whose EPOCH nothing was told the last time
         self._without_data: set[str] = set()  # the same of DATA
@@ -119,6 +119,10 @@ class GroupMaintenance:
     def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
         """The offset after the last record of DATA, by group; of those of which it is told."""
         return self._ends("data", list(groups))
+
+    def signed_end(self, group: str) -> int:
+        """Return where DATA ended at the last sign of life; 0 before the first."""
+        return self._reached.get(group, 0)
 
     def check_not_fenced(self) -> None:
         """See that no newer epoch has begun, with one question for all groups.

@@ -5,7 +5,16 @@ is in force, or if the topic was made anew. The sequencer would not notice, and 
 compares the number of seqnos that finished batches gave with the seqno that a reader of DATA has reached.
 
 It is cheap: it looks only at groups with new decisions, only now and then, and only at the end of DATA. So it may miss
-a hole further up. It never raises a false alarm: before it raises one, it reads the whole state that DATA tells.
+a hole further up.
+
+A power failure may take records off DATA after the watchdog has read them. So the watchdog keeps looking at a group
+until a sign of life covers all that was read. From then on, `connectors.takeover.group_maintenance` compares each end
+of DATA with that sign. Until then, an end below what was read makes all of it count for nothing.
+
+It never raises a false alarm. An alarm needs seqnos that are missing for BEHIND_S, and still are in the whole state
+that DATA tells. An end may be too low for a while: in an older answer, from a leader with a lagging high-water mark, or
+from a broker that lost its leadership and does not know yet. That only makes the watchdog read the state. The
+sequencer answers an alarm with a takeover, which keeps every promise and takes a moment.
 """
 
 from __future__ import annotations
@@ -31,15 +40,20 @@ class NotCounting(AbcastError):
 
 
 class Watchdog:
-    """Watches groups from a takeover on. `log` gives a group's DATA."""
+    """Watches groups from a takeover on."""
 
     def __init__(
         self,
         log: Callable[[str], DataLog],
+        signed: Callable[[str], int],
         trouble_of: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Errors inside `trouble_of(group)` are that group's alone: the look goes on with the others."""
-        self._log, self._trouble_of = log, trouble_of
+        """Watch no group yet.
+
+        `log` gives a group's DATA. `signed` gives the end of DATA that the last sign of life told. Errors inside
+        `trouble_of(group)` are that group's alone: the look goes on with the others.
+        """
+        self._log, self._signed, self._trouble_of = log, signed, trouble_of
         self._watched: dict[str, _Group] = {}
         self._decided = 0
         self._fresh: set[str] = set()
@@ -64,7 +78,7 @@ class Watchdog:
             with self._trouble_of(group):
                 self._watched[group].read_on(self._log(group))
         if self._missing() <= 0:
-            self._fresh.clear()
+            self._fresh = {group for group in self._fresh if self._watched[group].offset > self._signed(group)}
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
@@ -75,10 +89,15 @@ class Watchdog:
         return self._decided - sum(group.counted() for group in self._watched.values())
 
     def _confirm(self) -> None:
+        silent = set(self._fresh)
         for group in self._fresh:
-            # If retention has dropped too much to tell, a takeover could not tell either.
-            with suppress(HistoryUnavailable), self._trouble_of(group):
-                self._watched[group].read_state(self._log(group))
+            with self._trouble_of(group):
+                # If retention has dropped too much to tell, a takeover could not tell either.
+                with suppress(HistoryUnavailable):
+                    self._watched[group].read_state(self._log(group))
+                silent.discard(group)
+        if silent:  # Kafka answered nothing about these
+            return
         if (missing := self._missing()) > 0:
             raise NotCounting(
                 f"the last {missing} seqnos given in {', '.join(sorted(self._fresh))} do not count for readers of "
@@ -88,13 +107,16 @@ class Watchdog:
 
 
 class _Group:
-    """The seqno that readers of one group have reached since the takeover of `epoch`."""
+    """The seqno that readers of one group have reached since the takeover of `epoch`.
+
+    `offset`: the end of what was read of DATA.
+    """
 
     def __init__(self, epoch: int, seqno: int, offset: int) -> None:
         self._epoch = epoch
         self._before = seqno
         self._reader = Reader(epoch, seqno)
-        self._offset = offset
+        self.offset = offset
 
     def counted(self) -> int:
         return self._reader.last_seqno - self._before
@@ -102,11 +124,12 @@ class _Group:
     def read_on(self, data: DataLog) -> None:
         """Read the new records at the end of DATA."""
         end = data.end()
-        if end < self._offset:
-            return  # the topic was made anew: only `read_state` can tell
-        skips = end - self._offset > LOOK_RECORDS
-        start = max(end - LOOK_RECORDS if skips else self._offset, data.beginning())
-        self._offset = end
+        if end < self.offset:  # DATA was made anew, or has lost its end: only `read_state` can tell what counts
+            self._reader = Reader(self._epoch, self._before)
+            return
+        skips = end - self.offset > LOOK_RECORDS
+        start = max(end - LOOK_RECORDS if skips else self.offset, data.beginning())
+        self.offset = end
         for stored in data.records(start, end):
             record = stored.data
             if skips and record.epoch == self._epoch and record.seqno > self._reader.last_seqno:
@@ -116,8 +139,8 @@ class _Group:
 
     def read_state(self, data: DataLog) -> None:
         """Read the whole state that DATA tells."""
-        self._offset = data.end()
-        state = data.state(self._offset)
+        self.offset = data.end()
+        state = data.state(self.offset)
         if state.epoch == self._epoch:
             self._reader = Reader(state.epoch, state.seqno)
         else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
 
 from connectors.kafka.log.data_log import StoredRecord
-from connectors.takeover.watchdog import BEHIND_S, LOOK_RECORDS, NotCounting, Watchdog
+from connectors.takeover.watchdog import BEHIND_S, LOOK_RECORDS, LOOK_S, NotCounting, Watchdog
+from ordering.base.errors import BrokerUnreachable
 from ordering.base.records import Data
 from ordering.sequencer.sequencer import SequencerState, absorb, seal
 
@@ -24,6 +27,9 @@ class Log:
         self.data: list[Data] = [seal(1)]
         self.records_read = 0
         self.states_read = 0
+        self.ends_asked = 0
+        self.signed: int | None = None
+        self.told_end: int | None = None
 
     def write(self, *seqnos: int, epoch: int = 1) -> None:
         self.data += [
@@ -32,7 +38,11 @@ class Log:
         ]
 
     def end(self) -> int:
-        return len(self.data)
+        self.ends_asked += 1
+        return len(self.data) if self.told_end is None else self.told_end
+
+    def signed_end(self, _: str) -> int:
+        return len(self.data) if self.signed is None else self.signed
 
     def beginning(self) -> int:
         return 0
@@ -54,7 +64,7 @@ def log() -> Log:
 
 @pytest.fixture
 def watchdog(log: Log) -> Watchdog:
-    watchdog = Watchdog(lambda _: cast("Any", log))
+    watchdog = Watchdog(lambda _: cast("Any", log), log.signed_end)
     watchdog.watch(GROUP, epoch=1, seqno=0, offset=1)
     return watchdog
 
@@ -129,3 +139,67 @@ def test_it_does_not_bark_without_cause(watchdog: Watchdog, log: Log) -> None:
     watchdog.decided([GROUP], 1)
     watch(watchdog, start=100)
     assert log.states_read == 1
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_what_was_read_and_is_lost_before_a_sign_tells_of_it_is_missed(
+    watchdog: Watchdog, log: Log, taken: int
+) -> None:
+    log.write(1, 2, 3)
+    log.signed = 1
+    watchdog.decided([GROUP], 3)
+    watch(watchdog, LOOK_S)
+    del log.data[-taken:]
+    with pytest.raises(NotCounting, match=f"last {taken} seqnos given in g do not count"):
+        watch(watchdog, start=LOOK_S)
+
+
+def test_it_looks_no_more_when_a_sign_has_told_of_all(watchdog: Watchdog, log: Log) -> None:
+    log.write(1, 2, 3)
+    log.signed = 3
+    watchdog.decided([GROUP], 3)
+    watch(watchdog)
+    asked, log.signed = log.ends_asked, 4
+    assert asked > 2
+    watch(watchdog, start=100)
+    assert (log.ends_asked, log.records_read, log.states_read) == (asked + 1, 3, 0)
+
+
+@pytest.mark.parametrize("seconds", [LOOK_S, BEHIND_S])
+def test_an_end_that_is_too_low_for_a_while_is_no_alarm(watchdog: Watchdog, log: Log, seconds: float) -> None:
+    """An older answer, or a leader whose high-water mark lags."""
+    log.write(1, 2, 3)
+    log.signed = 1
+    watchdog.decided([GROUP], 3)
+    watch(watchdog, LOOK_S)
+    log.told_end = 2
+    watch(watchdog, seconds, start=LOOK_S)
+    log.told_end = None
+    watch(watchdog, start=100)
+    log.write(4)
+    watchdog.decided([GROUP], 1)
+    watch(watchdog, start=200)
+    assert log.states_read <= 1
+
+
+def test_a_group_of_which_nothing_is_told_is_no_alarm(log: Log) -> None:
+    @contextmanager
+    def trouble_of(_: str) -> Iterator[None]:
+        with contextlib.suppress(BrokerUnreachable):
+            yield
+
+    is_away = True
+
+    def of_group(_: str) -> Any:
+        if is_away:
+            raise BrokerUnreachable
+        return log
+
+    watchdog = Watchdog(of_group, log.signed_end, trouble_of)
+    watchdog.watch(GROUP, epoch=1, seqno=0, offset=1)
+    log.write(1, 2)
+    watchdog.decided([GROUP], 3)
+    watch(watchdog)
+    is_away = False
+    with pytest.raises(NotCounting, match="last 1 seqnos"):
+        watch(watchdog, start=100)

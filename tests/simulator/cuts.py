@@ -1,9 +1,9 @@
 """A group whose logs lose their ends, their beginnings, or all they have, while it goes on: one seed, one history.
 
-It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, the keeper, the process engine's
-intake, the cursor of members and deliverers. Members send until they see their messages. The end of DATA or of FORWARD
-is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave marks; the broker's
-clock jumps. Then an operator does what errors say. What must hold:
+It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, the keeper, the watchdog, the
+process engine's intake, the cursor of members and deliverers. Members send until they see their messages. The end of
+DATA or of FORWARD is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave
+marks; the broker's clock jumps. Then an operator does what errors say. What must hold:
 
 * nobody goes on in silence: all that a reader is given, from where it began, stands so in the log that is there now, or
   it is told (HistoryChanged, HistoryUnavailable), and given nothing more;
@@ -34,6 +34,7 @@ from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.topics.data_purge import purge_data
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over_groups
+from connectors.takeover.watchdog import Watchdog
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Topic
@@ -96,7 +97,11 @@ class Job:
         self.state = take_over_groups(by, {GROUP: [FORWARD.topic]})[GROUP]
         self.keeper = GroupMaintenance(self.connection, SITE, claimed, "process")
         self.keeper.take({GROUP: [FORWARD.topic]})
+        end = self.keeper.ends_of_data([GROUP])[GROUP]
         self.keeper.sign({}, world.clock)
+        self.watchdog = Watchdog(self.keeper.log, self.keeper.signed_end, self.keeper.trouble_of)
+        self.watchdog.watch(GROUP, self.state.epoch, self.state.seqno, end)
+        self.told = self.state.seqno
         self.restarts = self.connection.topics.restarts
         """Of the broker, when it wrote last."""
         self.intake = Intake(self.connection, threading.Event())
@@ -127,9 +132,13 @@ class Job:
         return cut is None or cut >= len(outputs)
 
     def look(self, now: float) -> None:
-        """What it does each 2 seconds. Raises Fenced, HistoryChanged."""
+        """Do what it does each second. Raises Fenced, HistoryChanged, NotCounting."""
         self.keeper.check_not_fenced()
         self.keeper.sign({}, now)
+        if self.state.seqno > self.told:
+            self.watchdog.decided([GROUP], self.state.seqno - self.told)
+            self.told = self.state.seqno
+        self.watchdog.look(now)
 
     def close(self) -> None:
         self.keeper.close()

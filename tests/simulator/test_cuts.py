@@ -48,6 +48,7 @@ MUTATIONS = (
     Mutation("begins-with-nothing", (SILENT, LOST), f"{_LOG}.read", from_there_on),
     Mutation("doubts-all", (FALSE_ALARM,), "tests.simulator.cuts.Cuts.damaged", lambda *_: None),
     Mutation("no-ledger", (GIVEN_AGAIN,), "connectors.takeover.survey._check_ledger", lambda *_: None, 5_061),
+    Mutation("no-watchdog", (LOST,), "connectors.takeover.watchdog.Watchdog.look", lambda *_: None, 600),
 )
 
 

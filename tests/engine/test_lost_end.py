@@ -1,0 +1,111 @@
+"""A power failure takes what Kafka had acknowledged, and nobody sends anything more: it is ordered all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.site_job import SiteJob
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.inputs import Neighbours
+from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.watchdog import Watchdog
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.names import ROLES, Topic
+from tests.waiting import WAIT, eventually
+
+SITE = "nyc"
+DATA = TopicPartition(str(Topic("g", "data", SITE)), 0)
+FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.1)
+    monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 2.0)
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    kafka = MemoryConnection()
+    kafka.create("g", SITE)
+    return kafka
+
+
+@contextmanager
+def serving(kafka: MemoryConnection, engine: str) -> Iterator[None]:
+    job: EngineJob = EngineJob(EngineOptions(kafka, SITE))
+    if engine == "agreeing":
+        job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, (SITE,), frozenset())))
+    topics = {Topic("g", role, SITE): 1 for role in ROLES if role != "relayed"}
+    finder: Any = SimpleNamespace(
+        find=lambda **_: list(topics), count_partitions=lambda **_: topics, has_news=lambda: False, close=lambda: None
+    )
+    job._finder = finder
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        assert job.ready.wait(WAIT)
+        yield
+    finally:
+        job.stop()
+        thread.join(WAIT)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def place_of_message(kafka: MemoryConnection) -> int | None:
+    log = kafka.topics.partitions[DATA]
+    return next((record.offset for record in log if b" message " in record.headers[0][1]), None)
+
+
+@pytest.mark.parametrize("engine", ["process", "agreeing"])
+@pytest.mark.parametrize("is_counted", [False, True], ids=["at-once", "counted"])
+def test_it_is_ordered_again(
+    kafka: MemoryConnection, engine: str, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`is_counted`: the watchdog has read it, and no sign of life tells that DATA went so far."""
+    may_cut, look, sign = threading.Event(), Watchdog.look, GroupMaintenance.sign
+
+    def looked(watchdog: Watchdog, now: float) -> None:
+        look(watchdog, now)
+        if watchdog._decided and not watchdog._missing():
+            may_cut.set()
+
+    def signed(keeper: GroupMaintenance, *told: Any) -> None:
+        if place_of_message(kafka) is None:
+            sign(keeper, *told)
+
+    monkeypatch.setattr(Watchdog, "look", looked)
+    monkeypatch.setattr(GroupMaintenance, "sign", signed)
+    if not is_counted:
+        may_cut.set()
+    with serving(kafka, engine):
+        kafka.topics.append(FORWARD, b"nyc/a", b"x", forward_headers(1, 1))
+        with kafka.topics.changed:
+            assert kafka.topics.changed.wait_for(lambda: place_of_message(kafka) is not None, WAIT)
+            if not is_counted:
+                kafka.topics.truncate(DATA.topic, place_of_message(kafka) or 0)
+        if is_counted:
+            assert may_cut.wait(WAIT)
+            kafka.topics.truncate(DATA.topic, place_of_message(kafka) or 0)
+        eventually(lambda: place_of_message(kafka) is not None, 20, "it is ordered again")
