@@ -1,6 +1,6 @@
-"""The hostfile of `abcast isis`: one process a line, HOST or HOST:PORT. The first line is process 0.
+"""Read the hostfile of `abcast isis`: one process a line, HOST or HOST:PORT. The first line is process 0.
 
-Empty lines, and what follows a `#`, count for nothing. All processes must have the same file: they compare its digest.
+Empty lines and comments after `#` are ignored. All processes must have the same file: they compare its digest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from ordering.base.errors import EnvironmentProblem, UsageError, in_short
 
 MAX_PROCESSES = 100
-"""More than a group should have in which all agree with all about everything."""
+"""More than a group should have whose members all agree about everything."""
 
 MAX_PORT = 65_535
 
 
 class Host(NamedTuple):
-    """Where a process is, as the file says it."""
+    """The place of a process, as the file has it."""
 
     name: str
     port: int
@@ -29,7 +29,7 @@ class Host(NamedTuple):
         return f"{self.name}:{self.port}"
 
     def address(self) -> tuple[str, int]:
-        """The IPv4 address. Raises EnvironmentProblem if the name is not known."""
+        """Return the IPv4 address. Raises EnvironmentProblem if the name is unknown."""
         try:
             addresses = socket.getaddrinfo(self.name, self.port, socket.AF_INET, socket.SOCK_DGRAM)
         except (OSError, UnicodeError) as error:
@@ -40,7 +40,7 @@ class Host(NamedTuple):
 
 
 def read_hostfile(path: Path, default_port: int | None = None) -> tuple[Host, ...]:
-    """The processes of a hostfile. Raises UsageError with the line that is wrong."""
+    """Return the processes of a hostfile. Raises UsageError with the wrong line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -71,5 +71,5 @@ def _host(text: str, default_port: int | None, where: str) -> Host:
 
 
 def digest(hosts: Sequence[Host]) -> bytes:
-    """Eight bytes that processes with different files don't share."""
+    """Return eight bytes that identify the file's contents."""
     return blake2b("\n".join(map(str, hosts)).encode("utf-8"), digest_size=8).digest()

@@ -2,15 +2,15 @@
 
 Source: Total Order Multicast (docs/sources.md), "Process" and "UDP Client and Server".
 
-One thread and one socket: what has arrived is taken as one batch, and all that follows from it for a receiver is packed
-into as few datagrams as it needs. Nothing is acknowledged here: a question of the core is repeated until its answer has
-come, so a datagram may be lost at any point, and that is what happens to one that the socket does not take.
+It has one thread and one socket. Datagrams that have arrived are taken as one batch, and all messages that result for a
+receiver are packed into as few datagrams as possible. Nothing is acknowledged here: the core repeats a question until
+it is answered, so any datagram may be lost, also because the socket does not take it.
 
-A process stores nothing. Killed and started again it is another life: it joins the view that the others have gone on
-in, and asks them for what was delivered before (`ordering.agreement.history`). Its incarnation is the time of its
-start. If the others know of a later one of its name, since the clock went back, it begins again as one above that.
+A process stores nothing. Killed and restarted, it has a new incarnation: it joins the view of the others, and asks them
+for earlier deliveries (`ordering.agreement.history`). Its incarnation is the time of its start. If the others know of a
+later one, because the clock went back, it begins again with one above that.
 
-Bounds: the core's (runs in flight, backlog), the history's, `MAX_DELAYED` datagrams that wait on purpose, and the
+Bounds: the core's (runs in flight, backlog), the history's, `MAX_DELAYED` datagrams delayed on purpose, and the
 socket's buffers.
 """
 
@@ -49,34 +49,34 @@ from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.base.records import MAX_NUMBER
 
 TICK_S = 0.01
-"""How often the core is told the time."""
+"""The interval at which the core gets the time."""
 
 BATCH_DATAGRAMS = 64
-"""Most datagrams that are taken as one batch."""
+"""The most datagrams in a batch."""
 
 SOCKET_BYTES = 4 * 1024 * 1024
-"""What the socket is asked to buffer in each direction; the machine may give less."""
+"""The buffer to request from the socket in each direction; the machine may give less."""
 
 MAX_SUSPECT_AFTER_MS = 3_600_000
-"""Whatever another process says, it is waited for no longer."""
+"""The longest suspicion timeout that is accepted from another process."""
 
 MAX_DELAYED = 4_096
-"""Datagrams that may wait on purpose; one more is sent at once."""
+"""The most datagrams delayed on purpose; one more is sent at once."""
 
 
 class BegunAgain(NamedTuple):
-    """Others know of a later start of this process, which is impossible but for a clock. It is another life now."""
+    """The others know of a later start of this process, so its clock went back. It has a new incarnation now."""
 
     life: ProcessIncarnation
 
 
 Event = DeliverRun | Gone | Installed | Outside | Stuck | BegunAgain
-"""What a process has to say to its application."""
+"""The events of a process for its application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is done to datagrams on purpose before they are sent; probabilities from 0 to 1."""
+    """Faults to inject into sent datagrams; probabilities from 0 to 1."""
 
     drop: float = 0.0
     repeat: float = 0.0
@@ -90,7 +90,7 @@ DELAYS = Faults(delay=0.2)
 
 
 def name_of(place: int) -> str:
-    """The name of the process in that line of the hostfile: names sort as numbers do."""
+    """Return the name of the process in that line of the hostfile: names sort like numbers."""
     return f"{place:03}"
 
 
@@ -105,7 +105,7 @@ class IsisProcess:
         faults: Faults = NO_FAULTS,
         suspect_after_ms: int = SUSPECT_AFTER_MS,
     ) -> None:
-        """Raises UsageError if the hostfile does not do, EnvironmentProblem if the port can't be had."""
+        """Open the socket. Raises UsageError for an unsuitable hostfile, EnvironmentProblem for an unavailable port."""
         if not 0 <= me < len(hosts):
             raise UsageError(f"there is no process {me}: the hostfile has 0 to {len(hosts) - 1}.")
         self.me, self.faults = me, faults
@@ -135,7 +135,7 @@ class IsisProcess:
         return Process(fresh(life, now_ms=now_ms, suspect_after_ms=self._suspect_after_ms), formation)
 
     def _begin_again(self, incarnation: int) -> None:
-        """As another life, with what is to be sent."""
+        """Begin a new incarnation, which takes over the backlog."""
         waiting = self.process.state().backlog
         self.process = self._begun(incarnation)
         for run in waiting:
@@ -143,20 +143,20 @@ class IsisProcess:
 
     @property
     def life(self) -> ProcessIncarnation:
-        """Which life of the process this is."""
+        """The incarnation of the process."""
         return self.process.me
 
     def submit(self, payload: bytes) -> bool:
-        """Order a message; False if the backlog is full. Raises UsageError if it is too large."""
+        """Order a message; return False if the backlog is full. Raises UsageError if it is too large."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise UsageError(f"a message of {len(payload)} bytes is too large: {MAX_PAYLOAD_BYTES} at most.")
         return self.process.submit(Run(payload))
 
     def work(self, timeout_s: float = TICK_S) -> list[Event]:
-        """Wait for datagrams, take them, and send what follows; returns what there is to say.
+        """Wait for datagrams, process them, and send the resulting messages; return the events.
 
-        For the core all that is taken comes at the time when it is found. If a batch takes long, that time counts as
-        nobody's silence.
+        The core gets all of them with the time at which they were found. The time of a long batch counts as nobody's
+        silence.
         """
         now = time.monotonic()
         until = min([self._next_tick, *(due for due, *_ in self._delayed[:1])])
@@ -181,7 +181,7 @@ class IsisProcess:
             elif isinstance(output, Installed | Outside | Stuck):
                 events.append(output)
             else:
-                assert isinstance(output, Refused)  # `submit` has said so
+                assert isinstance(output, Refused)  # `submit` has returned False for it
         self._send(outgoing)
         self._send_delayed()
         latest = self.process.latest_incarnation
@@ -199,7 +199,7 @@ class IsisProcess:
             raw, address = self._socket.recvfrom(65_536)
         except BlockingIOError:
             return False
-        except ConnectionError:  # an earlier datagram found nobody at its port
+        except ConnectionError:  # an earlier datagram found no process at its port
             return True
         place = self._places.get(address)
         try:
@@ -223,7 +223,7 @@ class IsisProcess:
         return True
 
     def _whole(self, place: int, messages: Iterable[Packet | Part]) -> Iterator[Packet]:
-        """These messages; one that came in parts when its last part is there."""
+        """Yield the messages; one in parts is yielded with its last part."""
         for message in messages:
             if not isinstance(message, Part):
                 yield message
@@ -282,7 +282,7 @@ class IsisProcess:
 
 
 def counted(process: IsisProcess) -> Iterator[str]:
-    """What was not taken, in words: datagrams, and messages in the present view."""
+    """Describe the rejected datagrams, and the rejected messages of the present view."""
     for why, count in sorted(process.rejected.items()):
         yield f"{count} datagrams {why}"
     for drop, count in sorted(process.process.dropped.items(), key=lambda item: item[0].value):

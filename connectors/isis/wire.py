@@ -1,13 +1,13 @@
 """ISIS messages as datagrams: several in one, each datagram checked as a whole.
 
-    header    `AI`, version, CRC-32 of all that follows, digest of the hostfile, the sender's id and incarnation, and
-              after how long it suspects others, in ms
+    header    `AI`, version, CRC-32 of the rest, digest of the hostfile, the sender's id, incarnation and suspicion
+              timeout in ms
     message   kind, length, body
 
-The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A message that
-is longer than a datagram goes in parts, each in a message of its own: who has all of them has the message, and who
-lacks one gets all again, as what is not answered is sent again. A body that is
-read gives a message or raises Malformed, whatever it is: numbers are unsigned, and counts are bounded by the length.
+The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A message longer
+than a datagram goes in parts, each in a message of its own. A receiver that lacks a part gets all again, since an
+unanswered message is repeated. A body decodes to a message or raises MalformedDatagram, whatever it is: numbers are
+unsigned, and counts are bounded by the length.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ MAX_DATAGRAM_BYTES = 60_000
 """The largest datagram; a message that does not fit is sent in parts."""
 
 PACKED_BYTES = 8_192
-"""Messages are packed up to this size, if they are not larger by themselves."""
+"""The size up to which messages are packed together; one message may be larger."""
 
 MAX_PAYLOAD_BYTES = 32_000
 """The largest message of an application."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""The largest body after it was decompressed."""
+"""The largest body after decompression."""
 
 MAX_PARTS = MAX_BODY_BYTES // MAX_DATAGRAM_BYTES + 1
-"""Of one message."""
+"""The most parts of one message."""
 
 MAX_UNFINISHED = 4
-"""Messages of one sender of which parts are kept. It repeats three at most: its promise, its proposal of the next view,
-and the present view for who does not know it."""
+"""The most incomplete messages kept of one sender. It repeats three at most: its promise, its proposal of the next
+view, and the present view for a process that lacks it.
+"""
 
 Packet = Message | Ask | MissedDeliveries
 
 
 class Part(NamedTuple):
-    """A part of a message, which is known by its digest."""
+    """A part of a message; the digest identifies the message."""
 
     digest: bytes
     place: int
@@ -77,32 +78,33 @@ _SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!QII")
 _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
 _PART = struct.Struct("!8sHH")
 _KINDS: tuple[type[Any], ...] = (
-    *(Send, Propose, Finals, Known),
-    *(
-        Beat,
-        Hello,
-        Join,
-        Prepare,
-        BallotPromise,
-        Refuse,
-        Accept,
-        BallotAccepted,
-        DecidedView,
-        Ask,
-        MissedDeliveries,
-        Hears,
-    ),
+    Send,
+    Propose,
+    Finals,
+    Known,
+    Beat,
+    Hello,
+    Join,
+    Prepare,
+    BallotPromise,
+    Refuse,
+    Accept,
+    BallotAccepted,
+    DecidedView,
+    Ask,
+    MissedDeliveries,
+    Hears,
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
 _IN_PARTS = len(_KINDS) + 1
 
 
 class MalformedDatagram(Exception):
-    """What has come is not a datagram of this version and this group. The text says why, in a few fixed words."""
+    """A datagram that is not of this version and this group. The text says why, in a few fixed words."""
 
 
 class Datagram(NamedTuple):
-    """What has come: the sender's id and incarnation, after how long it suspects others, and its messages."""
+    """A received datagram: the sender's id, incarnation and suspicion timeout, and its messages."""
 
     sender: int
     incarnation: int
@@ -111,7 +113,7 @@ class Datagram(NamedTuple):
 
 
 def encode_message(message: Packet) -> Iterator[bytes]:
-    """A message in one piece or, if it has many runs, in several."""
+    """Encode a message, in several pieces if it has many runs."""
     if isinstance(message, Send):
         for part in _split(message):
             yield _framed(1, b"".join(_send_parts(part)))
@@ -138,7 +140,7 @@ def pack(
     suspect_after_ms: int = 0,
     largest: int = MAX_DATAGRAM_BYTES,
 ) -> Iterator[bytes]:
-    """Encoded messages as datagrams, none of them above the `largest`."""
+    """Pack encoded messages into datagrams, none of them above the `largest`."""
     origin = _ORIGIN.pack(group, sender, incarnation, suspect_after_ms)
     parts, size = [origin], len(origin)
     for message in (each for whole in messages for each in _in_parts(whole, largest - _HEADER.size - _ORIGIN.size)):
@@ -151,14 +153,14 @@ def pack(
         yield _checked(parts)
 
 
-def _in_parts(message: bytes, room: int) -> Iterator[bytes]:
-    if len(message) <= room:
+def _in_parts(message: bytes, limit: int) -> Iterator[bytes]:
+    if len(message) <= limit:
         yield message
         return
-    room -= _MESSAGE.size + _PART.size
-    name, count = _name_of(message), -(-len(message) // room)
+    limit -= _MESSAGE.size + _PART.size
+    name, count = _name_of(message), -(-len(message) // limit)
     for index in range(count):
-        piece = message[index * room : (index + 1) * room]
+        piece = message[index * limit : (index + 1) * limit]
         yield _framed(_IN_PARTS, _PART.pack(name, index, count) + piece)
 
 
@@ -167,13 +169,13 @@ def _name_of(message: bytes) -> bytes:
 
 
 class DatagramAssembly:
-    """What has come in parts: of each sender the last `MAX_UNFINISHED` messages, as long as they are not whole."""
+    """Assembles messages from parts. It keeps the last `MAX_UNFINISHED` incomplete messages of each sender."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, dict[bytes, dict[int, bytes]]] = {}
 
     def take(self, sender: int, part: Part) -> tuple[Packet, ...]:
-        """The message, if it is whole now. Raises Malformed."""
+        """Add a part; return its message if that is complete now. Raises MalformedDatagram."""
         if not part.place < part.parts <= MAX_PARTS:
             raise MalformedDatagram("too large")
         unfinished = self._pieces.setdefault(sender, {})
@@ -182,7 +184,7 @@ class DatagramAssembly:
         if len(pieces) < part.parts:
             unfinished[part.digest] = pieces
             if len(unfinished) > MAX_UNFINISHED:
-                del unfinished[next(iter(unfinished))]  # of this one nothing has come for the longest time
+                del unfinished[next(iter(unfinished))]  # the one that got no part for the longest time
             return ()
         whole = b"".join(pieces[index] for index in sorted(pieces))
         if _name_of(whole) != part.digest:
@@ -205,7 +207,7 @@ def _read_all(raw: bytes, position: int) -> tuple[Packet | Part, ...]:
 
 
 def unpack(group: bytes, raw: bytes) -> Datagram:
-    """Inverse of `pack`. Raises Malformed for anything else."""
+    """Invert `pack`. Raises MalformedDatagram for anything else."""
     if len(raw) < _HEADER.size + _ORIGIN.size:
         raise MalformedDatagram("too short")
     magic, version, check = _HEADER.unpack_from(raw)
@@ -220,7 +222,7 @@ def unpack(group: bytes, raw: bytes) -> Datagram:
 
 
 def _counted(*numbers: int) -> None:
-    """Numbers that no correct process gets to, and that have no place in what follows from them, are none."""
+    """Raise MalformedDatagram for numbers that no correct process reaches: numbers computed from them would not fit."""
     if max(numbers) > MAX_NUMBER:
         raise MalformedDatagram("not a message")
 
@@ -292,12 +294,12 @@ def _send_parts(message: Send) -> Iterator[bytes]:
 
 
 def _split(message: Send) -> Iterator[Send]:
-    """The same in parts that fit a datagram."""
+    """Yield the message in parts that fit into a datagram."""
     start, size = 0, 0
-    room = PACKED_BYTES - _HEADER.size - _ORIGIN.size - _MESSAGE.size - _SEND.size
+    limit = PACKED_BYTES - _HEADER.size - _ORIGIN.size - _MESSAGE.size - _SEND.size
     for index, run in enumerate(message.runs):
         needed = _RUN.size + len(run.reference)
-        if index > start and size + needed > room:
+        if index > start and size + needed > limit:
             yield _part(message, start, index)
             start, size = index, 0
         size += needed

@@ -1,1 +1,1 @@
-"""What runs on this machine: a Kafka broker, Java, and the jars that Spark needs."""
+"""The local machine: a Kafka broker, Java, and the jars that Spark needs."""

@@ -1,14 +1,14 @@
 """The embedded broker: a real Kafka (KRaft, no ZooKeeper) on this machine, for demos and tests.
 
-One directory is one cluster. It remembers its identity, its ports and its data, so a later `EmbeddedBroker(directory)`
-goes on where the last one stopped. Each node is a JVM that is both broker and controller, bound to 127.0.0.1 (unless an
-address is given: see `EmbeddedBroker`):
+One directory is one cluster. It keeps its identity, its ports and its data, so a later `EmbeddedBroker(directory)`
+continues where the last one stopped. Each node is a JVM that is both broker and controller, bound to 127.0.0.1 (unless
+`EmbeddedBroker` gets another address):
 
     cluster.json          cluster id, address, and per node the broker's and the controller's port
-    node-N/               what a node has (`connectors.local.node`)
-    secure/               keys and users, if it is a secure one (`connectors.local.secure_cluster`)
+    node-N/               a node's files (`connectors.local.node`)
+    secure/               keys and users of a secure cluster (`connectors.local.secure_cluster`)
 
-Nodes end with the process that started them, in whatever way that ends, except after `start(detached=True)`.
+Nodes end with the process that started them, however it ends, except after `start(detached=True)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: its process, or None when it does not run; its address; the log to look into."""
+    """A node: its process, or None when it does not run; its address; its log."""
 
     node: int
     pid: int | None
@@ -57,21 +57,21 @@ class BrokerStatus:
 
 
 class EmbeddedBroker:
-    """One Kafka cluster in one directory.
+    """A Kafka cluster in one directory.
 
     Args:
-        directory: where everything lies; made if it is not there.
+        directory: the cluster's files; made if missing.
         port: the first node's port, the others take the next ones. 0: free ports. None: the remembered ones, or 9092
             in a new directory. In a directory that has ports already, 0 means those.
         nodes: 1, or 3 for a cluster that survives the loss of one. None: as the directory has it, or 1.
-        progress: is told what a slow step waits for.
+        progress: called with what a slow step waits for.
         secure: with TLS, users and rights (`connectors.local.secure_cluster`). None: as the directory has it, or open.
         host: the address of a new cluster; a later start keeps it. None: 127.0.0.1, the only one of a secure cluster,
             whose certificate names it.
-        archive_to: where a node that it starts leaves an archive of its classes when it stops (`jobs.class_archive`).
+        archive_to: where a started node leaves an archive of its classes when it stops (`jobs.class_archive`).
 
-    Guarantees: `start` returns when every node answers Kafka requests. What a producer with acks=all was told is
-    written survives `kill` of any node (the operating system, not the JVM, holds the written pages).
+    Guarantees: `start` returns when every node answers Kafka requests. A record acknowledged with acks=all survives
+    `kill` of any node (the operating system, not the JVM, holds the written pages).
 
     Raises:
         UsageError: the directory holds a cluster of another size, kind or address, or its name has a comma.
@@ -136,14 +136,14 @@ class EmbeddedBroker:
         """`host:port` of every node, comma-separated.
 
         Raises:
-            UsageError: the cluster was never started, so that it has no ports yet.
+            UsageError: the cluster was never started, so it has no ports yet.
         """
         if self._cluster is None:
             raise UsageError(f"The broker in {self.directory} was never started: start it first.")
         return ",".join(self._cluster.addresses)
 
     def status(self) -> BrokerStatus:
-        """The cluster as it is now. Asks no broker; needs no Java and no network."""
+        """Return the cluster's present state. Asks no broker; needs no Java and no network."""
         addresses = self.bootstrap_servers.split(",") if self._cluster else [""] * self.nodes
         nodes = tuple(
             NodeStatus(number, self._node(number).pid(), address, self._node(number).log)
@@ -159,7 +159,7 @@ class EmbeddedBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what `__enter__` started; a broker that ran before goes on."""
+        """Stop the nodes that `__enter__` started; a broker that ran before goes on."""
         if self._started_here:
             self.stop()
 
@@ -189,7 +189,7 @@ class EmbeddedBroker:
                     self._start_nodes(missing, java, jars, detached, timeout)
             except BaseException:
                 if before is None and not any(node.is_formatted() for node in self._all()):
-                    # Nothing was begun, so the next start is free to choose ports and size.
+                    # No node has an identity yet, so the next start may choose ports and size.
                     self._cluster = None
                     LocalCluster.forget(self.directory)
                 raise
@@ -204,7 +204,7 @@ class EmbeddedBroker:
                 self._start_nodes([asked], java, jars, detached, timeout)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop every node, also those another process started; kill what has not stopped after `timeout` seconds."""
+        """Stop every node, whichever process started it; kill a node that has not stopped after `timeout` seconds."""
         end(self._all(), signal.SIGTERM, timeout)
         self._started_here = False
 
@@ -231,12 +231,12 @@ class EmbeddedBroker:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process at a time start nodes here, and say plainly when the directory can't be written."""
+        """Let one process at a time start nodes here, and explain an error when the directory can't be written."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with (self.directory / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                # Another process may have chosen the ports while we waited.
+                # Another process may have chosen the ports in the meantime.
                 self._cluster = LocalCluster.load(self.directory) or self._cluster
                 yield
         except OSError as error:
@@ -316,5 +316,5 @@ class EmbeddedBroker:
 
 
 def broker_process_ids(directory: Path) -> dict[int, int]:
-    """Node number to process id, of the nodes of the cluster in `directory` that run now."""
+    """Return the process id of each running node of the cluster in `directory`, by its number."""
     return {node.node: node.pid for node in EmbeddedBroker(directory).status().nodes if node.pid is not None}

@@ -1,4 +1,4 @@
-"""What the embedded broker's directory remembers of its cluster: identity, address and ports (`cluster.json`)."""
+"""The embedded broker's cluster, as its directory remembers it: identity, address and ports (`cluster.json`)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ HOST = "127.0.0.1"
 _HIGHEST_PORT = 65_535
 
 CHOSEN_PORTS = range(20000, 32000)
-"""Outside the range from which systems take the ports of outgoing connections (32768 and up on Linux), so that a
-remembered port isn't in use by accident when a node comes back."""
+"""Below the range that systems use for outgoing connections (32768 and up on Linux), so that a remembered port isn't in
+use by accident when a node comes back.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The two that a node listens to."""
+    """A node's two listening ports."""
 
     broker: int
     controller: int
@@ -32,7 +33,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """What `cluster.json` remembers. `ports`: one a node."""
+    """The contents of `cluster.json`. `ports`: one entry a node."""
 
     cluster_id: str
     ports: tuple[Ports, ...]
@@ -41,13 +42,13 @@ class LocalCluster:
 
     @staticmethod
     def new(secure: bool, host: str) -> LocalCluster:
-        """One without ports yet."""
+        """Return a new cluster, without ports yet."""
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
         return LocalCluster(cluster_id, (), secure, host)
 
     @staticmethod
     def load(directory: Path) -> LocalCluster | None:
-        """The one that the directory has. Raises EnvironmentProblem if the file can't be read."""
+        """Return the directory's cluster, or None. Raises EnvironmentProblem if the file can't be read."""
         try:
             found = json.loads((directory / "cluster.json").read_text(encoding="utf-8"))
             ports = tuple(Ports(**each) for each in found["ports"])
@@ -60,14 +61,14 @@ class LocalCluster:
             ) from error
 
     def save(self, directory: Path) -> None:
-        """Whole, or as it was before."""
+        """Write the file atomically."""
         new = directory / "cluster.json.new"
         new.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         new.replace(directory / "cluster.json")
 
     @staticmethod
     def forget(directory: Path) -> None:
-        """The next start is free to choose anew."""
+        """Remove the file: the next start may choose anew."""
         (directory / "cluster.json").unlink(missing_ok=True)
 
     @property
@@ -76,17 +77,17 @@ class LocalCluster:
         return tuple(f"{self.host}:{ports.broker}" for ports in self.ports)
 
     def with_ports(self, directory: Path, nodes: int, port: int | None, anything_runs: bool) -> LocalCluster:
-        """It with ports for each node: those it has, unless `port` asks for others.
+        """Return the cluster with ports for each node: its own, unless `port` asks for others.
 
         Args:
-            directory: the cluster's, to be named.
-            nodes: how many there are.
-            port: the first node's, the others take the next ones. 0: free ones. None: those it has, or 9092.
-            anything_runs: whether a node of it does, whose ports can't change.
+            directory: the cluster's, named in errors.
+            nodes: the number of nodes.
+            port: the first node's; the others take the next ones. 0: free ones. None: the present ones, or 9092.
+            anything_runs: whether a node runs, so that its ports can't change.
 
         Raises:
-            UsageError: it runs on another port, or there are not so many.
-            EnvironmentProblem: none is free.
+            UsageError: the cluster runs on another port, or there are too few ports.
+            EnvironmentProblem: no port is free.
         """
         first = port if port is not None else DEFAULT_PORT
         brokers = [ports.broker for ports in self.ports]
@@ -125,7 +126,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, count: int, but: Sequence[int] = ()) -> list[int]:
-    """Ports that Kafka could bind now, all different, and none of `but`. Raises EnvironmentProblem."""
+    """Return different ports that Kafka could bind now, none of them in `but`. Raises EnvironmentProblem."""
     chosen: list[int] = []
     for _ in range(1000):
         if len(chosen) == count:

@@ -1,4 +1,4 @@
-"""Finds the files of `conf/`: it stands beside `connectors/`, in the repository and in an installed abcast."""
+"""Find the files of `conf/`, which is beside `connectors/` in the repository and in an installed abcast."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _DIRECTORY = Path(__file__).resolve().parents[2] / "conf"
 
 
 def configuration_file(name: str) -> Path:
-    """The file of `conf/` with this name."""
+    """Return the file of `conf/` with this name."""
     return _DIRECTORY / name

@@ -1,18 +1,18 @@
-"""The jars that Spark and the embedded broker need, fetched once with the Ivy inside pyspark.
+"""Fetch the jars that Spark and the embedded broker need, once, with the Ivy inside pyspark.
 
-They lie in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
-configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. What is ours is compiled from
+They are in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
+configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. abcast's own code is compiled from
 `conf/scala/*.scala`, with the compiler inside pyspark. A directory is either complete, for the present Ivy file and
-source, or not there: jars are brought into a temporary directory that is renamed at the end. A machine without network
-can be given a copy of the whole directory.
+source, or absent: jars go into a temporary directory that is renamed at the end. The whole directory can be copied to a
+machine without network.
 
-What is fetched is used only if each jar has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below
-the directory of the jars). `python -m connectors.local.jars` brings `spark`, `broker` and `own`, and checks them;
-`make setup` runs it. `python -m connectors.local.jars s3` does so with those for tables on S3, which otherwise come
-with the first job that needs them.
+Fetched jars are used only if each has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below the
+directory of the jars). `python -m connectors.local.jars` fetches `spark`, `broker` and `own`, and checks them; `make
+setup` runs it. `python -m connectors.local.jars s3` does so for tables on S3, whose jars otherwise come with the first
+job that needs them.
 
 Environment:
-    ABCAST_JARS          another place for the jars
+    ABCAST_JARS          another directory for the jars
     ABCAST_IVY_SETTINGS  an Ivy settings file, for a company's own mirror
     HTTPS_PROXY          honoured, as pip does
 """
@@ -41,7 +41,7 @@ from connectors.local.java import require_java
 from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 Progress = Callable[[str], None]
-"""Is told, in one sentence, what a slow step does or waits for."""
+"""Called with one sentence on what a slow step does or waits for."""
 
 CONFIGURATIONS = {
     "spark": "12 jars, 23 MB",
@@ -49,17 +49,17 @@ CONFIGURATIONS = {
     "own": "one that is compiled",
     "s3": "36 jars, 13 MB, and one that is compiled",
 }
-"""The sets of jars, and what to tell someone who waits for them."""
+"""The sets of jars, with their sizes, for users that wait for them."""
 
 ALWAYS = ("spark", "broker", "own")
-"""Those that `make setup` brings. The others come when they are first needed."""
+"""The sets that `make setup` fetches. The others come when they are first needed."""
 FOR_SPARK = ("spark", "own")
-"""What each session of Spark's has, and its executors."""
+"""The sets of each Spark session and its executors."""
 _IVY_FILES = {"spark": "ivy.xml", "broker": "ivy.xml", "s3": "ivy-s3.xml"}
 
 
 class _Compiled(NamedTuple):
-    """A jar of ours: from which files of `conf`, against which of pyspark's jars, and which others of these sets."""
+    """A jar of our own: its sources in `conf`, and the jars of pyspark and other sets that it is compiled against."""
 
     sources: tuple[str, ...]
     jar: str
@@ -87,61 +87,61 @@ _COMPILED = {
 }
 
 _STAMP = ".complete"
-"""A file in a finished directory: the hash of the Ivy file and the source it was made from."""
+"""A file in a finished directory: the hash of the Ivy file and the sources that it was made from."""
 
 _DOWNLOAD_TIMEOUT_S = 900
 _LOCK = "jars.lock"
 
 
 def say(sentence: str) -> None:
-    """The default `Progress`: one line on standard error."""
+    """Report progress by default: one line on standard error."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 
 
 def jars_directory() -> Path:
-    """Where the jars lie, whether or not they have been fetched."""
+    """Return the directory of the jars, whether or not they have been fetched."""
     chosen = os.environ.get("ABCAST_JARS")
     return Path(chosen).expanduser().resolve() if chosen else Path(sys.prefix) / "share" / "abcast" / "jars"
 
 
 def spark_jars(progress: Progress = say) -> list[Path]:
-    """The jars for `spark.jars`; fetched first if they are not there.
+    """Return the jars for `spark.jars`; fetch them if they are missing.
 
     Raises:
-        EnvironmentProblem: they are not there and can't be fetched.
+        EnvironmentProblem: they are missing and can't be fetched.
         UsageError: the extra that fetches them is not installed.
     """
     return [jar for configuration in FOR_SPARK for jar in _jars(configuration, progress)]
 
 
 def broker_jars(progress: Progress = say) -> list[Path]:
-    """The embedded broker's class path, sorted by name; fetched first if they are not there.
+    """Return the embedded broker's class path, sorted by name; fetch it if it is missing.
 
     Raises:
-        EnvironmentProblem: they are not there and can't be fetched.
+        EnvironmentProblem: the jars are missing and can't be fetched.
         UsageError: the extra that fetches them is not installed.
     """
     return _jars("broker", progress)
 
 
 def jars_of(configuration: str, progress: Progress = say) -> list[Path]:
-    """The jars of a configuration, as `spark_jars` and `broker_jars`."""
+    """Return the jars of a configuration, like `spark_jars` and `broker_jars`."""
     return _jars(configuration, progress)
 
 
 def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) -> None:
-    """Fetch what is missing of several configurations at once.
+    """Fetch the missing jars of several configurations at once.
 
     Raises:
         UsageError: there is no configuration of that name; the extra that fetches them is not installed.
-        EnvironmentProblem: no Java, no network, or the place for the jars can't be written.
+        EnvironmentProblem: no Java, no network, or the directory of the jars can't be written.
     """
     unknown = [name for name in configurations if name not in CONFIGURATIONS]
     if unknown:
         raise UsageError(f"There are no jars for {', '.join(unknown)}: choose from {', '.join(CONFIGURATIONS)}.")
     missing = [name for name in configurations if not _is_complete(name)]
-    # Two JVMs rather than one Ivy with two configurations: the time goes into waiting for small files.
+    # Two JVMs rather than one Ivy with two configurations: most of the time is waiting for small files.
     with ThreadPoolExecutor(max_workers=len(CONFIGURATIONS)) as pool:
         for done in [pool.submit(_fetch, name, progress) for name in missing]:
             done.result()
@@ -175,7 +175,7 @@ def _fetch(configuration: str, progress: Progress) -> None:
             if _is_complete(configuration):  # another process has just fetched it
                 return
             started = time.monotonic()
-            _ivy_jar()  # nothing is said to be fetched where nothing can be
+            _ivy_jar()  # fails before any progress is reported
             if configuration in _IVY_FILES:
                 what = f"{CONFIGURATIONS[configuration]}; about half a minute"
                 progress(f"Fetching the jars for {configuration} ({what}).")
@@ -205,7 +205,7 @@ def _fetch(configuration: str, progress: Progress) -> None:
 
 
 def check_hashes(directory: Path, *configurations: str) -> None:
-    """See that the jars in a directory are those of conf/jars.lock for configurations, all of them and no others.
+    """Check that a directory has exactly the jars of conf/jars.lock for the configurations, with their content.
 
     Raises EnvironmentProblem.
     """
@@ -230,13 +230,13 @@ def check_hashes(directory: Path, *configurations: str) -> None:
 
 
 def locked_hashes(configuration: str) -> dict[str, str]:
-    """The SHA-256 of each jar of a configuration, by its name, as conf/jars.lock has it."""
+    """Return the SHA-256 of each jar of a configuration in conf/jars.lock, by its name."""
     lines = (line.split() for line in configuration_file(_LOCK).read_text(encoding="ascii").splitlines())
     return {Path(name).name: digest for digest, name in lines if name.startswith(f"{configuration}/")}
 
 
 def hashes(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each jar in a directory, by its name."""
+    """Return the SHA-256 of each jar in a directory, by its name."""
     return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(directory.glob("*.jar"))}
 
 
@@ -286,7 +286,7 @@ def retrieve(ivy_file: Path, configuration: str, target: Path) -> None:
 
 
 def _compile(what: _Compiled, target: Path) -> None:
-    """Compile sources of ours into a jar, always the same bytes. Raises EnvironmentProblem."""
+    """Compile our sources into a jar, always of the same bytes. Raises EnvironmentProblem."""
     of_spark = _ivy_jar().parent
     compiler = [*of_spark.glob("scala-compiler-*.jar"), *of_spark.glob("scala-reflect-*.jar")]
     library = [*of_spark.glob("scala-library-*.jar")]
@@ -310,7 +310,7 @@ def _compile(what: _Compiled, target: Path) -> None:
 
 
 def _proxy_options() -> list[str]:
-    """Java's form of HTTPS_PROXY, which Java does not read itself."""
+    """Return Java's form of HTTPS_PROXY, which Java does not read itself."""
     proxy = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or "")
     if not proxy.hostname:
         return []
@@ -318,7 +318,7 @@ def _proxy_options() -> list[str]:
 
 
 def failure_reason(ivy_log: str) -> str:
-    """What went wrong, in a few words, from Ivy's output; names the first module that failed where it can."""
+    """Return the cause of a failure, in a few words, from Ivy's output; with the first module that failed, if known."""
     missing = re.search(r"::\s+(\S+?)#(\S+?);(\S+?): (?:not found|.*)", ivy_log)
     module = f" for {missing[2]} {missing[3]}" if missing else ""
     if re.search(r"UnknownHost|Host not found", ivy_log, re.IGNORECASE):

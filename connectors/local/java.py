@@ -1,8 +1,7 @@
-"""Finds the Java that Spark and the embedded broker run on.
+"""Find the Java that Spark and the embedded broker run on.
 
-`JAVA_HOME` decides when it is set, as it does for Spark itself: another Java on the PATH would only hide the
-mistake until Spark starts. `python -m connectors.local.java` checks and says what to do, with the standard library
-alone.
+`JAVA_HOME` decides when it is set, as it does for Spark itself: another Java on the PATH would only hide the mistake
+until Spark starts. `python -m connectors.local.java` checks it and says what to do; it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _HOW = f"install a JDK {OLDEST_JAVA} or newer (for example OpenJDK) and put it o
 
 
 def require_java() -> Path:
-    """The `java` to run.
+    """Return the `java` to run.
 
     Raises:
         EnvironmentProblem: there is none, it does not run, or it is older than 17.
@@ -53,7 +52,7 @@ def _find_java() -> Path:
 
 @lru_cache
 def java_version(java: Path) -> int | None:
-    """The feature version of `java` (17, 21, …), or None if it can't be run or says something unknown."""
+    """Return the feature version of `java` (17, 21, …), or None if it can't be run or prints something unknown."""
     try:
         answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -62,7 +61,7 @@ def java_version(java: Path) -> int | None:
 
 
 def parse_java_version(text: str) -> int | None:
-    """The feature version in what `java -version` prints: 17 for "17.0.15", 8 for "1.8.0_392"."""
+    """Return the feature version in the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_392"."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None

@@ -1,16 +1,16 @@
-"""One node of the embedded broker: a JVM that is both broker and controller, and its settings.
+"""A node of the embedded broker: a JVM that is both broker and controller, and its settings.
 
-It has a directory below that of its cluster:
+Its directory is below its cluster's:
 
     node-N/server.properties
     node-N/data           Kafka's log
     node-N/pid            the process, while one runs
     node-N/tmp            its native libraries; emptied at each start
     node-N/server.log     Kafka's own log, rolling
-    node-N/console.log    what the JVM printed since the last start
+    node-N/console.log    the JVM's output since the last start
 
-A node lives in its own process group, so a Ctrl-C in the terminal reaches only our process, which then stops the node
-in order. When our process dies in any other way, a watchdog stops it, unless it was launched as a detached one.
+A node has its own process group, so a Ctrl-C in the terminal reaches only our process, which then stops the node in
+order. When our process dies in any other way, a watchdog stops the node, unless it was launched as detached.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from ordering.base.errors import AbcastError, EnvironmentProblem
 from ordering.base.records import MAX_RECORD_BYTES
 
 STOP_TIMEOUT_S = 20.0
-"""How long a node may take to stop in order before it is killed. Nothing is lost then; its next start is slower."""
+"""The time that a node has to stop in order before it is killed. Nothing is lost then; its next start is slower."""
 
 _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a node that did not start is taken to have failed for that reason."""
 
 _MAIN_CLASS = "kafka.Kafka"
 
-# Stops node $1 when standard input ends, that is, when our process is gone. It looks at the command line first,
-# because the node may have died long ago and its process id may belong to someone else by now.
+# Stops node $1 when standard input ends, that is, when our process is gone. It looks at the command line first, because
+# the node may have died long ago and another process may have its process id by now.
 _WATCHDOG = f"""
 read -r _
 command_line() {{ cat "/proc/$1/cmdline" 2>/dev/null || ps -o command= -p "$1"; }}
@@ -85,10 +85,10 @@ _SETTINGS = {
 
 
 class Node:
-    """One node of the cluster in a directory, and what this process knows of its process."""
+    """A node of the cluster in a directory, and its process."""
 
     def __init__(self, cluster_directory: Path, number: int) -> None:
-        """Makes nothing yet."""
+        """Create no file yet."""
         self.number = number
         self.directory = cluster_directory / f"node-{number}"
         self.log = self.directory / "server.log"
@@ -97,10 +97,10 @@ class Node:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def pid(self) -> int | None:
-        """Its process, if that lives and really is this node and not a later process with the same id."""
+        """Return the process id, if the process lives and really is this node, not a later process with the same id."""
         process = self._process
         if process is not None:
-            if process.poll() is None:  # a child of ours: no doubt about it
+            if process.poll() is None:  # our own child: no doubt about it
                 return process.pid
             self._process = None
         try:
@@ -111,7 +111,7 @@ class Node:
         return pid if _MAIN_CLASS in command and str(self._properties) in command else None
 
     def write_properties(self, cluster: LocalCluster, secure: SecureCluster | None) -> None:
-        """Make its directory, with the settings that Kafka starts with."""
+        """Make the node's directory, with Kafka's settings."""
         copies = min(len(cluster.ports), 3)
         in_sync = 2 if copies == 3 else 1
         ports = cluster.ports[self.number]
@@ -134,18 +134,18 @@ class Node:
         settings |= security
         lines = ["# Written anew at each start."]
         lines += [f"{name}={escaped(value)}" for name, value in settings.items()]
-        # What stands there is worth as much as the passwords.
+        # The file is worth as much as the passwords in it.
         self.directory.mkdir(mode=0o700 if secure else 0o777, exist_ok=True)
         self._properties.write_text("\n".join(lines) + "\n", encoding="ascii")
 
     def is_formatted(self) -> bool:
-        """Whether it has its identity."""
+        """Whether the node has its identity."""
         return (self.directory / "data" / "meta.properties").exists()
 
     def begin_format(
         self, cluster_id: str, secure: SecureCluster | None, java: Path, class_path: str
     ) -> subprocess.Popen[bytes]:
-        """Start what gives a new node its identity: `kafka-storage format`."""
+        """Start `kafka-storage format`, which gives a new node its identity."""
         command = [str(java), "-XX:TieredStopAtLevel=1", *_class_options(None), *self._logging_options()]
         command += ["-cp", class_path, "kafka.tools.StorageTool", "format", "-c", str(self._properties)]
         # In one word: an id that begins with a hyphen (one in 64) would be taken for an option.
@@ -163,17 +163,17 @@ class Node:
             )
 
     def _environment(self) -> dict[str, str]:
-        """What Java needs to find files whose names are not ASCII, whatever the terminal shows."""
+        """Return an environment in which Java finds files with names outside ASCII, in any terminal."""
         return {**os.environ, **({} if str(self.directory).isascii() else {"LC_ALL": "C.UTF-8"})}
 
     def end_format(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave nothing of what `begin_format` started."""
+        """Remove all traces of `begin_format`."""
         process.kill()
         process.wait()
         self._format_arguments().unlink(missing_ok=True)
 
     def launch(self, java: Path, class_path: str, detached: bool, archive_to: Path | None = None) -> None:
-        """Start its process. `archive_to`: where that leaves an archive of its classes when it stops."""
+        """Start the node's process. `archive_to`: where the process leaves an archive of its classes when it stops."""
         temporary_files = self.directory / "tmp"
         shutil.rmtree(temporary_files, ignore_errors=True)
         temporary_files.mkdir(exist_ok=True)
@@ -200,8 +200,8 @@ class Node:
         self._process = process
         (self.directory / "pid").write_text(str(process.pid), encoding="ascii")
         if not detached:
-            # A pipe ends when our process does, in whatever way. (The kernel's parent-death signal would also come
-            # when only the thread that called us ends.)
+            # A pipe ends when our process does, however it ends. (The kernel's parent-death signal would also come when
+            # only the thread that called us ends.)
             self._watchdog = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCHDOG, "abcast-broker-watchdog", str(process.pid)],
                 stdin=subprocess.PIPE,
@@ -211,7 +211,7 @@ class Node:
             )
 
     def answers(self, address: str, login: Mapping[str, Any], timeout_s: float = 3.0) -> bool:
-        """Whether it answers a Kafka request and is a live member of its own cluster."""
+        """Whether the node answers a Kafka request and is a live member of its own cluster."""
         try:
             # A plain connection first: it is cheap, and kafka-python would log each refusal.
             socket.create_connection((address.rpartition(":")[0], int(address.rpartition(":")[2])), timeout=1).close()
@@ -231,7 +231,7 @@ class Node:
         return any(broker["broker_id"] == self.number and not broker.get("is_fenced", False) for broker in brokers)
 
     def failure(self, what: str, port: int) -> AbcastError:
-        """The error for a node that did not come up, with the reason from its log and what to do."""
+        """Return the error for a node that did not come up, with the reason from its log and what to do."""
         text = ""
         for name in ("console.log", "server.log"):
             try:
@@ -239,7 +239,7 @@ class Node:
             except OSError:
                 continue
         cluster_directory = self.directory.parent
-        # A full disk may have no room for the message that says so.
+        # On a full disk, the message that says so may be missing.
         if "No space left on device" in text or shutil.disk_usage(cluster_directory).free < _TOO_LITTLE_SPACE:
             return EnvironmentProblem(
                 f"The disk of {cluster_directory} is full: free space and start again (see {self.log})."
@@ -251,7 +251,7 @@ class Node:
         )
 
     def send_signal(self, how: signal.Signals) -> None:
-        """Signal its process, if it runs. Raises EnvironmentProblem if that belongs to another user."""
+        """Signal the node's process, if it runs. Raises EnvironmentProblem if another user owns it."""
         pid = self.pid()
         if pid is None:
             return
@@ -265,14 +265,14 @@ class Node:
             ) from error
 
     def dismiss_watchdog(self) -> None:
-        """Who ends the node from here on is the caller."""
+        """Stop the watchdog: from here on the caller ends the node."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.kill()
             watchdog.communicate()
 
     def forget(self) -> None:
-        """Its process has ended."""
+        """Remove the pid file of a process that has ended."""
         (self.directory / "pid").unlink(missing_ok=True)
 
     def _format_arguments(self) -> Path:
@@ -284,12 +284,12 @@ class Node:
 
 
 def class_archive() -> Path:
-    """The archive of Kafka's classes, which `jobs.class_archive` makes."""
+    """Return the archive of Kafka's classes, which `jobs.class_archive` makes."""
     return jars_directory() / "broker.jsa"
 
 
 def _class_options(archive_to: Path | None) -> Iterator[str]:
-    """Where Java finds classes that it has read and checked before: most of a start otherwise."""
+    """Yield the options for classes that Java has read and checked before: most of a start otherwise."""
     archive = class_archive()
     if archive_to is not None:
         yield f"-XX:ArchiveClassesAtExit={archive_to}"
@@ -297,12 +297,12 @@ def _class_options(archive_to: Path | None) -> Iterator[str]:
         yield f"-XX:SharedArchiveFile={archive}"
     else:
         return
-    # It complains on standard output: of classes left out, and of an archive made by another Java.
+    # Java complains on standard output about classes left out, and about an archive of another Java.
     yield from ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 def end(nodes: Sequence[Node], how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Signal the nodes that run, wait until they are gone, kill the rest, and forget them."""
+    """Signal the nodes that run, wait until they are gone, kill the rest, and remove their pid files."""
     for node in nodes:
         node.dismiss_watchdog()
         node.send_signal(how)
@@ -318,15 +318,15 @@ def end(nodes: Sequence[Node], how: signal.Signals, timeout_s: float = STOP_TIME
 
 
 def failure_reason(log: str) -> str:
-    """The line of a broker's log that says best why it stopped: the last error or exception, or else the last line."""
+    """Return the line of a broker's log that best explains its end: the last error or exception, else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r" (ERROR|FATAL) |Exception|^Caused by|^[Ee]rror|: error: ", line)]
-    told = (telling or lines or ["nothing was logged."])[-1]
-    return told if told.endswith(".") else f"{told}."
+    line = (telling or lines or ["nothing was logged."])[-1]
+    return line if line.endswith(".") else f"{line}."
 
 
 def _command_line(pid: int) -> str:
-    """The command line of a process, or nothing when there is no such process or it has ended."""
+    """Return the command line of a process, or nothing when there is no such process or it has ended."""
     if Path("/proc/self/cmdline").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
@@ -340,7 +340,7 @@ def _command_line(pid: int) -> str:
 
 @contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Keep a library from logging what is expected here: that a starting broker does not answer yet."""
+    """Silence a library's expected messages: a starting broker does not answer yet."""
     log = logging.getLogger(logger)
     before = log.level
     log.setLevel(logging.CRITICAL)

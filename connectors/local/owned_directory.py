@@ -1,12 +1,12 @@
-"""A directory that ends with the processes that own it, also when these are killed.
+"""A directory that ends with the processes that own it, even if they are killed.
 
-Invariant: whoever uses such a directory holds a lock on it (`flock`, on the directory itself). The kernel gives the
-lock up when the last process that has the descriptor is gone. So a directory whose lock is free is no longer used, and
-the next start removes it.
+Invariant: every process that uses such a directory holds a lock on it (`flock`, on the directory itself). The kernel
+frees the lock when the last process with the descriptor has ended. So a directory with a free lock is unused, and the
+next start removes it.
 
 A crash between making a directory and locking it leaves an empty one with a free lock: the next start removes it, too.
-A start that removes directories may find one in that instant, and remove it. Its maker sees that, and makes another.
-Where a file system can't lock directories, nothing is ever removed but by its owner.
+A start that removes directories may meet one at that instant, and remove it. Its maker notices, and makes another. On a
+file system that can't lock directories, only the owner removes one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 
 class OwnedDirectory:
-    """A new, empty directory in `parent`, for this user alone. `close` removes it with all that is in it.
+    """A new, empty directory in `parent`, for this user alone. `close` removes it with its contents.
 
-    `descriptor`: holds the lock. A child process that inherits it (`pass_fds`) is an owner, too.
+    `descriptor` holds the lock. A child process that inherits it (`pass_fds`) is an owner, too.
     """
 
     def __init__(self, parent: Path, prefix: str = "") -> None:
@@ -32,7 +32,7 @@ class OwnedDirectory:
             pass
 
     def _make(self, path: Path) -> bool:
-        """Make and lock it. False if another start has removed it in between, or is about to."""
+        """Make and lock the directory. False if another start has removed it in between, or is about to."""
         path.mkdir(mode=0o700)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -45,20 +45,20 @@ class OwnedDirectory:
         return False
 
     def is_there(self) -> bool:
-        """Whether the path still leads to the directory that was made (which keeps its inode)."""
+        """Whether the path still leads to the directory that was made (by its inode)."""
         try:
             return os.path.samestat(self.path.stat(), self._made)
         except OSError:
             return False
 
     def close(self) -> None:
-        """Remove it, and then give up the lock."""
+        """Remove the directory, then free the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.descriptor)
 
 
 def remove_abandoned(parent: Path, prefix: str = "") -> None:
-    """Remove the directories in `parent`, of names that begin with `prefix`, that no process owns."""
+    """Remove the directories in `parent` with that prefix that no process owns."""
     with contextlib.suppress(OSError):
         for path in list(parent.iterdir()):
             if path.name.startswith(prefix):
@@ -76,7 +76,7 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 class Locked(Enum):
-    """Who has the lock of a directory now."""
+    """The present owner of a directory's lock."""
 
     BY_US = auto()
     BY_ANOTHER = auto()

@@ -1,4 +1,4 @@
-"""Names and values of a properties file of Java's, such as Kafka's and Spark's."""
+"""Escape names and values for Java's properties files, such as Kafka's and Spark's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", **{c: f"\\{c}" f
 
 
 def escaped(text: str) -> str:
-    """The text as Java reads it, in ASCII: some of its readers take a file for Latin-1, others for UTF-8."""
+    """Return the text escaped for Java, in ASCII: some Java programs read such a file as Latin-1, others as UTF-8."""
     return "".join(_ESCAPES.get(c) or (c if c.isascii() else _in_units(c)) for c in text)
 
 

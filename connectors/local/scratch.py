@@ -1,6 +1,6 @@
-"""Where a process writes what it needs for a while: below the system's directory for temporary files (TMPDIR).
+"""Temporary directories of a process, below the system's directory for temporary files (TMPDIR).
 
-What a killed process left there, the next one that writes such files removes (see `connectors.local.owned_directory`).
+The next process that makes one removes the ones that killed processes left (see `connectors.local.owned_directory`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
 from ordering.base.errors import EnvironmentProblem
 
 SCRATCH = "abcast-scratch-"
-"""How the names of the directories begin."""
+"""The prefix of the directories' names."""
 
 _LONGEST_PARENT = 103 - len(f"/{SCRATCH}123456789abc/.{'u' * 36}.sock")
-"""Bytes: Spark makes sockets there, and the path of a socket has at most 103 on some systems."""
+"""Bytes: Spark makes sockets there, and some systems limit the path of a socket to 103 bytes."""
 
 
 def make_scratch() -> OwnedDirectory:
-    """A new directory, to be closed; the abandoned ones are removed. Raises EnvironmentProblem."""
+    """Return a new directory, which the caller closes; abandoned ones are removed. Raises EnvironmentProblem."""
     parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
         parent = Path("/tmp")  # noqa: S108 - a directory with a name of its own, for this user alone

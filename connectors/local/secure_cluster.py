@@ -1,16 +1,16 @@
-"""What makes the embedded broker a secure one: a certificate authority of its own, TLS, users with passwords, and
-Kafka's own authorizer, which lets nobody do anything that was not allowed.
+"""Secure the embedded broker: a certificate authority of its own, TLS, users with passwords, and Kafka's authorizer,
+which denies everything that is not allowed.
 
 Below the cluster's directory, for its owner alone:
 
-    secure/ca.pem             what clients trust
+    secure/ca.pem             the certificate that clients trust
     secure/ca.p12             the authority's key
     secure/broker.p12         the brokers' key and certificate (127.0.0.1 and localhost)
     secure/store.password     of both stores
-    secure/NAME.properties    how the user NAME logs in: for `--kafka-config`, and for Kafka's own tools
+    secure/NAME.properties    the login of the user NAME: for `--kafka-config`, and for Kafka's own tools
 
-`admin` may do everything, and gives others their rights (`abcast acl`). `broker` is what the nodes are to each other.
-No secret is ever an argument of a process.
+`admin` may do everything, and grants others their rights (`abcast acl`). Nodes log in to each other as `broker`. No
+secret is ever an argument of a process.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class SecureCluster:
     """The secrets of the cluster in a directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes nothing yet."""
+        """Create no file yet."""
         self.directory = directory / "secure"
         self.ca_file = self.directory / "ca.pem"
         self._password_file = self.directory / "store.password"
 
     def login(self, user: str) -> Path:
-        """The properties file with which the user logs in."""
+        """Return the properties file with which the user logs in."""
         return self.directory / f"{user}.properties"
 
     def prepare(self, java: Path) -> None:
-        """Make what is missing: keys, certificates, the two users that every cluster has. Raises EnvironmentProblem."""
+        """Make the missing keys, certificates, and the two users of every cluster. Raises EnvironmentProblem."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if not self._password_file.exists():
             _write(self._password_file, secrets.token_hex(16))
@@ -66,7 +66,7 @@ class SecureCluster:
                 self._write_login(user, secrets.token_hex(16), "")
 
     def _make_certificates(self, keytool: Path) -> None:
-        """The authority, then a certificate for the nodes; `ca.pem` last, as the sign that all is there."""
+        """Make the authority, then the nodes' certificate; `ca.pem` comes last, as the sign of completeness."""
         for name in ("ca.p12", "broker.p12"):
             (self.directory / name).unlink(missing_ok=True)
         ca, nodes = self._store(keytool, "ca"), self._store(keytool, "broker")
@@ -86,7 +86,7 @@ class SecureCluster:
         return [str(keytool), "-J-XX:TieredStopAtLevel=1", *store, "-storepass:file", str(self._password_file)]
 
     def server_settings(self) -> dict[str, str]:
-        """What a node's configuration has beside that of an open cluster."""
+        """Return the settings that a node has in addition to an open cluster's."""
         password = self._password_file.read_text(encoding="ascii")
         return {
             "listener.security.protocol.map": f"{LISTENER}:SASL_SSL,CONTROLLER:SSL",
@@ -102,7 +102,7 @@ class SecureCluster:
             "ssl.key.password": password,
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.ca_file),
-            # A client may show a certificate; a node must show that of the nodes to the controllers.
+            # A client may show a certificate; a node must show the nodes' own to the controllers.
             "ssl.client.auth": "requested",
             "listener.name.controller.ssl.client.auth": "required",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -111,11 +111,11 @@ class SecureCluster:
         }
 
     def first_users(self) -> list[str]:
-        """The arguments with which `kafka-storage format` makes the first users."""
+        """Return the arguments with which `kafka-storage format` makes the first users."""
         return [f"--add-scram={MECHANISM}=[name={user},password={self._password(user)}]" for user in (ADMIN, BROKER)]
 
     def client_settings(self) -> dict[str, Any]:
-        """How kafka-python logs in as the administrator."""
+        """Return kafka-python's settings for the administrator's login."""
         return {
             "security_protocol": "SASL_SSL",
             "sasl_mechanism": MECHANISM,
@@ -125,7 +125,7 @@ class SecureCluster:
         }
 
     def add_users(self, bootstrap_servers: str, names: Iterable[str]) -> list[Path]:
-        """Add users, or leave those that are there as they are; the files with which they log in.
+        """Add the missing users; return all users' login files.
 
         Raises UsageError, EnvironmentProblem.
         """
@@ -154,7 +154,7 @@ class SecureCluster:
         return [self.login(name) for name in wanted]
 
     def say_where(self, bootstrap_servers: str) -> None:
-        """Write into all users' files where the brokers are now."""
+        """Write the brokers' present addresses into all users' files."""
         for file in self.directory.glob("*.properties"):
             text = file.read_text(encoding="utf-8")
             moved = re.sub(r"(?m)^bootstrap\.servers=.*$", f"bootstrap.servers={bootstrap_servers}", text)
@@ -180,13 +180,13 @@ class SecureCluster:
 
 
 def _keytool(java: Path) -> Path:
-    """It lies beside `java`, or beside what that is a link to."""
+    """Return the keytool beside `java`, or beside the target of its link."""
     beside = java.with_name("keytool")
     return beside if beside.exists() else java.resolve().with_name("keytool")
 
 
 def argument_file(file: Path, arguments: Iterable[str]) -> str:
-    """What `java` is given to read its arguments from a file that only its owner can read."""
+    """Write arguments to a file that only its owner can read; return the argument with which `java` reads it."""
     quoted = ('"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in arguments)
     _write(file, "\n".join(quoted) + "\n")
     return f"@{file}"
@@ -197,7 +197,7 @@ def _jaas(user: str, password: str) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Readable by its owner alone from the first byte on; whole, or as it was before."""
+    """Write a file atomically, readable only by its owner from the first byte on."""
     new = file.with_name(f"{file.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
@@ -205,12 +205,14 @@ def _write(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def _run(command: list[str], given: bytes = b"") -> bytes:
+def _run(command: list[str], standard_input: bytes = b"") -> bytes:
     try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=_KEYTOOL_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, input=standard_input, capture_output=True, timeout=_KEYTOOL_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentProblem(f"{command[0]} does not run ({error}): a whole JDK or JRE has it.") from error
     if done.returncode != 0:
-        told = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
-        raise EnvironmentProblem(f"{command[0]} made no certificate: {told[-1] if told else 'no reason given'}")
+        lines = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
+        raise EnvironmentProblem(f"{command[0]} made no certificate: {lines[-1] if lines else 'no reason given'}")
     return done.stdout

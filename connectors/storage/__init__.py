@@ -1,1 +1,1 @@
-"""Where tables lie: a local directory, an object store, HDFS; and how to be let in there."""
+"""Places for tables (a local directory, an object store, HDFS), and the login there."""

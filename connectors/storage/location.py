@@ -1,6 +1,6 @@
-"""A place for tables: a local directory (`Path`), or a URL (`RemotePath`), which reads as if it were one.
+"""Places for tables: a local directory (`Path`), or a URL (`RemotePath`) with the same reading interface.
 
-What makes a place local or not is its text alone: SCHEME://… is remote. `s3://` is `s3a://`, as Spark calls it.
+Only the text decides: SCHEME://… is remote. `s3://` becomes `s3a://`, Spark's name for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_NAME = re.compile(r"%[0-9A-Fa-f]{2}|[\\*?]")
 _FIRST = {"hdfs": "HOST", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
-# Of what the clients of stores tell: each has words of its own, and quotes those of the store.
+# Errors of the stores' clients: each words them differently, and quotes the store's own.
 _NAMES = re.compile(
     r"(?:key|bucket|path|file) '[^']*'"
     r"|<(?!Code\b|Message\b)(\w+)>[^<]*</\1>"
@@ -63,9 +63,9 @@ _ENDPOINT_OF_S3 = "the endpoint ([storage] in abcast.toml, ABCAST_STORAGE_ENDPOI
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """A place in an object store or in HDFS: what it is asked is what a `Path` is asked.
+    """A place in an object store or in HDFS, with the reading methods of a `Path`.
 
-    A store that refuses, or is silent, raises UsageError, StoreUnreachable or EnvironmentProblem, with what to do.
+    A store that refuses or does not answer raises UsageError, StoreUnreachable or EnvironmentProblem, with what to do.
     """
 
     url: str
@@ -84,30 +84,30 @@ class RemotePath:
 
     @property
     def where(self) -> str:
-        """The store, in words."""
+        """A description of the store."""
         return self.storage.where if self.scheme == S3 else f"the store of {self.bucket}"
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """All before it."""
+        """The place that contains this one."""
         return RemotePath(self.url.rpartition("/")[0], self.storage)
 
     @property
     def bucket(self) -> RemotePath:
-        """All of its bucket."""
+        """The whole bucket."""
         return RemotePath("/".join(self.url.split("/")[:3]), self.storage)
 
     def absolute(self) -> RemotePath:
-        """It is."""
+        """Return the place itself, which is always absolute."""
         return self
 
     def read_bytes(self) -> bytes:
-        """What stands there. Raises FileNotFoundError."""
+        """Return the file's bytes. Raises FileNotFoundError."""
         with in_a_sentence(self):
             return interruptibly(self._content)
 
@@ -118,11 +118,11 @@ class RemotePath:
             return content
 
     def read_text(self, encoding: str) -> str:
-        """The same, as a text."""
+        """Return the file's text."""
         return self.read_bytes().decode(encoding)
 
     def exists(self) -> bool:
-        """Whether something is there, or below. Raises UsageError if there never was a bucket."""
+        """Whether a file or a directory is there. Raises UsageError if the bucket does not exist."""
         if self._is_there():
             return True
         _have_seen_bucket(self.bucket)
@@ -141,7 +141,7 @@ class RemotePath:
     is_dir = exists
 
     def arrow(self) -> tuple[FileSystem, str]:
-        """The store as Arrow has it, and the place there."""
+        """Return Arrow's file system for the store, and the path in it."""
         beyond = self.url.partition("://")[2]
         if self.scheme == S3:
             return _s3(self.storage), beyond
@@ -153,21 +153,21 @@ Location = Path | RemotePath
 
 
 def parse_location(text: str | os.PathLike[str]) -> Location:
-    """A path, or a URL. Raises UsageError for a scheme that nobody knows, and for settings that can't be."""
+    """Return a path, or a URL. Raises UsageError for an unknown scheme, and for impossible settings."""
     found = _URL.fullmatch(os.fspath(text))
     if found is None:
         if one := _ONE_SLASH.match(os.fspath(text)):
-            # What follows may hold a login.
+            # The rest may contain a login.
             raise UsageError(f"{one[0]}… is neither a directory nor a URL: write two slashes after the colon.")
         return _readable(Path(text))
     scheme, beyond = found[1].lower(), found[2].rstrip("/")
     if "@" in beyond.partition("/")[0] and (scheme != "abfss" or ":" in beyond.partition("@")[0]):
-        raise UsageError(f"a login stands in no URL ({scheme}://…@…): give it in [storage] or in variables.")
+        raise UsageError(f"a URL can't contain a login ({scheme}://…@…): give it in [storage] or in variables.")
     scheme = S3 if scheme == "s3" else scheme
     if scheme not in SCHEMES:
         raise UsageError(f"{text} can't be used: give a directory, or a URL with {', '.join(SCHEMES)}.")
     if not beyond or "//" in beyond or beyond.startswith("/") or re.search(r"[\s?#%]", beyond):
-        shown = re.split(r"[?#]", os.fspath(text))[0]  # behind these, a URL may say how to log in
+        shown = re.split(r"[?#]", os.fspath(text))[0]  # the rest may contain a login
         raise UsageError(
             f"{shown} names no place, or more than that: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY."
         )
@@ -175,7 +175,7 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
 
 
 def _readable(directory: Path) -> Path:
-    """A directory whose name all that read tables take for what it is. Raises UsageError.
+    """Return a directory whose name every reader of tables takes literally. Raises UsageError for any other.
 
     To delta-rs a path is a URL, and to DuckDB it is a pattern.
     """
@@ -185,7 +185,7 @@ def _readable(directory: Path) -> Path:
 
 
 def files_below(place: Location, *, deep: bool = True) -> dict[str, int]:
-    """The files there, by their names relative to it, with their bytes; none if it is not there."""
+    """Return the files below a place, by relative name, with their bytes; {} if it does not exist."""
     if isinstance(place, Path):
         return dict(_local_files(place, deep=deep))
     with in_a_sentence(place):
@@ -206,7 +206,7 @@ def _local_files(place: Path, *, deep: bool) -> Iterator[tuple[str, int]]:
             file = Path(where, name)
             try:
                 yield str(file.relative_to(place)), file.stat().st_size
-            except OSError:  # deleted meanwhile
+            except OSError:  # deleted since it was listed
                 continue
         if not deep:
             below.clear()
@@ -228,7 +228,7 @@ def _of_delta(root: str) -> FileSystem:
 
 
 def delta_options(place: Location) -> dict[str, str] | None:
-    """What delta-rs needs to be let in."""
+    """Return the options with which delta-rs logs in."""
     if isinstance(place, RemotePath) and place.scheme == S3:
         return place.storage.for_delta()
     return None
@@ -236,7 +236,7 @@ def delta_options(place: Location) -> dict[str, str] | None:
 
 @contextmanager
 def in_a_sentence(place: Location) -> Iterator[None]:
-    """Turn what a store's client raises into what to do. A file that is not there stays FileNotFoundError."""
+    """Turn errors of a store's client into ours, which say what to do. A missing file stays FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def in_a_sentence(place: Location) -> Iterator[None]:
 
 
 def interruptibly(call: Callable[[], _Answer]) -> _Answer:
-    """Call a store's client in another thread, as it lets no Ctrl-C through. Who is interrupted waits no longer."""
+    """Call a store's client in another thread: the client blocks Ctrl-C, and the wait for the thread does not."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     answer: Future[_Answer] = Future()
@@ -256,7 +256,7 @@ def interruptibly(call: Callable[[], _Answer]) -> _Answer:
     def ask() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             answer.set_exception(error)
 
     threading.Thread(target=ask, name=_ASKING, daemon=True).start()
@@ -264,14 +264,14 @@ def interruptibly(call: Callable[[], _Answer]) -> _Answer:
 
 
 def is_asking() -> bool:
-    """Whether a store's client still waits for an answer, which nobody waits for any more."""
+    """Whether a store's client is still busy with a call that its caller has abandoned."""
     return any(thread.name == _ASKING for thread in threading.enumerate())
 
 
-def explain(place: RemotePath, told: str) -> AbcastError:
-    """The error of ours for what a client of the store has told."""
-    said = " ".join(_CONTROL.sub(" ", told).split())
-    reason = _without_names(place, said)
+def explain(place: RemotePath, message: str) -> AbcastError:
+    """Return our error for a message of the store's client."""
+    text = " ".join(_CONTROL.sub(" ", message).split())
+    reason = _without_names(place, text)
     if _NO_BUCKET.search(reason):
         return no_bucket(place)
     where, is_s3 = place.where, place.scheme == S3
@@ -290,31 +290,31 @@ def explain(place: RemotePath, told: str) -> AbcastError:
     if _SILENT.search(reason):
         name = _ENDPOINT_OF_S3 if is_s3 else place.bucket
         return StoreUnreachable(f"{where} does not answer: see that it runs, and that {name} is right.")
-    return EnvironmentProblem(f"{place} can't be read: {said[:300].rstrip('.')}.")
+    return EnvironmentProblem(f"{place} can't be read: {text[:300].rstrip('.')}.")
 
 
-def _without_names(place: RemotePath, said: str) -> str:
-    """The same without the names in it, which may hold any word: what is left tells what went wrong."""
-    left = _NAMES.sub(" ", said)
+def _without_names(place: RemotePath, text: str) -> str:
+    """Remove the names in a message: they may contain any word, and only the other words show what went wrong."""
+    rest = _NAMES.sub(" ", text)
     for name in place.url.partition("://")[2].split("/"):
         if not name.isalpha():  # a plain word may be one of the store's own
-            left = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", " ", left)
-    return left
+            rest = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", " ", rest)
+    return rest
 
 
 def no_bucket(place: RemotePath) -> UsageError:
-    """The error for a place in a bucket that is not there."""
+    """Return the error for a place in a bucket that does not exist."""
     bucket = place.url.partition("://")[2].partition("/")[0]
     return UsageError(f"there is no bucket {bucket} at {place.where}: create it, or name another.")
 
 
 def check_bucket(place: RemotePath) -> None:
-    """Raise UsageError or StoreUnreachable if the store does not let us in, does not answer, or has no such bucket."""
+    """Raise UsageError or StoreUnreachable if the store refuses, does not answer, or has no such bucket."""
     if place.scheme == S3 and not place.bucket._is_there():  # noqa: SLF001 - of its own class
         raise no_bucket(place)
 
 
 @functools.lru_cache
 def _have_seen_bucket(bucket: RemotePath) -> None:
-    """Check it unless it has been there: who asks for one file after another need not ask for it each time."""
+    """Check the bucket, once: after that it is known to exist."""
     check_bucket(bucket)

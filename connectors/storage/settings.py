@@ -1,11 +1,11 @@
-"""How to be let into an object store, as it is configured: each value, and where it comes from.
+"""The configured access to an object store: each setting, and its source.
 
-What an ABCAST_STORAGE_* variable says counts most, then the table `[storage]` of abcast.toml, then the variables of
-AWS's own tools, then what the libraries find by themselves (a role of the machine, say). The three parts of a login
-come from one of these: a key of one place with a token of another lets nobody in. (delta-rs would take a token from
-AWS's variables by itself, so there must be none beside a key of ours.)
+Sources in order of precedence: ABCAST_STORAGE_* variables, the table `[storage]` of abcast.toml, the variables of AWS's
+own tools, whatever the libraries find by themselves (a role of the machine, for example). The three parts of a login
+come from one source: a key with another source's token is refused. (delta-rs takes a token from AWS's variables by
+itself, so there must be none beside a key from elsewhere.)
 
-Spark, Arrow and delta-rs each have names of their own for the same things; all of them are made here.
+Spark, Arrow and delta-rs each have names of their own for these settings; this module translates to all of them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
 
 
 class StorageSetting(NamedTuple):
-    """A value, and where it comes from."""
+    """A setting's value and its source."""
 
     value: str
     source: str
 
 
 class Storage(BaseModel):
-    """A store that speaks S3. `endpoint`: its URL, where it is not Amazon's. Raises UsageError for what can't be."""
+    """A store with the S3 protocol. `endpoint`: its URL, unless it is Amazon's. `check` raises UsageError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -57,7 +57,7 @@ class Storage(BaseModel):
     session_token: SecretStr = SecretStr("")
 
     def check(self) -> None:
-        """Raise UsageError for what can't be."""
+        """Raise UsageError for settings that can't work together."""
         if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
             raise UsageError(f"storage: the endpoint {self.endpoint!r} is no URL of a store: write https://HOST:PORT.")
         if bool(self.access_key_id) != bool(self.secret_access_key.get_secret_value()):
@@ -65,7 +65,7 @@ class Storage(BaseModel):
 
     @property
     def where(self) -> str:
-        """The store, in words."""
+        """A description of the store."""
         return f"the object store at {self.endpoint}" if self.endpoint else "the object store"
 
     @property
@@ -77,7 +77,7 @@ class Storage(BaseModel):
         return urlsplit(self.endpoint).scheme == "http"
 
     def for_delta(self) -> dict[str, str]:
-        """Storage options of delta-rs."""
+        """Return the storage options of delta-rs."""
         return _without_empty(
             {
                 "aws_endpoint_url": self.endpoint.rstrip("/"),
@@ -94,7 +94,7 @@ class Storage(BaseModel):
         )
 
     def for_arrow(self) -> dict[str, Any]:
-        """Arguments of Arrow's S3FileSystem."""
+        """Return the arguments of Arrow's S3FileSystem."""
         return _without_empty(
             {
                 "endpoint_override": self._host,
@@ -109,18 +109,18 @@ class Storage(BaseModel):
         )
 
     def for_spark(self) -> dict[str, str]:
-        """Spark's settings, but for the login: how S3 is written to, and where it is."""
+        """Return Spark's settings except the login: the store's address, and how files are written."""
         return _without_empty(
             {
                 LOG_STORE_SETTING: LOG_STORE,
                 "spark.hadoop.fs.s3a.endpoint": self.endpoint,
                 "spark.hadoop.fs.s3a.endpoint.region": self.region or ("us-east-1" if self.endpoint else ""),
                 "spark.hadoop.fs.s3a.path.style.access": "true" if self.endpoint else "",
-                # A file is put from memory: our own local file system is not the one that S3A wants for its buffers.
-                # Each open file has a piece of it.
+                # Files are uploaded from memory: S3A's disk buffers need Hadoop's local file system, which ours
+                # replaces. Each open file has one part of this size.
                 "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
                 "spark.hadoop.fs.s3a.multipart.size": "8M",
-                # Some seconds, and then a sentence. Hadoop would try for many minutes.
+                # Fail after some seconds, with a sentence. Hadoop would retry for many minutes.
                 "spark.hadoop.fs.s3a.attempts.maximum": "3",
                 "spark.hadoop.fs.s3a.retry.limit": "3",
                 "spark.hadoop.fs.s3a.connection.establish.timeout": "5s",
@@ -128,7 +128,7 @@ class Storage(BaseModel):
         )
 
     def login_for_spark(self) -> dict[str, str]:
-        """The login among Spark's settings. It must stand in no command line."""
+        """Return the login among Spark's settings. It must appear on no command line."""
         return _without_empty(
             {
                 "spark.hadoop.fs.s3a.access.key": self.access_key_id,
@@ -139,17 +139,17 @@ class Storage(BaseModel):
 
 
 def configured_storage() -> Storage:
-    """What is in force. Raises UsageError."""
+    """Return the effective settings. Raises UsageError."""
     found = storage_settings()
     _check_token(found)
-    given = {name: each.value for name, each in found.items()}
-    storage = Storage(**{name: SecretStr(value) if name in SECRETS else value for name, value in given.items()})  # type: ignore[arg-type]
+    values = {name: each.value for name, each in found.items()}
+    storage = Storage(**{name: SecretStr(value) if name in SECRETS else value for name, value in values.items()})  # type: ignore[arg-type]
     storage.check()
     return storage
 
 
 def storage_settings() -> dict[str, StorageSetting]:
-    """Each value that was given, by the names of `Storage`. Raises UsageError for a name that nobody knows."""
+    """Return each setting by the names of `Storage`. Raises UsageError for an unknown name."""
     found: dict[str, StorageSetting] = {}
     for source in _sources():
         has_login = any(name in found for name in _LOGIN)
@@ -157,12 +157,12 @@ def storage_settings() -> dict[str, StorageSetting]:
             name: each for name, each in source.items() if name not in found and not (has_login and name in _LOGIN)
         }
     if "endpoint" in found and "@" in found["endpoint"].value:
-        raise UsageError(f"a login stands in no URL: take it out of the endpoint in {found['endpoint'].source}.")
+        raise UsageError(f"a URL can't contain a login: take it out of the endpoint in {found['endpoint'].source}.")
     return found
 
 
 def _check_token(found: Mapping[str, StorageSetting]) -> None:
-    """Raise UsageError if delta-rs would add a token of AWS's variables to a key of ours: it looks there by itself."""
+    """Raise UsageError if delta-rs would add the token of AWS's variables to a key from another source."""
     key, [of_aws], [token] = found.get("access_key_id"), _OF_AWS["access_key_id"], _OF_AWS["session_token"]
     if key is not None and key.source != of_aws and "session_token" not in found and token in os.environ:
         raise UsageError(
@@ -172,7 +172,7 @@ def _check_token(found: Mapping[str, StorageSetting]) -> None:
 
 
 def _sources() -> Iterator[dict[str, StorageSetting]]:
-    """What each place says, the one that counts most first."""
+    """Yield the settings of each source, by precedence."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     for name in sorted(variables):
         _check_name(name.removeprefix(PREFIX).lower(), name)

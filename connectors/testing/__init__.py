@@ -1,7 +1,6 @@
-"""A group in memory: Kafka and a sequencer in this process. `abcast.testing` is its face, and shows its use.
+"""A group in memory: Kafka and a sequencer in this process. `abcast.testing` is its public interface, with examples.
 
-The member is the real one, and so are the core, the codec and how a sequencer takes over. Only Kafka's client is
-replaced.
+The member is the real one, and so are the core, the codec and the takeover. Only Kafka's client is replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A group in memory: its topics, a sequencer that runs, and members that are closed at the end."""
+"""A group in memory: its topics, a running sequencer, and members that are closed at the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ordering.base.names import DEFAULT_SITE
 
 
 class MemoryGroup:
-    """One group at one site, ordered as long as the `with` block lasts.
+    """A group at one site, ordered within its `with` block.
 
-    `partitions`: of the topic that members write to, as `abcast topics create --partitions` makes them.
+    `partitions`: of the topic that members write to, like `abcast topics create --partitions`.
     """
 
     def __init__(self, name: str = "group", site: str = DEFAULT_SITE, *, partitions: int = 1) -> None:
@@ -33,10 +33,10 @@ class MemoryGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the members, the newest first, then stop the sequencer. Raises what ended it before, if it failed."""
+        """Close the members, the newest first, then stop the sequencer. Raises the sequencer's error, if it failed."""
         self._cleanup.__exit__(kind, error, traceback)
 
     def member(self, name: str, **options: Any) -> Member:
-        """A new `Member` of that name at the group's site. `options`: those of `Member`. It may be closed early."""
+        """Return a new `Member` of that name at the group's site. `options`: those of `Member`. It may close early."""
         member = Member(self.name, f"{self.site}/{name}", connection=self.connection, **options)
         return self._cleanup.enter_context(member)

@@ -1,8 +1,8 @@
 """Kafka in this process's memory, as far as the client code uses it.
 
-It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
-here unless a test says so, by the methods of `MemoryTopics`: the beginning of a log is dropped, commits are forgotten,
-produce requests are refused, a producer's first batch is passed by its second, one partition is away.
+It has what the code relies on: offsets, the broker's timestamps, a bounded poll, committed positions. Nothing fails
+unless a test asks for it by the methods of `MemoryTopics`: a log's beginning is dropped, commits are forgotten, produce
+requests are refused, a producer's second batch overtakes its first, one partition is away.
 """
 
 from __future__ import annotations
@@ -33,73 +33,75 @@ from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import ROLES, Role, Topic
 
 READS, WRITES, OFFSETS = "reads", "writes", "offsets"
-"""What may be away of a partition. Of one without a leader all is."""
+"""The operations of a partition that may be away. A partition without a leader lacks all of them."""
 RETRY_S = 0.05
-"""After so long a producer asks again with a batch that was refused."""
+"""The pause before a producer repeats a refused batch."""
 
 
 class MemoryTopics:
-    """What is stored, and what goes wrong."""
+    """The stored records and positions, and the faults."""
 
     def __init__(self) -> None:
         self.partitions: dict[TopicPartition, list[PlainRecord]] = {}
         self.beginnings: dict[TopicPartition, int] = {}
-        """What retention has dropped stands below."""
+        """The offset below which retention has dropped everything."""
         self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
         self.changed = threading.Condition()
         self.marks: set[tuple[TopicPartition, int]] = set()
-        """Offsets that are taken, and of which no consumer gets anything."""
+        """Offsets without a record for consumers."""
         self.open: dict[TopicPartition, int] = {}
-        """Where the first record of a transaction stands that is not ended: who reads what is committed stops there."""
+        """The first offset of an open transaction: committed readers stop there."""
         self.refusals = Counter[str]()
-        """By topic: so many of the next produce requests fail."""
+        """By topic: the number of the next produce requests that fail."""
         self.passes_first_batches = False
-        """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
+        """Whether a new producer's first batch to a partition is refused and its second accepted (KAFKA-15591)."""
         self.restarts = 0
         self.clock: Callable[[], float] = time.time
-        """The broker's, which goes as this machine's does."""
+        """The broker's clock, by default this machine's."""
         self.ahead_ms = 0
-        """The broker's clock is so far before this machine's."""
+        """The broker's clock is ahead of this machine's by this much."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
-        """Partitions of which a part is away, and which."""
+        """Partitions with operations that are away."""
         self.leaders = Counter[str]()
         """By topic: the number of the broker that leads it."""
         self.silence_s = 0.1
-        """A client waits at most so long for an answer about a partition that is away, then it is an error."""
-        self._on_their_way: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
+        """The time after which a client gives up on a partition that is away."""
+        self._in_flight: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
 
     def take_away(self, topic: str, *what: str, partition: int = 0) -> None:
-        """READS of one partition give nothing, WRITES stay on their way, OFFSETS are not told; or all of it."""
+        """Take operations of a partition away: READS return nothing, WRITES stay on their way, OFFSETS fail; by default
+        all.
+        """
         self.away[TopicPartition(topic, partition)] = frozenset(what or (READS, WRITES, OFFSETS))
 
     def bring_back(self, topic: str, partition: int = 0) -> None:
-        """The partition is there again, and takes what was on its way, in its order."""
+        """Bring the partition back, and write the records on their way, in order."""
         place = TopicPartition(topic, partition)
         with self.changed:
             self.away.pop(place, None)
-            for sent, record in self._on_their_way.pop(place, ()):
+            for sent, record in self._in_flight.pop(place, ()):
                 if not sent.is_done:
                     sent.written(self.append(place, *record))
             self.changed.notify_all()
 
     def lacks(self, place: TopicPartition, what: str) -> bool:
-        """Whether that is away."""
+        """Whether that operation is away."""
         return what in self.away.get(place, ())
 
     def keep(self, sent: MemoryFuture, *record: Any) -> None:
-        """A record is on its way until its partition is back."""
-        self._on_their_way.setdefault(sent.topic_partition, []).append((sent, record))
+        """Keep a record on its way until its partition is back."""
+        self._in_flight.setdefault(sent.topic_partition, []).append((sent, record))
 
     def numbers(self, topic: str) -> set[int]:
-        """The topic's partitions."""
+        """Return the topic's partitions."""
         return {place.partition for place in list(self.partitions) if place.topic == topic}
 
     def drop(self, topic: str, below: int, partition: int = 0) -> None:
-        """Retention takes what stands below the offset."""
+        """Drop the records below the offset, as retention does."""
         self.beginnings[TopicPartition(topic, partition)] = below
 
     def truncate(self, topic: str, end: int) -> None:
-        """A power failure takes what stands at `end` and behind it."""
+        """Drop the records from `end` on, as a power failure does."""
         with self.changed:
             del self.partitions[TopicPartition(topic, 0)][end:]
             self.restart()
@@ -117,21 +119,21 @@ class MemoryTopics:
             self.restart()
 
     def restart(self) -> None:
-        """The broker is away for a moment: all who read from it lose their connections."""
+        """Restart the broker: all consumers lose their connections."""
         with self.changed:
             self.restarts += 1
             self.changed.notify_all()
 
     def forget_commits(self) -> None:
-        """`offsets.retention.minutes` are over, for every name."""
+        """Forget all commits, as after `offsets.retention.minutes`."""
         self.committed.clear()
 
     def refuse(self, topic: str, count: int) -> None:
-        """The next produce requests to this topic fail, and write nothing."""
+        """Refuse the next `count` produce requests to this topic; they write nothing."""
         self.refusals[topic] = count
 
     def mark(self, place: TopicPartition) -> int:
-        """Write what ends a transaction; its offset."""
+        """Write the marker of a transaction's end; return its offset."""
         with self.changed:
             self.marks.add((place, len(self.partitions[place])))
             return self.append(place, None, None, []).offset
@@ -139,7 +141,7 @@ class MemoryTopics:
     def append(
         self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
     ) -> PlainRecord:
-        """Write a record; as it stands there."""
+        """Write a record; return it as stored."""
         with self.changed:
             log = self.partitions[place]
             now_ms = int(self.clock() * 1000) + self.ahead_ms
@@ -150,60 +152,62 @@ class MemoryTopics:
 
 @dataclass(frozen=True, slots=True)
 class MemoryConnection(Connection):
-    """In the place of a `Connection`: its producers and consumers share one set of topics."""
+    """A `Connection` to memory: its producers and consumers share one set of topics."""
 
     topics: MemoryTopics = field(default_factory=MemoryTopics)
 
     def create(self, group: str, site: str, partitions: int = 1, data_partitions: int = 1) -> None:
-        """The topics of a group. A data topic should have one partition; an operator may have given it more."""
+        """Create the topics of a group. A data topic should have one partition; a test may give it more, as an operator
+        might.
+        """
         counts = {"forward": partitions, "data": data_partitions, "cast": partitions}
         for role in ROLES:
             for number in range(counts.get(role, 1)):
                 self.topics.partitions[TopicPartition(str(Topic(group, role, site)), number)] = []
 
     def topics_of(self, group: str, role: Role) -> list[Topic]:
-        """As a connection finds them."""
+        """Return the group's topics of that role, as `Connection.topics_of` does."""
         found = map(Topic.parse, sorted({place.topic for place in list(self.topics.partitions)}))
         return [topic for topic in found if topic and (topic.group, topic.role) == (group, role)]
 
     def drop(self, topic: Topic) -> None:
-        """Retention drops all that stands in the topic's partition 0, as Kafka does with an idle topic."""
+        """Drop all records of the topic's partition 0, as retention does with an idle topic."""
         place = TopicPartition(str(topic), 0)
         self.topics.beginnings[place] = len(self.topics.partitions[place])
 
     def cluster_id(self) -> str:
-        """Which Kafka this is."""
+        """Return the cluster's id."""
         return f"memory-{id(self.topics)}"
 
     def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable:  # noqa: ARG002 - as it has them
-        """Only a partition may be away."""
+        """Return the error for a partition that is away."""
         return BrokerUnreachable(f"no broker that leads {resource or 'what was asked for'} answers.")
 
     def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
-        """Nobody leads a partition of which all is away."""
+        """Return the leaders, as `Connection.leaders` does; NO_LEADER for a partition with all operations away."""
         gone = {place.topic for place, what in self.topics.away.items() if len(what) == 3}
         return {name: {NO_LEADER if name in gone else self.topics.leaders[name]} for name in topics}
 
     def producer(self, **settings: Any) -> MemoryProducer:
-        """In the place of a `Producer`."""
+        """Return a producer."""
         return MemoryProducer(self.topics, {**PRODUCER_SETTINGS, **settings})
 
     def consumer(self, **settings: Any) -> MemoryConsumer:
-        """In the place of a `Consumer`."""
+        """Return a consumer."""
         return MemoryConsumer(self.topics, of_committed=settings.get("isolation_level") == "read_committed")
 
     @contextmanager
     def admin(self) -> Iterator[Any]:
-        """In the place of an admin client."""
+        """Provide an admin client."""
         yield MemoryAdmin(self.topics)
 
     def metadata_client(self) -> MemoryMetadataClient:
-        """In the place of a `MetadataClient`."""
+        """Return a metadata client."""
         return MemoryMetadataClient(self)
 
 
 class MemoryFuture:
-    """What `send` returns, and its own value."""
+    """The future that `send` returns, which is also its own value."""
 
     def __init__(self, place: TopicPartition) -> None:
         self.topic_partition = place
@@ -214,25 +218,25 @@ class MemoryFuture:
 
     @property
     def value(self) -> MemoryFuture:
-        """What stands where, as kafka-python tells it."""
+        """The record's place, as in kafka-python."""
         return self
 
     def failed(self) -> bool:
-        """Whether it was refused for good."""
+        """Whether the record was refused for good."""
         return self.exception is not None
 
     def written(self, record: PlainRecord) -> None:
-        """It stands there."""
+        """Succeed with the stored record."""
         self.offset, self.timestamp, self.is_done = record.offset, record.timestamp, True
 
     def fail(self, error: KafkaError) -> None:
-        """It is refused for good."""
+        """Fail with the error, for good."""
         self.exception, self.is_done = error, True
         for errback in self._errbacks:
             errback(error)
 
     def get(self, timeout: float | None = None) -> MemoryFuture:
-        """Wait, and raise why it failed, if it did; KafkaTimeoutError if nothing is known by then."""
+        """Wait for the record. Raises its error, or KafkaTimeoutError while the outcome is unknown."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_done:
             if deadline is not None and time.monotonic() >= deadline:
@@ -243,20 +247,20 @@ class MemoryFuture:
         return self
 
     def add_errback(self, errback: Callable[[BaseException], object]) -> None:
-        """Have that called if it fails, at once if it has."""
+        """Call `errback` if the record fails, at once if it has."""
         self._errbacks.append(errback)
         if self.exception is not None:
             errback(self.exception)
 
 
 class MemoryProducer:
-    """Every record is a batch of its own, and written when `send` returns, unless it is refused."""
+    """A producer with a batch for each record, written before `send` returns unless it is refused."""
 
     def __init__(self, kafka: MemoryTopics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
         self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
         self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
-        self._on_their_way: list[MemoryFuture] = []
+        self._in_flight: list[MemoryFuture] = []
 
     def send(
         self,
@@ -273,12 +277,12 @@ class MemoryProducer:
         with self.kafka.changed:
             if self.kafka.lacks(place, WRITES):
                 self.kafka.keep(sent, key, value, headers or [])
-                self._on_their_way.append(sent)
+                self._in_flight.append(sent)
             elif self.kafka.refusals[topic]:
                 self.kafka.refusals[topic] -= 1
                 sent.fail(NotEnoughReplicasError())
             elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
-                self._first[place] = (sent, key, value, headers or [])  # refused; the broker is asked again
+                self._first[place] = (sent, key, value, headers or [])  # refused; the producer repeats it later
                 again = threading.Timer(RETRY_S, self._let_in, [place])
                 again.daemon = True
                 again.start()
@@ -288,7 +292,7 @@ class MemoryProducer:
         return sent
 
     def _let_in(self, place: TopicPartition) -> None:
-        """The first batch is taken at last: behind the second, if there is one."""
+        """Write the refused first batch at last: after the second, if there is one."""
         with self.kafka.changed:
             waiting = self._first.get(place)
             if waiting is not None:
@@ -296,41 +300,41 @@ class MemoryProducer:
                 waiting[0].written(self.kafka.append(place, *waiting[1:]))
 
     def partitions_for(self, topic: str) -> set[int]:
-        """The topic's partitions."""
+        """Return the topic's partitions."""
         return self.kafka.numbers(topic)
 
     def flush(self, timeout: float | None = None) -> None:  # noqa: ARG002 - as kafka-python has it
-        """Have what was passed written now."""
+        """Write refused batches now."""
         for place in self._first:
             self._let_in(place)
 
     def close(self, timeout: float | None = None) -> None:
-        """Nothing to do, here and below: there is no thread."""
+        """Do nothing, here and below: there is no thread."""
 
     def abandon(self) -> None:
-        """What is on its way fails."""
-        for sent in self._on_their_way:
+        """Fail the records on their way."""
+        for sent in self._in_flight:
             if not sent.is_done:
                 sent.fail(KafkaError("the producer was closed"))
 
 
 class MemoryMetadataClient(MetadataClient):
-    """Answers at once."""
+    """A metadata client that answers at once."""
 
     def __init__(self, connection: MemoryConnection) -> None:
         super().__init__(connection)
         self.kafka = connection.topics
 
     def names(self, max_age_s: float = 0.0) -> set[str]:  # noqa: ARG002 - as MetadataClient has it
-        """The topics."""
+        """Return all topics."""
         return {place.topic for place in list(self.kafka.partitions)}
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:  # noqa: ARG002 - everybody may do everything
-        """The topic's partitions."""
+        """Return the topic's partitions."""
         return self.kafka.numbers(topic)
 
     def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What was committed, and is not forgotten."""
+        """Return the committed offsets that were not forgotten."""
         known = self.kafka.committed
         return {place: known[group_id, place] for place in partitions if (group_id, place) in known}
 
@@ -340,37 +344,37 @@ class MemoryMetadataClient(MetadataClient):
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_s: float,  # noqa: ARG002 - as MetadataClient has it
     ) -> None:
-        """Keep positions under the name."""
+        """Store the offsets under the group's name."""
         for place, offset in offsets.items():
             self.kafka.committed[group_id, place] = offset
 
 
 class MemoryAdmin:
-    """Tells the topics, whose settings nobody may know, and deletes records."""
+    """An admin client that lists topics, hides their settings, and deletes records."""
 
     def __init__(self, kafka: MemoryTopics) -> None:
         self.kafka = kafka
 
     def list_topics(self) -> list[str]:
-        """The names of all."""
+        """Return the names of all topics."""
         return sorted({place.topic for place in list(self.kafka.partitions)})
 
     def describe_configs(self, *_: object, **__: object) -> dict[str, dict[str, Any]]:
-        """No settings."""
+        """Return no settings."""
         return {}
 
     def describe_log_dirs(self, *_: object) -> list[Any]:
-        """Nothing is on a disk."""
+        """Return nothing: no log is on a disk."""
         return []
 
     def delete_records(self, below: Mapping[TopicPartition, int]) -> None:
-        """Drop what stands below the offsets."""
+        """Drop the records below the offsets."""
         for place, offset in below.items():
             self.kafka.drop(place.topic, offset, place.partition)
 
 
 class MemoryConsumer:
-    """Reads assigned partitions from where it was told to."""
+    """A consumer of assigned partitions."""
 
     def __init__(self, kafka: MemoryTopics, *, of_committed: bool = False) -> None:
         self.kafka = kafka
@@ -379,7 +383,7 @@ class MemoryConsumer:
         self.next: dict[TopicPartition, int] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """The topic's partitions."""
+        """Return the topic's partitions."""
         return self.kafka.numbers(topic)
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
@@ -388,14 +392,14 @@ class MemoryConsumer:
         self._restarts = self.kafka.restarts
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """Read on there."""
+        """Continue at that offset."""
         self.next[place] = offset
 
     def rest(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """What retention has left begins there."""
+        """Return the first offset that retention has kept, for each partition."""
         asked = self._asked(places)
         return {place: self.kafka.beginnings.get(place, 0) for place in asked}
 
@@ -404,7 +408,7 @@ class MemoryConsumer:
         places: Iterable[TopicPartition],
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
-        """The offsets of the next records."""
+        """Return the offsets of the next records."""
         asked = self._asked(places, timeout_ms)
         return {place: self._end(place) for place in asked}
 
@@ -413,7 +417,7 @@ class MemoryConsumer:
         return min(end, self.kafka.open.get(place, end)) if self._of_committed else end
 
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
-        """The libraries give no answer about any of the partitions if there is none about one of them."""
+        """Return the partitions. Fails if one of them gives no offsets: the real clients then answer for none."""
         asked = list(places)
         if any(self.kafka.lacks(place, OFFSETS) for place in asked):
             time.sleep(self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000))
@@ -421,7 +425,7 @@ class MemoryConsumer:
         return asked
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Of each partition, the first record that is not older."""
+        """Return the first record of each partition that is not older."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         self._asked(times)
         for place, at_ms in times.items():
@@ -431,7 +435,7 @@ class MemoryConsumer:
         return found
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
-        """What comes next, 500 records a partition at most; waits for something."""
+        """Return the next records, at most 500 a partition; wait for the first."""
         found: dict[TopicPartition, list[PlainRecord]] = {}
 
         def look() -> bool:
@@ -456,8 +460,8 @@ class MemoryConsumer:
         return {place: records for place, records in found.items() if records}
 
     def position(self, place: TopicPartition) -> int:
-        """Behind all that was polled."""
+        """Return the offset after everything polled."""
         return self.next[place]
 
     def close(self, **_: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,6 +1,6 @@
-"""A sequencer of a hundred lines for tests of members: the real core, codec and takeover, but no Spark.
+"""A small sequencer for tests of members: the real core, codec and takeover, without Spark.
 
-It orders on a `MemoryConnection` and on a real broker alike.
+It works on a `MemoryConnection` and on a real broker.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Seen = Callable[[Forward], bool]
 
 
 class TinySequencer:
-    """Orders one group at one site in a thread of this process: what its members send, and what relays have brought.
+    """Orders one group at one site in a thread: the records of its members, and of relays.
 
-    `drop` may return True for a FORWARD record that is to be lost, as if it had never reached Kafka; `repeat` writes
-    every batch of DATA twice, as Spark's sink does after a retry.
+    `drop` may return True for a FORWARD record, to lose it as if it had never reached Kafka. `repeat` writes every
+    batch of DATA twice, as Spark's sink does after a retry.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TinySequencer:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> TinySequencer:
-        """Take over as a real one does: seal, learn the state from DATA, go on."""
+        """Take over as a real sequencer does: seal, compute the state from DATA, continue."""
         self._producer = self.connection.producer()
         self.state = take_over(self.connection, self.group, self.site)
         self._thread.start()
@@ -62,7 +62,7 @@ class TinySequencer:
             raise self.problem
 
     def write(self, records: Iterable[Data]) -> None:
-        """Write DATA records; returns when Kafka has them."""
+        """Write DATA records; return when Kafka has them."""
         for record in records:
             key, value, headers = encode_data(record)
             self._producer.send(self.data_topic, key=key, value=value, headers=headers)
@@ -87,7 +87,7 @@ class TinySequencer:
                     tick(self._producer, topic, [p.partition for p in partitions], self.state.seqno)
                 try:
                     polled = consumer.poll(timeout_ms=50)
-                except KafkaConnectionError:  # it connects again
+                except KafkaConnectionError:  # the consumer reconnects
                     continue
                 batch: list[Forward | Malformed] = []
                 for partition in sorted(polled):

@@ -97,9 +97,9 @@ def test_of_each_member_one_is_on_its_way(kafka: MemoryConnection) -> None:
         a.connect()
         is_heard_on(kafka, "nyc/a")
         kafka.topics.take_away(FORWARD.topic, WRITES)
-        eventually(lambda: kafka.topics._on_their_way.get(FORWARD))
+        eventually(lambda: kafka.topics._in_flight.get(FORWARD))
         threading.Event().wait(0.2)
-        beats = [record for _, record in kafka.topics._on_their_way[FORWARD] if record[0] == b"nyc/a"]
+        beats = [record for _, record in kafka.topics._in_flight[FORWARD] if record[0] == b"nyc/a"]
         assert len(beats) == 1
         kafka.topics.bring_back(FORWARD.topic)
         is_heard_on(kafka, "nyc/a")

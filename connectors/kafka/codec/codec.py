@@ -81,8 +81,16 @@ AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The fields of a letter, whose key is its receiver."""
 DATA_FIELDS = (
-    *(*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS"),
-    *("LINK", "COUNT", "FORMAT", "FORMAT_VERSION"),
+    *FORWARD_FIELDS,
+    "SEQNO",
+    "EPOCH",
+    "VIEW",
+    "SOURCE",
+    "FORWARDED_AT_MS",
+    "LINK",
+    "COUNT",
+    "FORMAT",
+    "FORMAT_VERSION",
 )
 """LINK is present only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
 seal has the group's format and the first version that knows it, unless the format is the first.

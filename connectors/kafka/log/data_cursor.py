@@ -213,7 +213,9 @@ class DataCursor:
             _warned_of.add((topic, kind))
             _logger.warning(
                 "%s at offset %d: records of the kind %s are of a later version of abcast, and are passed over.",
-                *(topic, offset, kind),
+                topic,
+                offset,
+                kind,
             )
 
     def _pass_over(self, offset: int) -> None:
