@@ -1,31 +1,13 @@
-"""Casts: messages that go straight from a member to the members, in FIFO or causal order, with no seqno.
+"""Casts: messages that go straight from a member to the members, in FIFO or causal order, without a seqno.
 
 Source: Group Communication (docs/sources.md): FIFO, causal, total, synchronous.
 
-A total message goes through the sequencer; a cast goes from the sender's partition to every member. The three orders
-meet in each member, in `ordering.casts.causal`.
+A total message goes through the sequencer; a cast goes from the sender's partition to every member. The orders meet in
+each member, in `ordering.casts.causal`.
 
-What holds between two messages m1 and m2, if the sender of m2 had *sent or delivered* m1 before it sent m2: does
-every member deliver m1 first?
-
-| m1 → m2        | m2 fifo             | m2 causal | m2 total |
-| -------------- | ------------------- | --------- | -------- |
-| **m1 fifo**    | if of one sender    | yes       | yes      |
-| **m1 causal**  | if of one sender    | yes       | yes      |
-| **m1 total**   | no                  | yes       | yes      |
-
-* *Casts of one sender* have one numbering, 1, 2, 3 …, fifo and causal alike: so they are delivered as they were sent.
-* *m2 causal.* It carries the vector of the casts (`clock`) and the highest seqno (`after`) that its sender had
-  delivered, and waits for them. What the sender has broadcast itself has no seqno yet: so a causal cast is not sent
-  before its sender has delivered its own broadcasts (`ordering.casts.outgoing`).
-* *m2 total.* It carries the vector (`Depends`), and the whole total order waits with it. A total m1 has the lower
-  seqno: of another sender, since m2 is numbered after m1 was delivered somewhere; of the same one, by go-back-N.
-* *m2 fifo* carries nothing but its number. So no chain of causes leads through a fifo message, other than along the
-  casts of its sender: that is what makes it cheap.
-
-By transitivity the rest follows: a chain of causal and total messages is delivered in its order everywhere.
-
-*Synchronous* (the source's last kind): a total message whose sender takes its own delivery for the moment of sending.
+Invariant. If the sender of m2 had sent or delivered m1 before it sent m2, every member delivers m1 first, with two
+exceptions: a fifo m2 follows no total m1, and a fifo m2 follows a cast m1 only if both have one sender.
+docs/protocols/casts.md has the table and the reasons.
 """
 
 from __future__ import annotations
@@ -43,15 +25,15 @@ TOTAL = "total"
 ORDERS = (FIFO, CAUSAL, TOTAL)
 
 NO_VIEW = 0
-"""The view of a cast whose sender is in none: fifo only, numbered on its own (`ordering.casts.fifo`)."""
+"""The view of a cast whose sender is in no view: fifo only, with its own numbering (`ordering.casts.fifo`)."""
 
 
 class Cast(NamedTuple):
-    """A message in FIFO or causal order. `local_seqno` counts the casts of a life, apart from its broadcasts.
+    """A message in FIFO or causal order. `local_seqno` counts the casts of an incarnation, apart from its broadcasts.
 
-    `view` is the one in which it was sent. With order `causal`, `clock` says what its sender had delivered of each
-    member of that view (`ordering.casts.clocks`; its own entry is `local_seqno`), and `after` is the highest seqno that
-    it had delivered.
+    The cast was sent in `view`. In causal order, `clock` has the number of casts that its sender had delivered from
+    each member of that view (`ordering.casts.clocks`; the sender's own entry is `local_seqno`), and `after` is the
+    highest seqno that it had delivered.
     """
 
     sender: str
@@ -64,23 +46,23 @@ class Cast(NamedTuple):
     clock: str = ""
     headers: Headers = ()
     written_at_ms: int = 0
-    """When the broker of its site, or a relay's, had it; 0 before. Nothing is decided by it."""
+    """The time of its site's broker, or of a relay's; 0 before it is written. No decision depends on it."""
 
     @property
     def life(self) -> MemberIncarnation:
-        """Who sent it."""
+        """The sender's incarnation."""
         return MemberIncarnation(self.sender, self.incarnation)
 
 
 def size_of(cast: Cast) -> int:
-    """Bytes of its payload and headers."""
+    """Return the size of the payload and headers, in bytes."""
     return message_bytes(cast.payload, cast.headers)
 
 
 class Depends(NamedTuple):
-    """What a total message depends on: the casts that its sender had delivered or sent, as the clock of a view.
+    """The casts that a total message depends on, because its sender had delivered or sent them: a clock of a view.
 
-    The clock is written as it is. A message without it depends on no more than its sender's last one.
+    The clock is written in full, not as a difference. A message without it depends on the same as its sender's last.
     """
 
     view: int
@@ -88,19 +70,18 @@ class Depends(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A life that is over with a view, and how many of its casts were delivered."""
+    """An incarnation that a view has ended, and the number of its casts that were delivered."""
 
     life: MemberIncarnation
     local_seqno: int
 
 
 class OrderedRecord(NamedTuple):
-    """An effective DATA record, as `ordering.base.reader` takes it. `view`, `lives` (in order) and
-    `is_in_flush` are those of a view, `payload` is that of settings.
+    """An effective DATA record, as `ordering.base.reader` takes it.
 
-    As a delivery, a view says what is `settled` with it.
-
-    `depends` stands on messages and on FLUSH_OK of members that send casts. `record` is the caller's, for him alone.
+    `view`, `lives` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to messages
+    and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered. `record` is the caller's
+    own object; nothing here reads it.
     """
 
     seqno: int
@@ -118,29 +99,29 @@ class OrderedRecord(NamedTuple):
 
     @property
     def life(self) -> MemberIncarnation:
-        """Who sent it."""
+        """The sender's incarnation."""
         return MemberIncarnation(self.sender, self.incarnation)
 
 
 class CastVerdict(Enum):
-    """What a receiver makes of one record. The numbers are those of the source's rules."""
+    """The verdict of a receiver on one record. The numbers in brackets are the source's rules."""
 
     ACCEPT = "accept"
-    """(1) and (2): it is delivered, and perhaps others that were held."""
+    """(1) and (2): the record is delivered, and perhaps casts that were held."""
     HOLD = "hold"
-    """(3) or (4): it waits in the hold-back queue."""
+    """(3) or (4): the record waits in the hold-back queue."""
     DISCARD = "discard"
     """(5): a duplicate."""
     OVER = "over"
-    """It is of a life, or of a view, that is over: no receiver will deliver it any more."""
+    """The cast's incarnation or view is over: no receiver will deliver it any more."""
     FULL = "full"
-    """It would wait, but the hold-back queue is full. Nothing has changed: read it again when there is room."""
+    """The cast would have to wait, but the queue is full. Nothing has changed: read it again when there is room."""
     MALFORMED = "malformed"
-    """Its clock can't be read. All find that, so all pass it over: it is dropped, and its number is taken."""
+    """The cast's clock can't be read. All receivers find that, so all drop it, and its number counts as taken."""
 
 
 class CastStep(NamedTuple):
-    """What one record leads to: deliveries in their order, and what no receiver delivers any more (over, malformed)."""
+    """The effects of one record: deliveries in order, and `dropped` casts, which no receiver delivers any more."""
 
     verdict: CastVerdict
     deliveries: tuple[Cast | OrderedRecord, ...] = ()

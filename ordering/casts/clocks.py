@@ -1,7 +1,7 @@
 """Vector clocks as one ASCII field without a blank: the shortest of three forms.
 
 A clock has a number for each member of a view, in the view's order (oldest first), so it needs no names. A sender's
-numbers only grow within a view, so each clock is written as it is, or as the difference to its sender's last one:
+numbers only grow within a view, so each clock is written in full, or as the difference to its sender's last one:
 
 | form       | example     | meaning                                                                     |
 | ---------- | ----------- | --------------------------------------------------------------------------- |
@@ -9,12 +9,12 @@ numbers only grow within a view, so each clock is written as it is, or as the di
 | increments | `.0010211`  | a digit a member, 0-9 and a-z (zeros are left out at the end)               |
 | changes    | `+3,10=2`   | member 3 has one more, member 10 two more (counted from 0)                  |
 
-The first clock of a life in a view is written as it is. A producer in another language may always do that.
+The first clock of an incarnation in a view is written in full. A producer in another language may always do that.
 
-Measured, in bytes a cast, by tests/ordering/test_clocks.py. The members that talk do so equally often, and lag by up to
-5 casts. `casts` counts those of all members before the measurement. Silent members cost nothing:
+Measured, in bytes a cast, by tests/ordering/test_clocks.py. The members that cast do so equally often, and lag by up to
+5 casts. `casts` counts the casts of all members before the measurement. Silent members cost nothing:
 
-| members | of them talk | casts  | the clock as it is | as written |
+| members | that cast    | casts  | the clock in full  | as written |
 | ------- | ------------ | ------ | ------------------ | ---------- |
 | 10      | 10           | 10,000 | 35                 | 8          |
 | 100     | 100          | 10,000 | 289                | 84         |
@@ -36,11 +36,11 @@ _MAX_DIGITS = len(str(MAX_NUMBER))
 
 
 class ClockMalformed(ValueError):
-    """A field that is no clock of this view; or a difference, where there is nothing to which it could be one."""
+    """A field that is no clock of this view, or a difference without a clock before it."""
 
 
 def write(clock: Clock, base: Clock | None) -> str:
-    """The shortest field for `clock`, given its sender's last one in this view (None: there is none)."""
+    """Return the shortest field for `clock`, given its sender's last one in this view, or None for the first."""
     full = ",".join([str(number) if number else "" for number in clock]).rstrip(",") or "0"
     if base is None:
         return full
@@ -58,7 +58,7 @@ def write(clock: Clock, base: Clock | None) -> str:
 
 
 def read(field: str, base: Clock | None, size: int) -> Clock:
-    """Inverse of `write`, for a view of `size` members. Raises ClockMalformed."""
+    """Return the inverse of `write` for a view of `size` members. Raises ClockMalformed."""
     if not field:
         raise ClockMalformed("no clock")
     if field[0] not in "+.":

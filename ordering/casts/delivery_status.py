@@ -1,27 +1,14 @@
-"""What one reader of a group has delivered, told by what another one, the process's own, has.
+"""The delivery status of a record or a state: whether the process's own reader, its hub, has delivered it.
 
 Source: Group Communication (docs/sources.md): each node has one vector; here a node has several readers.
 
-A process that takes part in casts reads the group twice. Its *hub* says FLUSH_OK, and stamps what leaves. Its
-*application* is given the same, at its own pace, by a reader of its own. A late joiner's application begins with the
-*state* of another member's application. The hub's receiver tells of each record, and of each state, how it stands:
+A process that takes part in casts reads the group twice. Its *hub* sends FLUSH_OK and stamps outgoing messages. Its
+*application* gets the same deliveries at its own pace, from a second reader. A late joiner's application begins with
+the *state* of another member's application.
 
-* NOT_YET: the hub may deliver it yet. Who waits for that waits for what stands in the logs;
-* DELIVERED: the hub has delivered it, or begins behind it (a newcomer), or the view was long ago;
-* NEVER: the hub has not, and will not: it was cast by a life that is gone, and was not agreed in the flush that ended
-  its view (`ordering.casts.causal`).
-
-Invariant. An application is given exactly what its hub delivers, from where it begins, in an order that holds. So what
-members that go on have said in their FLUSH_OKs is what their applications have:
-
-* A reader that is ahead in casts and behind in DATA can deliver, by the rules, a dead member's cast before it knows of
-  the flush, where the hub was in the flush already. Its application waits for the hub, and passes the cast over when
-  the view has come. What depends on it is passed over, too: only casts of lives that are gone can depend on it.
-* A state counts what its supplier's hub had delivered. If that is DELIVERED here, the joiner's own FLUSH_OK says it,
-  so all who go on deliver it, also if the supplier dies next. If it is NEVER, the supplier has died, and the group goes
-  on without some of what it had counted: the state is void, and another member is asked.
-
-A crash changes nothing: all of it is a function of two states.
+Invariant. An application gets exactly what its hub delivers, from its beginning on, in an order that holds. So the
+deliveries that a member reports in its FLUSH_OK are the ones of its application. A crash changes nothing: the status is
+a function of two states. docs/protocols/casts.md ("Hub and application") has the cases.
 """
 
 from __future__ import annotations
@@ -34,15 +21,18 @@ from ordering.casts.causal import CausalReceiver, CausalState
 
 
 class DeliveryStatus(Enum):
-    """How a record, or a state, stands with a hub."""
+    """The delivery status of a record, or of a state, at a hub."""
 
     NOT_YET = "not yet"
+    """The hub may still deliver it, from records that are in the logs."""
     DELIVERED = "delivered"
+    """The hub has delivered it, or began behind it (a newcomer), or the view was long ago."""
     NEVER = "never"
+    """The hub will not deliver it: its sender is gone, and the flush that ended its view did not agree on it."""
 
 
 def fate_of_record(hub: CausalReceiver, record: Cast | OrderedRecord) -> DeliveryStatus:
-    """Of what another reader has delivered. Nothing depends on casts of no view, so they count as delivered."""
+    """Return the status of a record that another reader has delivered. A cast of no view counts as delivered."""
     if isinstance(record, OrderedRecord):
         return DeliveryStatus.DELIVERED if hub.seqno >= record.seqno else DeliveryStatus.NOT_YET
     if record.view == NO_VIEW:
@@ -57,7 +47,7 @@ def fate_of_record(hub: CausalReceiver, record: Cast | OrderedRecord) -> Deliver
 
 
 def fate_of_state(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
-    """Of a member's state, in a view in which the hub is, too, or was."""
+    """Return the status of a member's state, taken in a view that the hub is in, or was in."""
     if hub.seqno < state.seqno or hub.view < state.view:
         return DeliveryStatus.NOT_YET
     if hub.view == state.view:

@@ -4,22 +4,21 @@ Source: Group Communication (docs/sources.md), the receiver's rule: a message is
 than 1 plus the local one, *accepted* if it is equal to it, *discarded* if it is less. The source has one local number
 for the sequencer's messages; here there is one for each sender.
 
-Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 … n, in this order and each once. A
-member that starts again begins at 1 in a higher incarnation. From then on its earlier lives are over, and what is held
-of them is dropped: the life that could have filled the gap is over, and all that it had written stands before.
+Invariant. The receiver has delivered exactly the local seqnos 1 … n of each incarnation, in this order and each once.
+A member that starts again begins at 1 in a higher incarnation. Its earlier incarnations are then over, and their held
+casts are dropped: nobody can fill the gap any more, since all that they had written lies before.
 
-Who begins in the midst of the logs says `since` when: a life of that incarnation, or a lower one, may have sent casts
-before. Of such a life, the first cast that is read is taken for the next one. Every later life begins at 1.
+A receiver that begins in the middle of the logs has `since`: an incarnation up to that one may have sent casts before.
+The first cast that is read from it counts as the next one. Every later incarnation begins at 1.
 
-Bounded: `room.max_held` casts wait, of all senders together, or `max_held_bytes`. When so many wait, a cast that would
-have to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap stands in a sender's
-partition only until the sender has written the missing cast again, and then it writes all behind it again, too: what
-was FULL comes back by itself (go-back-N).
+Bounded. At most `room.max_held` casts of all senders together wait, or `max_held_bytes`. A further cast that would
+have to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap lasts only until the sender
+has written the missing cast again, and everything behind it: so a FULL cast comes back by itself (go-back-N).
 
-A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
-held is not in it: a receiver that starts from a state reads on from where the oldest held cast stood.
+A crash keeps the invariant: the state is O(senders) numbers, and a cast that is read again is discarded. The state has
+no held casts: a receiver that starts from it reads on from the place of the oldest held one.
 
-`FifoReceiver` is a mutable cursor, as `ordering.base.reader.Reader` is: a state copied for each cast would cost
+`FifoReceiver` is a mutable cursor, like `ordering.base.reader.Reader`: copying a state for each cast would cost
 O(senders).
 """
 
@@ -36,24 +35,24 @@ from ordering.casts.hold_back_budget import MAX_HELD, HoldBackBudget
 from ordering.membership.membership import NOTHING_ACCEPTED, MemberIncarnation, ReceivedRow
 
 FORMAT = 1
-"""Of states."""
+"""The format of stored states."""
 
 
 @dataclass(frozen=True, slots=True)
 class FifoState:
-    """What has been delivered: of each sender its newest incarnation, and the highest local seqno of that."""
+    """The delivered casts: each sender's newest incarnation, and its highest local seqno."""
 
     received: Mapping[str, ReceivedRow] = field(default_factory=dict)
     since: int = 0
 
     def to_bytes(self) -> bytes:
-        """As JSON, equal states as equal bytes."""
+        """Return JSON; equal states give equal bytes."""
         body = {"format": FORMAT, "received": self.received, "since": self.since}
         return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> FifoState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         try:
             body = json.loads(raw)
             if body["format"] != FORMAT:
@@ -65,7 +64,7 @@ class FifoState:
 
 
 class FifoReceiver:
-    """Takes casts in any order, delivers those of each sender in theirs."""
+    """A receiver that takes casts in any order, and delivers each sender's casts in their order."""
 
     def __init__(self, state: FifoState | None = None, max_held: int = MAX_HELD) -> None:
         self._received = dict(state.received) if state is not None else {}
@@ -75,17 +74,17 @@ class FifoReceiver:
 
     @property
     def state(self) -> FifoState:
-        """What has been delivered until now."""
+        """The state after the deliveries so far."""
         return FifoState(dict(self._received), self._since)
 
     def held(self) -> Iterator[Cast]:
-        """The casts that wait: a receiver that starts from `state` has to read these again."""
-        for lives in self._held.values():
-            for casts in lives.values():
+        """Yield the casts that wait. A receiver that starts from `state` has to read them again."""
+        for incarnations in self._held.values():
+            for casts in incarnations.values():
                 yield from casts.values()
 
     def step(self, cast: Cast) -> CastStep:
-        """Judge the next cast that was read."""
+        """Judge the next cast."""
         row = self._received.get(cast.sender, NOTHING_ACCEPTED)
         if cast.incarnation < row.incarnation:
             return CastStep(CastVerdict.OVER)
@@ -97,8 +96,7 @@ class FifoReceiver:
         if cast.local_seqno > last + 1:
             return self._hold(cast)
         deliveries = [cast]
-        lives = self._held.get(cast.sender, {})
-        waiting = lives.get(cast.life, {})
+        waiting = self._held.get(cast.sender, {}).get(cast.life, {})
         last = cast.local_seqno
         while (following := waiting.pop(last + 1, None)) is not None:
             deliveries.append(following)
@@ -118,15 +116,15 @@ class FifoReceiver:
         return CastStep(CastVerdict.HOLD)
 
     def _drop_below(self, life: MemberIncarnation) -> tuple[Cast, ...]:
-        """Forget earlier lives of the sender, and its own place in the queue if that is empty."""
-        lives = self._held.get(life.address)
-        if lives is None:
+        """Drop the held casts of the sender's earlier incarnations, and empty entries. Return the casts."""
+        held = self._held.get(life.address)
+        if held is None:
             return ()
-        over = [other for other in lives if other.incarnation < life.incarnation]
-        dropped = tuple(cast for other in over for cast in lives.pop(other).values())
+        over = [other for other in held if other.incarnation < life.incarnation]
+        dropped = tuple(cast for other in over for cast in held.pop(other).values())
         self.room.take(dropped)
-        if life in lives and not lives[life]:
-            del lives[life]
-        if not lives:
+        if life in held and not held[life]:
+            del held[life]
+        if not held:
             del self._held[life.address]
         return dropped

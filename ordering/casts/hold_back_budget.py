@@ -1,7 +1,6 @@
-"""How many casts a receiver holds, and how many it may: one bound for `ordering.casts.fifo` and
-`ordering.casts.causal`.
+"""The budget of a hold-back queue: a bound on the casts that `ordering.casts.fifo` and `ordering.casts.causal` hold.
 
-Invariant. `holding` and `held_bytes` are those of the casts that were put in and not taken out.
+Invariant. `holding` and `held_bytes` count the casts that were put in and not taken out.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 from ordering.casts.casts import Cast, size_of
 
 MAX_HELD = 10_000
-"""Casts in the hold-back queue of one receiver, at most."""
+"""Largest number of casts in the hold-back queue of one receiver."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The same in bytes of payloads and headers; one cast more may be held."""
+"""Bytes of payloads and headers from which on a hold-back queue takes no further cast."""
 
 
 @dataclass(slots=True)
 class HoldBackBudget:
-    """The room of one hold-back queue. Mutable: a part of its receiver."""
+    """The budget of one hold-back queue. Mutable: a part of its receiver."""
 
     max_held: int = MAX_HELD
     max_held_bytes: int = MAX_HELD_BYTES
@@ -34,16 +33,16 @@ class HoldBackBudget:
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether more than a few may be held."""
+        """Whether at least half of the budget is free."""
         return 2 * self.holding <= self.max_held and 2 * self.held_bytes <= self.max_held_bytes
 
     def put(self, cast: Cast) -> None:
-        """It is held."""
+        """Count a cast that is held from now on."""
         self.holding += 1
         self.held_bytes += size_of(cast)
 
     def take(self, casts: Iterable[Cast]) -> None:
-        """They are not held any more."""
+        """Count casts out that are not held any more."""
         for cast in casts:
             self.holding -= 1
             self.held_bytes -= size_of(cast)

@@ -1,28 +1,14 @@
-"""What a life that has ended has left to cast, and what becomes of it in the sender's next life, or process.
+"""Unsent casts of an ended incarnation, and their course in the sender's next incarnation or process.
 
 Source: Group Communication (docs/sources.md): "accepted if it is equal …, discarded if it is less".
 
-A sender keeps a cast until it is written (in its memory; with an outbox, on disk, too). What it has kept when its
-process is killed, or when a view comes without it, is cast again. Each has left under an id (sender, incarnation,
-number, view), or has not left yet.
+A sender keeps a cast until it is written: in memory, and with an outbox on disk, too. The casts that it still has when
+its process is killed, or when a view comes without it, are cast again. Each of them was sent under an id (sender,
+incarnation, number, view), or was not sent yet.
 
-Invariant. Each of these messages is delivered once by all that go on:
-
-* *It had left in no view.* It is sent again as it was. Receivers accept it if it is the next one of that life, and
-  discard it if they have it. What is new is cast under a higher incarnation, which would end the older one: so it waits
-  until all these are written.
-* *It had left in a view.* The next view says how many casts of that life were delivered, by all that go on alike
-  (`ordering.casts.causal`, "settled"): the numbers up to there. No receiver takes the others any more, since their view
-  is over. So until that view is known, it waits; then it counts as delivered, or leaves again as a new one.
-* *It had not left.* It leaves as a new one.
-
-They leave in the order in which the application gave them, and before what the application gives now. A causal one
-waits for a view.
-
-What was written leaves the table, though its view may end before anybody who goes on has delivered it: then the cast of
-a sender that has died is lost, as without an outbox.
-
-A crash changes nothing: the outbox has what was not known to be written, and what is sent twice is delivered once.
+Invariant. Each of these messages is delivered once by all members that go on. A crash changes nothing: the outbox has
+every cast that is not known to be written, and a cast that is sent twice is delivered once.
+docs/protocols/casts.md ("Unsent casts") has the cases and the proof.
 """
 
 from __future__ import annotations
@@ -40,19 +26,20 @@ from ordering.membership.membership import MemberIncarnation
 
 
 class Course(Enum):
-    """What becomes of a message that was left."""
+    """The course of an unsent cast."""
 
     WAIT = "wait"
-    """A view has to come first."""
+    """Wait for the next view."""
     DELIVERED = "delivered"
+    """Drop it: it was delivered."""
     AS_IT_WAS = "as it was"
-    """It is sent again under its id."""
+    """Send it again under its id."""
     ANEW = "anew"
-    """It is cast as a new one."""
+    """Cast it as a new message."""
 
 
 class LeftCast(NamedTuple):
-    """A message that an earlier life has left; `cast`: as it had left, with its id, or None."""
+    """A cast that an earlier incarnation has kept. `cast`: the cast with its id, if it was sent before; else None."""
 
     order: str
     payload: bytes
@@ -63,7 +50,9 @@ class LeftCast(NamedTuple):
 def course_of(
     left: LeftCast, own: MemberIncarnation, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]
 ) -> Course:
-    """Of the first message that is left. `settled`: of lives that were gone before the hub began (`settled_since`)."""
+    """Return the course of the first unsent cast. `settled`: for incarnations that ended before the hub began
+    (`settled_since`).
+    """
     cast = left.cast
     if cast is not None:
         if cast.view == NO_VIEW:
@@ -77,19 +66,19 @@ def course_of(
 
 
 def _delivered(cast: Cast, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]) -> int | None:
-    """How many casts of its life were delivered before the view after that cast's; None if that is not known yet."""
+    """Return the number of delivered casts of its incarnation as of the end of the cast's view; None if not known."""
     count = hub.settled(cast.life)
     if count is None:
         count = settled.get(cast.life)
     if count is None and hub.view > cast.view:
-        return hub.delivered_of(cast.life)  # the life goes on
+        return hub.delivered_of(cast.life)  # the incarnation goes on
     return count
 
 
 def settled_since(state: MergedState, data: Iterable[OrderedRecord]) -> dict[MemberIncarnation, int]:
-    """Of each life that is gone, how many of its casts were delivered, as DATA behind that state tells.
+    """Return the number of delivered casts for each incarnation that ended in `data`, the DATA behind `state`.
 
-    `state` is a newcomer's, outside of a flush: it is given no casts, and waits for none.
+    `state` is a newcomer's, outside of a flush: it gets no casts, and waits for none.
     """
     merger = Merger(replace(state, causal=replace(state.causal, is_new=True, new_before=MAX_NUMBER)))
     found: dict[MemberIncarnation, int] = {}

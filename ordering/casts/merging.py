@@ -1,18 +1,18 @@
-"""All orders of a group, as one reader takes them: DATA and casts go in as they are read, deliveries come out.
+"""The merger of all orders of a group for one reader: it takes DATA and casts as they are read, and gives deliveries.
 
 Source: Group Communication (docs/sources.md): FIFO, causal, total.
 
-A cast of a view goes to `ordering.casts.causal`, one of no view to `ordering.casts.fifo`. Views count for casts only
+A cast in a view goes to `ordering.casts.causal`, one in no view to `ordering.casts.fifo`. Views count for casts only
 while the group's setting `flush` is on: without a flush the members would not agree on the casts of a dead one. So
-without it, a view installs no vector, and the casts of its members are those of no view.
+without flush a view installs no vector, and its members cast in no view.
 
-Invariant. What is delivered, and in which order, is what those two say; which of them judges a cast is a function of
-the cast, and which lives a view has is a function of DATA alone. So all readers agree on it.
+Invariant. The two receivers decide the deliveries and their order. Which of them judges a cast depends on the cast
+alone, and the incarnations of a view depend on DATA alone. So all readers agree.
 
-Where it begins: at the group's first record (`Merger()`), with the state of another one, or as a newcomer (`newcomer`)
-at a state of DATA that no flush is in hand at. A newcomer delivers casts from the first view on that it sees.
+A merger begins at the group's first record (`Merger()`), with the state of another one, or as a `newcomer` at a state
+of DATA outside of a flush. A newcomer delivers casts from the first view on that it reads.
 
-A crash loses nothing: `state` is the whole of it, but for what is held, which is read again.
+A crash loses nothing: `state` has everything but the held casts, which are read again.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ordering.sequencer.sequencer import SequencerState
 
 @dataclass(frozen=True, slots=True)
 class MergedState:
-    """What was delivered in all orders; `flush` is the group's setting at `causal.seqno`."""
+    """The deliveries in all orders; `flush` is the group's setting at `causal.seqno`."""
 
     causal: CausalState = field(default_factory=CausalState)
     fifo: FifoState = field(default_factory=FifoState)
     flush: bool = False
 
     def to_bytes(self) -> bytes:
-        """Equal states as equal bytes."""
+        """Return canonical JSON; equal states give equal bytes."""
         parts = self.causal.to_bytes(), self.fifo.to_bytes()
         return canonical_json({"causal": parts[0].hex(), "fifo": parts[1].hex(), "flush": self.flush})
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> MergedState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         try:
             body = json.loads(raw)
             causal, fifo = (bytes.fromhex(body[name]) for name in ("causal", "fifo"))
@@ -56,7 +56,7 @@ class MergedState:
 
 
 def newcomer(state: SequencerState, since: int) -> MergedState:
-    """Where a reader begins at a state of DATA. Lives of incarnations up to `since` may have sent casts before."""
+    """Return the state of a reader that begins at a state of DATA. Incarnations up to `since` may have cast before."""
     membership = state.membership
     lives = membership.members if membership.settings.flush else ()
     nothing = (0,) * len(lives)
@@ -65,17 +65,17 @@ def newcomer(state: SequencerState, since: int) -> MergedState:
 
 
 def separates(view: OrderedRecord, before: Collection[MemberIncarnation], *, flush: bool) -> bool:
-    """Whether the view has a vector: all agree on what its members had delivered before it.
+    """Whether the view has a vector, because all members agree on the casts delivered before it.
 
-    `before`: the members of the last view, none if that had no vector. `flush`: the group's setting.
+    `before`: the members of the last view; empty if that had no vector. `flush`: the group's setting.
     """
     return flush and (view.is_in_flush or not any(life in before for life in view.lives))
 
 
 class Merger:
-    """Takes what is read of a group, in the order in which it is read. Not thread-safe.
+    """The merger of one reader. Not thread-safe.
 
-    DATA comes in its order, the casts of each partition in theirs.
+    It takes the records in the order in which they are read: DATA in its order, each partition of casts in its order.
     """
 
     def __init__(self, state: MergedState | None = None) -> None:
@@ -86,12 +86,12 @@ class Merger:
 
     @property
     def state(self) -> MergedState:
-        """What was delivered until now."""
+        """The state after the deliveries so far."""
         return MergedState(self.causal.state, self.fifo.state, self.flush)
 
     @property
     def progress(self) -> int:
-        """Grows with all that may let a cast go that found the queue full."""
+        """A number that grows whenever a cast that was FULL may go."""
         return self.causal.progress
 
     @property
@@ -100,11 +100,11 @@ class Merger:
         return self.causal.room.is_half_empty and self.fifo.room.is_half_empty
 
     def held(self) -> list[Cast]:
-        """The casts that wait: a reader that starts from `state` reads these again."""
+        """Return the casts that wait. A reader that starts from `state` reads them again."""
         return [*self.causal.held(), *self.fifo.held()]
 
     def step(self, record: Cast | OrderedRecord) -> CastStep:
-        """Judge the next record. Raises ProtocolViolation for DATA that no sequencer writes."""
+        """Judge the next record. Raises ProtocolViolation for a DATA record that no sequencer writes."""
         if isinstance(record, Cast):
             return (self.fifo if record.view == NO_VIEW else self.causal).step(record)
         if record.kind == SETTINGS:
@@ -114,5 +114,5 @@ class Merger:
         return self.causal.step(record)
 
     def pass_message(self, seqno: int) -> bool:
-        """Deliver the next DATA record, if it is a message that depends on nothing, and nothing waits."""
+        """Whether the next DATA record, a message without dependencies, is delivered at once: nothing waits."""
         return self.causal.pass_message(seqno)

@@ -1,30 +1,15 @@
-"""What one member sends, in all orders: nothing is written before all that it depends on is durable.
+"""The outgoing messages of one member, in all orders: none is written before everything it depends on is durable.
 
 Source: Group Communication (docs/sources.md): a sender stamps each message with its vector.
 
-Invariant. A message that is released depends only on what stands in a log already. So every member can deliver it, even
-if the sender dies next:
+Messages leave in the order in which the application gave them. A message is stamped with the clock when it leaves: that
+is when it is *sent*. FLUSH_OK is one of them; after it nothing leaves until the flush is over.
 
-* what its sender had *delivered* was read from a log;
-* a *total* message depends on its sender's own casts: it waits until Kafka has acknowledged them. (Otherwise the total
-  order, and all members, would wait for a cast that died with its sender.)
-* a *causal* cast depends on its sender's own broadcasts, which have no seqno yet: it waits until its sender has
-  delivered them. No member could deliver it before, so this delays no delivery.
-* a cast depends on its sender's earlier casts. They go to one partition in their order. If one of them never gets
-  there, no member delivers those behind it, and nothing depends on them.
-
-* a cast *in a view* waits until its sender's casts of before the view are written: they have a numbering of their own.
-
-What waits keeps its place: messages leave in the order in which the application gave them, and a message is stamped
-with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of them, so it says what was sent before it,
-and after it nothing leaves until the flush is over. (Other control records of a member leave in their place, also in a
-flush, and carry no clock.) A life that has left the view, or was put out of it, sends no more casts.
-
-* a *causal* cast waits for what an earlier start, or life, has left to this one, too (`inherit`).
-
-A crash loses what was not acknowledged, unless an outbox keeps it (`ordering.casts.left_casts`). A life that goes on in
-another process (an outbox keeps it) does not know how far it had counted: it casts under another life (`in_no_view`),
-and in a view from the next one on, which tells all members its count.
+Invariant. A message that is released depends only on records that are in a log already. So every member can deliver it,
+even if the sender dies next. A crash loses the messages that were not acknowledged, unless an outbox keeps them
+(`ordering.casts.left_casts`). An incarnation that goes on in another process does not know its count of casts: it casts
+under another one (`in_no_view`) until the next view tells the count.
+docs/protocols/casts.md ("Sending") has the cases and the proof.
 """
 
 from __future__ import annotations
@@ -42,7 +27,7 @@ from ordering.casts.clocks import Clock
 from ordering.membership.membership import MemberIncarnation
 
 MAX_OUTGOING = 10_000
-"""Messages that wait to be sent, at most."""
+"""Largest number of messages that wait to be sent."""
 
 CAUSAL_NEEDS_A_VIEW = (
     "causal order needs a view that says whose messages there are to wait for, and a flush that ends it: "
@@ -60,7 +45,7 @@ class Broadcast(NamedTuple):
 
 
 class Outgoing:
-    """The messages of one life, on their way out. `receiver` is its own: what it has delivered. Not thread-safe."""
+    """The outgoing messages of one incarnation, whose deliveries `receiver` has. Not thread-safe."""
 
     def __init__(
         self,
@@ -69,18 +54,20 @@ class Outgoing:
         max_records: int = MAX_OUTGOING,
         in_no_view: MemberIncarnation | None = None,
     ) -> None:
-        """`in_no_view`: under which life it casts outside of views, if an earlier process has begun `life`."""
+        """Start an empty queue. `in_no_view`: the incarnation for casts outside of views, if an earlier process has
+        begun `life`.
+        """
         self.life = life
         self.in_no_view = in_no_view or life
         self.max_records = max_records
         self.sent = self.sent_in_no_view = 0
-        """Casts, in the view's numbering and in that of a life that is in none."""
+        """The last casts, in the numbering of views and in the one outside of views."""
         self.waiting_totals = 0
-        """How many of what waits are for the forward table."""
+        """The number of waiting messages that go to the forward table."""
         self._receiver = receiver
         self._was_in = receiver.index_of(life) is not None
         self.is_quiet = self._was_in and receiver.is_blocked
-        """Whether it has said FLUSH_OK, or has joined within a flush."""
+        """Whether the member has sent FLUSH_OK, or has joined within a flush."""
         self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
         self._written = self._written_in_no_view = 0
         self._in_flight = 0
@@ -100,22 +87,22 @@ class Outgoing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that it was given is sent, and its casts are written: it may say FLUSH_OK."""
+        """Whether everything given to it is sent, and its casts are written: FLUSH_OK may follow."""
         return not self._queue and self._all_written
 
     @property
     def knows_its_count(self) -> bool:
-        """Whether it may cast: not in a view in which an earlier process has cast under its life."""
+        """Whether it may cast. In a view in which an earlier process has cast under its incarnation, it may not."""
         self._look_who_is_in()
         return self._uncounted_in is None
 
     def inherit(self, local_seqno: int) -> None:
-        """Up to that local seqno, the forward table's messages are not given to `send`."""
+        """Note that the forward table's messages up to `local_seqno` come from an earlier start, and not by `send`."""
         self._inherited = local_seqno
 
     @property
     def was_put_out(self) -> bool:
-        """Whether a view has come without it. Its casts are dropped here, and are the next life's."""
+        """Whether a view came without it. Its casts are dropped here; the next incarnation casts them."""
         return self._was_in and bool(self._receiver.lives) and self._receiver.index_of(self.life) is None
 
     @property
@@ -123,9 +110,9 @@ class Outgoing:
         return self._written == self.sent and self._written_in_no_view == self.sent_in_no_view
 
     def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
-        """Give it a message, if it `has_room`. Raises UsageError for an order that can't be kept.
+        """Add a message; it must have `has_room`. Raises UsageError for an order that can't be kept.
 
-        A control record (`kind`) is total, and finds room.
+        A control record (`kind`) is total, and always finds room.
         """
         self.check(order)
         assert self.has_room or kind != MESSAGE
@@ -133,14 +120,14 @@ class Outgoing:
         self.waiting_totals += order == TOTAL
 
     def check(self, order: str) -> None:
-        """Raises UsageError for an order that can't be kept."""
+        """Raise UsageError for an order that can't be kept."""
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
         if order == CAUSAL and not self.was_put_out and self._receiver.index_of(self.life) is None:
             raise UsageError(CAUSAL_NEEDS_A_VIEW)
 
     def flush_ok(self, flush_id: int) -> None:
-        """Say FLUSH_OK when all that waits is sent; at once, if it was said in this flush before (it began anew)."""
+        """Add FLUSH_OK behind all that waits; in front, if it was sent before in this flush, which has started over."""
         self._forget_flush_ok()
         entry = (TOTAL, FLUSH_OK, b"%d" % flush_id, ())
         if self.is_quiet:
@@ -157,15 +144,15 @@ class Outgoing:
         self.waiting_totals = sum(entry[0] == TOTAL for entry in self._queue)
 
     def written(self, local_seqno: int) -> None:
-        """Kafka has acknowledged the casts up to `local_seqno` of the view's numbering."""
+        """Note that Kafka has acknowledged the casts up to `local_seqno` in the numbering of views."""
         self._written = max(self._written, min(local_seqno, self.sent))  # an earlier process may have cast more
 
     def written_in_no_view(self, local_seqno: int) -> None:
-        """The same in the other numbering."""
+        """Note that Kafka has acknowledged the casts up to `local_seqno` in the numbering outside of views."""
         self._written_in_no_view = max(self._written_in_no_view, min(local_seqno, self.sent_in_no_view))
 
     def delivered(self, record: Cast | OrderedRecord) -> None:
-        """Take notice of what the receiver has delivered, in order."""
+        """Take the receiver's next delivery, in order."""
         if isinstance(record, Cast):
             if record.life == (self.in_no_view if record.view == NO_VIEW else self.life):
                 (self.written_in_no_view if record.view == NO_VIEW else self.written)(record.local_seqno)
@@ -180,9 +167,9 @@ class Outgoing:
             self._forget_flush_ok()
 
     def _look_who_is_in(self) -> bool:
-        """Whether it may send casts: not any more, once it was put out of the view.
+        """Follow the receiver's view; return whether it may send casts: no more once a view came without it.
 
-        A view without lives is one of a group that has given up flush: then it is in none, and was not put out.
+        A view without `lives` belongs to a group that has given up flush. Then it is in no view, and was not put out.
         """
         index = self._receiver.index_of(self.life)
         is_in = index is not None
@@ -201,7 +188,7 @@ class Outgoing:
         return True
 
     def release(self) -> Iterator[Cast | Broadcast]:
-        """What may be written now, in order."""
+        """Yield the messages that may be written now, in order."""
         self._look_who_is_in()
         while self._queue and self._may_go(*self._queue[0][:2]):
             order, kind, payload, headers = self._queue.popleft()
@@ -223,7 +210,7 @@ class Outgoing:
         return order == FIFO or (self._in_flight == 0 and self._ordered >= self._inherited)
 
     def _look_at_the_view(self) -> int | None:
-        """The sender's place in the view; in a new one its first clocks are written as they are."""
+        """Return the sender's index in the view, or None. In a new view its first clocks are written in full."""
         index = self._receiver.index_of(self.life)
         if self._view != self._receiver.view:
             self._view = self._receiver.view
@@ -252,7 +239,7 @@ class Outgoing:
         if index is None or kind not in (MESSAGE, FLUSH_OK):
             return Broadcast(kind, payload, None, headers)
         clock = _with(self._receiver.vector, index, self.sent)
-        if kind == MESSAGE:  # FLUSH_OK may be refused, and be another's last one: it always says all
+        if kind == MESSAGE:  # FLUSH_OK may be refused, so later records can't build on its clock: it is always full
             if clock == self._last_broadcast_clock or not any(clock):
                 return Broadcast(kind, payload, None, headers)
             self._last_broadcast_clock = clock
