@@ -409,7 +409,7 @@ def test_glossary() -> None:
     terms = [term for table in tables(doc("glossary")) for row in table for term in row[0].split(", ")]
     assert len(terms) == len(set(terms))
     needed = {"life", "over", "stranger", "held", "shut", "seal", "claim", "floor", "note", "link row", "origin row"}
-    assert needed | {"session", "lane", "view", "epoch", "own"} <= set(terms)
+    assert needed | {"session", "shard", "view", "epoch", "own"} <= set(terms)
 
 
 def test_anomalies() -> None:

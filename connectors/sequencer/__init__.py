@@ -1,1 +1,1 @@
-"""The job that orders: how it takes over, decides a batch, and looks after its groups."""
+"""The sequencer on Spark: its job, its shards, and their queries."""

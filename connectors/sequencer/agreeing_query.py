@@ -1,35 +1,35 @@
-"""Sites that agree, as a Spark query: what a site's job reads in, entries and DATA out, `ordering.agreement.group`
-between.
+"""Sites that agree, as a Spark query: a site's inputs in, entries and DATA out, `ordering.agreement.group` in between.
 
     FORWARD, own and others', logs of the ┐
     other sites, EPOCH (exclusions)       ├→ columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka
     time                                  ┘
 
-It has the form of `connectors.sequencer.query`, and shares its columns, its decision on a batch and its output. One
-micro-batch is one step of the site: all that has come, then the entry, then the DATA of the runs that are due. The
-state of the operator is what `ordering.agreement.group` knows between two steps, and the sequencer's state. Spark's
-state store holds it within one run of the query; the executor has the records that are read and not sequenced
-(`connectors.sequencer.spill_store`). Nothing rests on either after a crash.
+It has the form of `connectors.sequencer.query`, and shares its columns, its decision of a batch and its output. A
+micro-batch is a step of the site: all new inputs, then the entry, then the DATA of the runs that are due. The state of
+the operator is that of `ordering.agreement.group` between two steps, and the sequencer's. Spark's state store has it
+during one run of the query; the executor has the records that are read and not sequenced
+(`connectors.sequencer.spill_store`). Nothing depends on either after a crash.
 
-Why the order of writing holds that `ordering.agreement.group` asks for. A group's rows go to one partition of DATA
-through one producer, in their order: DATA of a step behind its entry, an entry behind all DATA of the steps before. The
-producer has one request in flight and never gives up on one (`COPY_SINK_OPTIONS`), so what stands there at any moment,
-also after kill -9, is all up to some record. A batch is one attempt of one epoch (`assert_first_attempt`), and the next
-batch begins when Kafka has all of this one.
+Why the order of writing holds that `ordering.agreement.group` needs. A group's rows go to one partition of DATA through
+one producer, in order: DATA of a step behind its entry, an entry behind all DATA of earlier steps. The producer has one
+request in flight and never gives up on one (`COPY_SINK_OPTIONS`), so DATA has at any moment, even after kill -9, a
+prefix of these records. A batch is one attempt of one epoch (`assert_first_attempt`), and the next batch begins when
+Kafka has all of this one.
 
-What crosses to Python of plain messages: numbers, and their bytes, which nobody looks at there; those whose offsets
-follow each other as one row (`connectors.sequencer.blocks`). What the JVM does not find plain is read row by row, as in
-any sequencer; and entries, a few a step. What waits for its run is kept in arrow's form: a block as it came. Where a
-run or a repeat ends within a block, it is cut, by offsets. The JVM makes DATA of a block's bytes, each record by its
-own offset, or the task fails. The agreement sees offsets only: its cost is a run's, not a message's.
+Of plain messages Python gets numbers, and their bytes, which it does not read; messages with consecutive offsets come
+as one row (`connectors.sequencer.blocks`). Irregular records are decoded row by row, as in any sequencer, and so are
+entries, a few a step. Records that wait for their run are kept in arrow's form, block by block. A block is cut, by
+offsets, where a run or a repeat ends within it. The JVM makes DATA of a block's bytes, each record by its own offset,
+or the task fails. The agreement sees only offsets: its cost is per run, not per message.
 
-Time is that of the driver (Spark's rate source), a row a second, which also begins a batch where all else is silent.
-How far it moves in a step is bounded by the core, as in the other engine.
+The driver's clock gives the time (Spark's rate source), a row a second, which also begins a batch when there is no
+other input. The core bounds the advance of time in a step, as in the other engine.
 
-Bounds. A partition whose records wait in more than `KEPT_BYTES` is *left out*: its rows go by, and so do those of
-others' logs while the site is behind. When there is room again, the step reports it, and the job begins a new query,
-which reads on from where the site's log says. A site that waits for a majority gets there; so may one that works off a
-backlog, which brings more in a batch than a run of each site takes (`connectors.sequencer.agreeing_shard`).
+Bounds. A partition whose waiting records take more than `BUFFER_BYTES` is *left out*: its rows are skipped, and so are
+those of other sites' logs while the site is behind. When there is room again, the step reports it, and the job begins a
+new query, which reads from the offsets in the site's log. This happens to a site that waits for a majority, and to one
+that works off a backlog with more records in a batch than a run of each site takes
+(`connectors.sequencer.agreeing_shard`).
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ from ordering.agreement.site import MAX_UNSNAPPED_RUNS
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
 
-KEPT_BYTES = 256 * 1024 * 1024
-"""Of a partition's records that are read and not sequenced, as arrow has them."""
+BUFFER_BYTES = 256 * 1024 * 1024
+"""The bound on a partition's records that are read and not sequenced, in arrow's form."""
 _MERGED_BYTES = 64 * 1024
-"""A batch that is smaller is kept together with the next one: a site that waits would have very many."""
+"""Batches below this size are merged with the next one: a waiting site would have very many chunks."""
 
 REPORT = "report"
-"""The role of a row that is for the driver: JSON of a `StepReport`."""
+"""The role of a row for the driver: JSON of a `StepReport`."""
 
 FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
-"""A row that tells the time: a step takes them behind all others."""
+"""The kind of a row with the time: a step takes these rows last."""
 _HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
 _STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary"
 
@@ -113,8 +113,10 @@ _KEPT = pa.schema(
 
 
 class StepReport(NamedTuple):
-    """What a step tells the driver: `notices` (a level of logging, and words), how far the site's own FORWARD was
-    considered, and whether something was left out for which there is room.
+    """The report of a step to the driver.
+
+    `notices`: a level of logging, and a text, each. `positions`: the first offset of the site's own FORWARD partitions
+    that is not considered. `has_room`: whether inputs that were left out can be read now.
     """
 
     group: str
@@ -124,7 +126,7 @@ class StepReport(NamedTuple):
 
     @classmethod
     def from_json(cls, raw: str) -> StepReport:
-        """As it stands in the row."""
+        """Decode the JSON of a row."""
         group, notices, positions, has_room = json.loads(raw)
         return cls(group, tuple((level, words) for level, words in notices), positions, has_room)
 
@@ -133,7 +135,7 @@ class StepReport(NamedTuple):
 
 
 def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
-    """Rows with a `timestamp` → a row for each group, so that its clock goes on."""
+    """Make a row for each group from each `timestamp`, so that its clock goes on."""
     each = times.select("timestamp", F.explode(F.array(*map(F.lit, sorted(groups)))).alias("of"))
     known = {"group": F.col("of"), "forwarded_at_ms": F.unix_millis("timestamp"), "input": F.lit(FROM_TIME)}
     return each.select(
@@ -142,7 +144,7 @@ def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
 
 
 def seconds(spark: SparkSession) -> DataFrame:
-    """A streaming row with a `timestamp` every second."""
+    """Return a stream with a row with a `timestamp` every second."""
     return spark.readStream.format("rate").options(rowsPerSecond="1", numPartitions="1").load()
 
 
@@ -164,7 +166,7 @@ _EMPTY = {
     "input": "int",
     "record": f"struct<{RECORD_SCHEMA}>",
 }
-"""The columns of the operator's rows, as `forward_rows` has them."""
+"""The columns of the operator's rows, from `forward_rows`."""
 _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "local_seqno": 0, "kind": 0, "at": 0}
 
 
@@ -200,7 +202,7 @@ class StoredGroup(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A chunk: of which partition, under which number it is on the shelf, its size in bytes and its first offset."""
+    """A chunk in the spill store: its partition, its number there, its size in bytes and its first offset."""
 
     place: str
     number: int
@@ -209,8 +211,10 @@ class _Waiting(NamedTuple):
 
 
 class _OfStep(NamedTuple):
-    """What a step knows besides: the time of the last tick; partitions, and topics of logs, left out; the chunks, and
-    the last number of one.
+    """The state of the query besides the group's.
+
+    `at_ms`: the time of the last tick. `places`, `logs`: partitions, and topics of logs, that are left out. `chunks`:
+    in the spill store. `last`: the last number of a chunk.
     """
 
     at_ms: int = 0
@@ -221,7 +225,7 @@ class _OfStep(NamedTuple):
 
 
 def begun(group: Group) -> StoredGroup:
-    """A group before its first step."""
+    """Return the state of a group before its first step."""
     return _stored(group, stored_state.StoredState(group.site.sequenced.state.to_bytes(), b""), _OfStep())
 
 
@@ -231,15 +235,15 @@ def _stored(group: Group, sequencer: stored_state.StoredState, of_step: _OfStep)
     return StoredGroup(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
 
 
-def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, shelf_of: Callable[[str], SpillStore]) -> Decide:
-    """The function of the stateful operator. `shelf_of` a group: where its records wait."""
+def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, spill_of: Callable[[str], SpillStore]) -> Decide:
+    """Return the function of the stateful operator. `spill_of`: makes the spill store of a group."""
 
     def agree(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
-        shelf = shelf_of(key[0])
+        spill = spill_of(key[0])
         if not stored.exists:
-            shelf.clear()
-        step = GroupStep(StoredGroup(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours, shelf)
+            spill.clear()
+        step = GroupStep(StoredGroup(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours, spill)
         for chunk in chunks:
             step.take(chunk)
         yield from step.decided()
@@ -250,7 +254,7 @@ def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, shelf_of:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Records of one partition, in the order of their offsets: on the shelf, and here when that is needed."""
+    """Records of a partition, in the order of their offsets: in the spill store, and loaded when needed."""
 
     number: int
     size: int
@@ -259,19 +263,19 @@ class _Chunk:
 
 
 class GroupStep:
-    """One step of a group: `take` what has come, then `decided`, then `stored`."""
+    """A step of a group: `take` the inputs, then `decided`, then `stored`."""
 
-    def __init__(self, before: StoredGroup, neighbours: Neighbours, shelf: SpillStore) -> None:
+    def __init__(self, before: StoredGroup, neighbours: Neighbours, spill: SpillStore) -> None:
         """Raises ProtocolViolation."""
         state = isis_group.GroupState.from_bytes(before.known)
         self._before = stored_state.StoredState(before.base, before.changes)
         sequencer = stored_state.load(state.site.group, self._before)
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)
-        # The batch before is written as a whole.
+        # All of the batch before is written.
         self.group.written = self.group.sent
         self._at_ms, places, logs, chunks, self._last = decode(_OfStep, before.of_step)
-        self._shelf = shelf
-        self._left_places, self._left_logs = set(places), set(logs)
+        self._spill = spill
+        self._skipped_places, self._skipped_logs = set(places), set(logs)
         self._neighbours = neighbours
         self._own_topic = str(Topic(self.group.site.group, "forward", neighbours.site))
         self._kept: dict[str, list[_Chunk]] = {}
@@ -279,10 +283,10 @@ class GroupStep:
             self._kept.setdefault(place, []).append(_Chunk(*chunk))
         self.group.keep_with(self._offsets)
 
-    # What has come
+    # Inputs
 
     def take(self, chunk: pd.DataFrame) -> None:
-        """Take a piece of the group's rows, in their order. Raises Disagreement."""
+        """Take a piece of the group's rows, in order. Raises Disagreement."""
         chunk = chunk.assign(topic=chunk["topic"].fillna(self._own_topic))
         for (kind, topic, partition), rows in chunk.groupby(["input", "topic", "partition"], sort=False):
             if kind == FROM_FORWARD:
@@ -299,9 +303,9 @@ class GroupStep:
     def _take_forward(self, name: str, rows: pd.DataFrame) -> None:
         group = self.group
         group.start_of(name, 0, is_copy=False)  # of a partition that is new
-        if self._size(name) >= KEPT_BYTES and not group.lacks(name):
-            self._left_places.add(name)
-        if name in self._left_places:
+        if self._size(name) >= BUFFER_BYTES and not group.lacks(name):
+            self._skipped_places.add(name)
+        if name in self._skipped_places:
             return
         offset, size = rows["offset"].to_numpy(), sizes_of(rows)
         end = np.maximum.accumulate(offset + size)
@@ -317,22 +321,22 @@ class GroupStep:
         if chunks and chunks[-1].size < _MERGED_BYTES:
             last = chunks.pop()
             rows = pd.concat([self._rows(last), rows], ignore_index=True)
-            self._shelf.drop(last.number)
+            self._spill.drop(last.number)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, _KEPT) as writer:
             writer.write_table(pa.Table.from_pandas(rows[_KEPT.names], _KEPT, preserve_index=False))
         encoded = sink.getvalue()
         self._last += 1
-        self._shelf.put(self._last, encoded)
+        self._spill.put(self._last, encoded)
         chunks.append(_Chunk(self._last, encoded.size, int(rows["offset"].iloc[0]), rows))
 
     def _rows(self, chunk: _Chunk) -> pd.DataFrame:
         if chunk.rows is None:
-            chunk.rows = pa.ipc.open_stream(self._shelf.get(chunk.number)).read_all().to_pandas()
+            chunk.rows = pa.ipc.open_stream(self._spill.get(chunk.number)).read_all().to_pandas()
         return chunk.rows
 
     def _offsets(self, part: Range) -> list[tuple[int, int]]:
-        """Where there are records of a range. It reads no chunk that has none of it: very many may wait."""
+        """Return the offset ranges of a run that have records. Reads only chunks that have some: very many may wait."""
         found: list[tuple[int, int]] = []
         chunks = self._kept.get(part.place, [])
         begins, ends = (bisect_right(chunks, at, key=lambda chunk: chunk.first) for at in (part.first, part.end - 1))
@@ -355,8 +359,8 @@ class GroupStep:
             *(rows[name] for name in ("offset", "forwarded_at_ms", "key", "value", "packed_headers")), strict=True
         ):
             if group.site.is_behind:
-                self._left_logs.add(topic)
-            if topic in self._left_logs:
+                self._skipped_logs.add(topic)
+            if topic in self._skipped_logs:
                 return
             headers = list(unpack_headers(packed))
             raw = PlainRecord(topic, 0, int(offset), int(at_ms), key, value, headers)
@@ -364,10 +368,10 @@ class GroupStep:
             if record.kind != STRAY:
                 group.hear(source.site, raw.offset + 1, record, read_entry)
 
-    # What comes out
+    # Outputs
 
     def decided(self) -> Iterator[pd.DataFrame]:
-        """The entry, DATA of the runs that are due, and the report. Raises HistoryUnavailable, Disagreement."""
+        """Yield the entry, DATA of the runs that are due, and the report. Raises HistoryUnavailable, Disagreement."""
         group = self.group
         name = group.site.group
         entry = group.end_step()
@@ -397,7 +401,7 @@ class GroupStep:
         yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + standing)
 
     def _take_kept(self, part: Range) -> Iterator[pd.DataFrame]:
-        """The records of a run, which are not needed any more after that."""
+        """Yield the records of a run, and drop them."""
         chunks = self._kept.get(part.place, [])
         while chunks:
             rows = self._rows(chunks[0])
@@ -406,7 +410,7 @@ class GroupStep:
                 yield piece
             if rows["offset"].iloc[-1] + sizes_of(rows)[-1] > part.end:
                 return
-            self._shelf.drop(chunks.pop(0).number)
+            self._spill.drop(chunks.pop(0).number)
 
     def _report(self) -> str:
         site = self.group.site
@@ -415,17 +419,19 @@ class GroupStep:
         return json.dumps([site.group, [describe(notice) for notice in site.notices], positions, self._has_room()])
 
     def _has_room(self) -> bool:
-        """Whether something was left out that could be read now."""
-        for_records = any(self._size(name) < KEPT_BYTES // 2 or self.group.lacks(name) for name in self._left_places)
-        return for_records or (bool(self._left_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
+        """Whether inputs that were left out could be read now."""
+        for_records = any(
+            self._size(name) < BUFFER_BYTES // 2 or self.group.lacks(name) for name in self._skipped_places
+        )
+        return for_records or (bool(self._skipped_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
 
     def stored(self) -> StoredGroup:
-        """The group behind the step."""
+        """Return the group's state after the step."""
         sequencer = stored_state.store(self.group.site.sequenced.state, self._before)
         of_step = _OfStep(
             self._at_ms,
-            tuple(sorted(self._left_places)),
-            tuple(sorted(self._left_logs)),
+            tuple(sorted(self._skipped_places)),
+            tuple(sorted(self._skipped_logs)),
             tuple(
                 _Waiting(name, each.number, each.size, each.first)
                 for name in sorted(self._kept)
@@ -437,7 +443,7 @@ class GroupStep:
 
 
 def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:
-    """The messages that came in blocks, by partition."""
+    """Return the messages that came in blocks, by partition."""
     held: dict[Partition, HeldBlocks] = {}
     for piece in rows:
         columns = *(piece[name] for name in ("topic", "partition", "offset", "records")), sizes_of(piece)
@@ -448,7 +454,7 @@ def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:
 
 
 def _with_records(runs: pd.DataFrame, held: Mapping[Partition, HeldBlocks]) -> pd.DataFrame:
-    """Runs as decided, those that are aside with their messages."""
+    """Add their messages to the runs that have none."""
     columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
     records = [
         held[Partition(topic, number)].packed(first, first + size) if aside else None

@@ -1,12 +1,12 @@
-"""One lane of a site that agrees with others: the sequencer's, with the query of `connectors.sequencer.agreeing_query`.
+"""A shard of a site that agrees with others: the sequencer's, with the query of `connectors.sequencer.agreeing_query`.
 
-Claims, seals, ticks for members, signs of life, the watchdog and retries are those of every lane. What is another is
-what is read: FORWARD of all sites, the logs of the others, and EPOCH, where an operator's exclusions stand. Where to
-read on is what the site's own log says (`connectors.takeover.agreement`).
+Claims, seals, ticks for members, signs of life, the watchdog and retries are the same as in every shard. It reads other
+topics: FORWARD of all sites, the logs of the other sites, and EPOCH, which has operators' exclusions. The site's own
+log tells where to read on (`connectors.takeover.agreement`).
 
-A batch takes no more than the sites can put into a run each: what is read waits in files until it is sequenced. It must
-not miss a record that retention drops while it is read: what is not there would be taken for offsets without a record.
-Then the query ends, and the next one finds out what that means.
+A batch has at most the records of a run of each site, since records wait in files until they are sequenced. The query
+ends if retention drops a record while it is read: otherwise its offset would count as one without a record. The next
+query finds out what that means.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _logger = logging.getLogger(__name__)
 
 
 class QueryInputLost(AbcastError):
-    """Retention was faster than the start of the query: the next one finds where to read on."""
+    """Retention was faster than the start of the query: the next query finds where to read on."""
 
     retriable = True
 
 
 class RoomAgain(AbcastError):
-    """What a site that waited had to leave out can be read now: the next query does."""
+    """Inputs that a waiting site had to leave out can be read now, by the next query."""
 
     retriable = True
     is_failure = False
@@ -86,14 +86,14 @@ class AgreeingShard(SequencerShard):
         worker: PythonWorker | None = None,
         number: int = 1,
     ) -> None:
-        """As every lane; `agreement`: with whom."""
+        """Take the parameters of `SequencerShard`, and the sites that agree."""
         super().__init__(spark, options, finder, groups=groups, epochs=epochs, worker=worker, number=number)
         self._agreement = agreement
         self._positions: dict[TopicPartition, int] = {}
         self._has_room = False
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """What there is to read of the lane's groups that have FORWARD and DATA at the site."""
+        """Return the topics to read of the shard's groups that have FORWARD and DATA at the site."""
         found: dict[str, list[str]] = {}
         for topic in topics:
             if self._is_read(topic):
@@ -110,15 +110,15 @@ class AgreeingShard(SequencerShard):
         return is_own_epoch or self._agreement.neighbours.input(topic, 0) is not None
 
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """The site's own FORWARD."""
+        """Return the site's own FORWARD topics."""
         return {group: [str(Topic(group, "forward", self.options.site))] for group in topics}
 
     def check_group(self, state: SequencerState) -> None:
-        """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
+        """Check that the site's log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
         known_state(self.options.connection, self._agreement, state)
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
-        """What is read, agreed on, as the sink takes it. Raises InputLost, UnservableGroups, what is wrong with all."""
+        """Return the rows for the sink. Raises QueryInputLost, UnservableGroups, or the error itself of all groups."""
         site, neighbours = self.options.site, self._agreement.neighbours
         groups = self._groups(states)
         names = [name for group in topics.values() for name in group]
@@ -134,10 +134,11 @@ class AgreeingShard(SequencerShard):
         return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
 
     def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
-        """Raise EnvironmentProblem: at other sites, it may be read."""
+        """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
         raise EnvironmentProblem(
             f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
-            "agree read the same. Start again with more: spark.driver.memory, or spark.executor.memory in a cluster."
+            "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
+            "or spark.executor.memory in a cluster."
         )
 
     def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
@@ -159,12 +160,12 @@ class AgreeingShard(SequencerShard):
             for number, start in of_partitions.items()
         }
         if any(found.get(place, start) != start for place, start in starts.items()):
-            raise QueryInputLost("what was to be read is gone: taking over anew.")
+            raise QueryInputLost("the next records are gone: taking over anew.")
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
     def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
-        """From where each partition is to be read; the groups know it from here on. Raises UnservableGroups."""
+        """Return the offset from which each partition is read, and tell it the groups. Raises UnservableGroups."""
         consumer = self.options.connection.consumer()
         try:
             with self.options.connection.reachable():
@@ -194,7 +195,7 @@ class AgreeingShard(SequencerShard):
     def _marks(
         self, places: Iterable[TopicPartition], groups: Mapping[str, Group]
     ) -> dict[TopicPartition, tuple[Input, CopyMark]]:
-        """From which marks partitions of FORWARD are to be read."""
+        """Return the marks from which partitions of FORWARD are read."""
         found: dict[TopicPartition, tuple[Input, CopyMark]] = {}
         for place in places:
             topic = _topic(place.topic)
@@ -204,13 +205,13 @@ class AgreeingShard(SequencerShard):
         return found
 
     def check(self) -> None:
-        """As every lane. Raises RoomAgain, too."""
+        """Make the checks of every shard. Raises RoomAgain, too."""
         super().check()
         if self._has_room:
-            raise RoomAgain("what had to be left out, as too much waited for the other sites, can be read now.")
+            raise RoomAgain("records that were left out, as too many waited for the other sites, can be read now.")
 
     def see(self, observed: dict[str, Any]) -> None:
-        """Log what steps had to say, and note how far they have come."""
+        """Log the notices of steps, and note their positions."""
         for raw in observed[_REPORTS]:
             report = StepReport.from_json(raw)
             for level, words in report.notices:
@@ -220,11 +221,11 @@ class AgreeingShard(SequencerShard):
             self._has_room = self._has_room or report.has_room
 
     def considered(self) -> dict[TopicPartition, int]:
-        """How far the site's own FORWARD is in DATA."""
+        """Return the first offsets of the site's own FORWARD that are not in DATA."""
         return dict(self._positions)
 
 
 def _topic(name: str) -> Topic:
     topic = Topic.parse(name)
-    assert topic is not None  # a lane reads no others
+    assert topic is not None  # a shard reads no others
     return topic

@@ -1,11 +1,11 @@
-"""Blocks: messages that come to Python as one row, and are taken apart into rows again.
+"""Blocks: messages that come to Python as one row, and are split into rows again.
 
-A row costs Spark and Arrow as much as it has columns, whatever is in them. Of a message that stays in the JVM, what
-decides is its sender and some numbers. So neighbours of a partition, whose offsets leave no gap, come as one row, the
-first one's (`connectors.spark.own_columns.block_of`): `sender` has the senders of all, and `block` the numbers.
+A row costs Spark and Arrow by its columns, whatever is in them. A message in the JVM's buffer is decided by its sender
+and some numbers. So messages of a partition with consecutive offsets come as one row, the first one's
+(`connectors.spark.own_columns.block_of`): `sender` has the senders of all, and `block` the numbers.
 
-Where the messages don't stay there, `records` has them, as the JVM reads them: nobody looks at one here. So a block can
-be kept, cut, and put together again, by offsets.
+If the messages don't stay in the JVM, `records` has them, as the JVM packs them: Python does not decode them. So a
+block can be kept, cut and joined by offsets.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 ROWS_AT_ONCE = 20_000
-"""Those of a piece: as many, or more by less than a block, which has no more."""
+"""Rows in a piece: at least this many, fewer than twice as many. A block has no more."""
 _NUMBERS = ("incarnation", "local_seqno", "forwarded_at_ms")
 _BYTES_OF_ONE = 8 * (1 + len(_NUMBERS))
 _BETWEEN_SENDERS = "\x80"
 
 
 def out_of_blocks(chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The rows of a chunk, each as if it had come by itself, in pieces."""
-    # The row of a block of one says all of it. A small group has no more, and there are many such groups.
+    """Yield the rows of a chunk in pieces, with each message of a block as a row.
+
+    A block of one message is its own row: many small groups have no larger ones.
+    """
     blocks = [None if block is None or len(block) == _BYTES_OF_ONE else _numbers(block) for block in chunk["block"]]
     size = np.array([1 if block is None else len(block) for block in blocks])
     turn = (np.cumsum(size) - size) // ROWS_AT_ONCE
@@ -38,12 +40,12 @@ def out_of_blocks(chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def sizes_of(rows: pd.DataFrame) -> NDArray[np.int64]:
-    """For how many messages each row stands."""
+    """Return the number of messages of each row."""
     return np.array([1 if block is None else len(block) // _BYTES_OF_ONE for block in rows["block"]], np.int64)
 
 
 def part_of(rows: pd.DataFrame, first: int, end: int | None = None) -> pd.DataFrame:
-    """What rows of a partition have of the offsets from `first` to below `end`; blocks are cut. They have `records`."""
+    """Return the rows that cover [`first`, `end`); blocks at the edges are cut. The rows have `records`."""
     offset = rows["offset"].to_numpy()
     behind = offset + sizes_of(rows)
     end = int(behind.max(initial=0)) if end is None else end
@@ -58,21 +60,21 @@ def part_of(rows: pd.DataFrame, first: int, end: int | None = None) -> pd.DataFr
 
 
 def _cut(row: dict[Hashable, Any], first: int, end: int) -> dict[Hashable, Any]:
-    """A row of a block, with the messages of these offsets only."""
+    """Return a block's row with the messages of these offsets only."""
     whole = Records(row["offset"], row["offset"] + len(row["block"]) // _BYTES_OF_ONE, row["records"])
     begin, stop = max(first, whole.first), min(end, whole.end)
     numbers = _numbers(row["block"])[begin - whole.first : stop - whole.first]
     held = HeldBlocks()
     held.add(whole)
     kept: dict[Hashable, Any] = {"offset": begin, "block": numbers.tobytes(), "records": held.packed(begin, stop)}
-    if len(numbers) == 1:  # then the row itself says all of it
+    if len(numbers) == 1:  # the row itself has all of it
         index, *values = numbers[0].tolist()
         kept |= dict(zip(("sender", *_NUMBERS), (row["sender"].split(_BETWEEN_SENDERS)[index], *values), strict=True))
     return {**row, **kept}
 
 
 def without_repeats(rows: pd.DataFrame, end: NDArray[np.int64]) -> pd.DataFrame:
-    """The same, each offset once, where it comes first. `end`: how far the rows of a partition have come with each."""
+    """Keep each offset once, where it comes first. `end`: the offset reached in the partition with each row."""
     repeats = np.flatnonzero(rows["offset"].to_numpy()[1:] < end[:-1]) + 1
     if not len(repeats):
         return rows
@@ -84,14 +86,14 @@ def without_repeats(rows: pd.DataFrame, end: NDArray[np.int64]) -> pd.DataFrame:
 
 
 class Records(NamedTuple):
-    """The messages of a block: of which offsets, and as the JVM has packed them, the bytes behind an index of them."""
+    """The messages of a block: their offsets, and their bytes as the JVM has packed them, behind an index."""
 
     first: int
     end: int
     packed: bytes
 
     def offsets_and_sizes(self) -> NDArray[np.int64]:
-        """The index: a row for each."""
+        """Return the index: offset and size of each message."""
         return np.frombuffer(self.packed, "<i8", 2 * (self.end - self.first)).reshape(-1, 2)
 
 
@@ -105,12 +107,12 @@ class HeldBlocks:
         self._last: tuple[Records, NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def add(self, block: Records) -> None:
-        """One more, of later offsets."""
+        """Add a block of later offsets."""
         self._blocks.append(block)
         self._ends.append(block.end)
 
     def packed(self, first: int, end: int) -> bytes:
-        """The messages from offset `first` to below `end`, all of which are here."""
+        """Return the messages of [`first`, `end`), packed. The blocks must have all of them."""
         index, rows = [], []
         for at in range(bisect_right(self._ends, first), len(self._blocks)):
             block = self._blocks[at]
@@ -122,7 +124,7 @@ class HeldBlocks:
         return b"".join(index + rows)
 
     def _part(self, block: Records, first: int, end: int) -> tuple[bytes, bytes]:
-        """The index and the rows of some of a block."""
+        """Return the index and the rows of a part of a block."""
         if self._last is None or self._last[0] is not block:
             index = block.offsets_and_sizes()
             self._last = block, index, index.nbytes + np.append(0, np.cumsum(index[:, 1]))
@@ -132,16 +134,16 @@ class HeldBlocks:
 
 
 def _numbers(block: bytes) -> NDArray[np.int64]:
-    """A row for each message: the index of its sender, and _NUMBERS."""
+    """Return a row for each message: the index of its sender, and _NUMBERS."""
     return np.frombuffer(block, "<i8").reshape(-1, 1 + len(_NUMBERS))
 
 
 def _rows(piece: pd.DataFrame, blocks: Sequence[NDArray[np.int64] | None], size: NDArray[np.int64]) -> pd.DataFrame:
-    """The rows of a piece; `size`: for how many each of its own stands."""
+    """Return the rows of a piece, one for each message. `size`: the number of messages of each row of the piece."""
     there = [(row, block) for row, block in enumerate(blocks) if block is not None]
     if not there:
         return piece
-    # Columns each by itself: pandas would put those of one type together, and then each use of one takes time.
+    # Separate columns: pandas would join those of one type, and each use of one would take time.
     columns = {name: np.repeat(piece[name].to_numpy(), size) for name in piece}
     inside = np.repeat([block is not None for block in blocks], size)
     senders = [np.array(piece["sender"].iloc[row].split(_BETWEEN_SENDERS), object)[block[:, 0]] for row, block in there]

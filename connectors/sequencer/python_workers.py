@@ -1,11 +1,10 @@
-"""What Spark forks its Python workers from (`spark.python.daemon.module`): pyspark's own daemon, with a head start.
+"""The daemon that forks Spark's Python workers (`spark.python.daemon.module`): pyspark's own, with a head start.
 
-It imports what a worker needs before there is one, so that each worker begins with it; and it takes pyspark from where
-it is installed, with its bytecode, not from the zip of the same version that Spark puts first, which Python would
-compile anew in every process.
+It imports the workers' modules before it forks one. It takes pyspark from its installation, with its bytecode, not from
+the zip of the same version that Spark puts first: Python would compile that anew in every process.
 
-A SIGTERM that is sent to all processes of a job is not for the workers: the batch in hand needs them. And a worker
-whose task was cut off ends without a stack trace.
+Workers ignore a SIGTERM that is sent to all processes of a job: the current batch needs them. A worker whose task was
+cut off ends without a stack trace.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _work = daemon.worker
 
 
 def work(sock: socket.socket, authenticated: bool) -> int:
-    """Do what the JVM asks for; return 0 if it may ask again."""
+    """Run the JVM's task; return 0 if the worker can be used again."""
     try:
         return _work(sock, authenticated)
-    except ConnectionError:  # the task was cut off, and the JVM has told why
+    except ConnectionError:  # the task was cut off, and the JVM has reported why
         return 1
 
 
 if __name__ == "__main__":
-    # A worker collects garbage after every batch: without what is imported here, that takes 1 ms instead of 40.
+    # A worker collects garbage after every batch: without the objects of these imports, that takes 1 ms instead of 40.
     gc.freeze()
     # Blocked, since pyspark sets handlers. Spark ends this process by closing its standard input.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

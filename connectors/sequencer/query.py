@@ -1,28 +1,28 @@
 """The sequencer as a Spark query: FORWARD rows in, DATA and dead-letter rows out, `ordering` in between.
 
     Kafka source → columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
-                      └→ plain messages, set aside in the task → brought back by offset ↑
+                      └→ plain messages, buffered in the task → taken back by offset ↑
 
-The stateful operator is the only Python on the path. It sees arrow batches and decides them with `step_columns`. What
-the JVM does not find plain, bad input above all, is read there by the codec, row by row: so one place knows what can be
-wrong with a record, and Spark has little to plan anew for each batch. Spark's state store holds the state between the
-batches of one run; nothing rests on it after a crash (see `connectors.takeover.takeover`).
+The stateful operator is the only Python on the path. It gets arrow batches and decides them with `step_columns`. The
+codec decodes irregular records there, mainly bad input, row by row: so one place has the reasons of refusals, and Spark
+has little to plan anew for each batch. Spark's state store has the state between the batches of one run; nothing
+depends on it after a crash (see `connectors.takeover.takeover`).
 
-A plain message stays in the JVM (`connectors.spark.own_columns`). Python sees of it what decides: sender, incarnation,
-local seqno, offset; neighbours come as one row (`connectors.sequencer.blocks`). For a run of such records it writes
-where they are and the first seqno, nothing for each record.
+A plain message stays in the JVM (`connectors.spark.own_columns`). Python gets the fields that decide: sender,
+incarnation, local seqno, offset; consecutive messages come as one row (`connectors.sequencer.blocks`). For a run of
+such records Python returns their places and the first seqno, nothing for each record.
 
-Why no record gets another's decision. What is written for a record is looked up by its topic, partition and offset, the
-very words that its DATA header gives as its source; not by its place in a batch. It is found in the attempt of the task
-that has set it aside, once, or the task fails. A block is found so, too, by its first record; and its offsets are
-consecutive. So the worst that a fault between the two can do is to end the query. Nothing of it is left to a later
-attempt: a failed, killed or repeated batch sets aside what it reads itself.
+Why no record gets another's decision. The output of a record is looked up by topic, partition and offset, the very
+source in its DATA header; not by its place in a batch. It is found once, in the attempt of the task that has buffered
+it, or the task fails. A block is found in the same way by its first record, and its offsets are consecutive. So a
+mismatch can do no more than end the query. A later attempt can't find anything of it: a failed, killed or repeated
+batch buffers the records that it reads itself.
 
-A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
-the JVM, there and nowhere else. (A block stands where its first record does: no other row stands between its records.)
-`step_columns` asserts the order, piece by piece. Spark writes all rows of a group before it reads a result, and gathers
-the results of a group before it writes them: so a micro-batch is held as a whole in the JVM, what is not aside in
-Python, too, and `connectors.kafka.connection.backlog` bounds its bytes.
+Spark promises no order of a group's rows, so `sequence` sorts each micro-batch by group and source, in the JVM, there
+and nowhere else. (A block is sorted by its first record: no other row lies between its records.) `step_columns` asserts
+the order, piece by piece. Spark writes all rows of a group before it reads a result, and gathers the results of a group
+before it writes them. So the JVM holds a whole micro-batch, Python holds the part not buffered in the JVM, and
+`connectors.kafka.connection.backlog` bounds its bytes.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ RUN_SCHEMA = (
     "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
     "link_seqno array<long>, link_origin_seqno array<long>, records binary"
 )
-"""A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
-stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
-stands in the last four of them, which are null where no link has brought the records.
+"""A run: consecutive records for the same topic. `names` and `values` are those of the headers behind abcast's own; if
+there are no `senders`, of all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
+null if no link has brought the records.
 
-Of records that are `aside` there is nothing in the arrays; but dead letters have in `names` and `values` the headers
-that stand behind their own. They are in this task, or in `records`, as in a block (`connectors.sequencer.blocks`).
+The arrays are empty for records that are `aside`, in the JVM's buffer; but for dead letters, `names` and `values` have
+the headers to append. The records are in this task, or in `records`, as in a block (`connectors.sequencer.blocks`).
 """
 DATA_ROLE = "data"
 READERS_A_GROUP_AT_ONCE = 4
-"""Tasks that read, for each group that is decided at the same time: if some have much to read, others do the rest."""
+"""Reading tasks for each group that is decided at the same time: while some have much to read, others do the rest."""
 _RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
 _RUN_INDEX = pd.Index(_RUN_COLUMNS)
 _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
-"""Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
+"""The columns of a run of DATA with an element for each row. It has no keys, and no links in a job that uses this."""
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
@@ -83,10 +83,10 @@ _FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
 
 def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
-    """The same rows, read by few tasks: of many groups each has little. To be called before the rows are decoded.
+    """Read the rows by few tasks, as each of many groups has little. Call this before the rows are decoded.
 
     Spark reads each partition of Kafka in a task of its own. With a thousand groups, tasks would be most of the work.
-    (It leaves out this step where the next one changes partitions, too.)
+    (Spark drops this step if the next one changes partitions, too.)
     """
     return kafka_rows.coalesce(READERS_A_GROUP_AT_ONCE * parallelism)
 
@@ -127,12 +127,12 @@ def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = Fal
     A block is one row for messages of consecutive offsets. `with_records`: the messages are in the column `records`,
     and the rows have the column `at`; otherwise they stay in the buffer.
     """
-    # A relay that begins again brings offsets once more: they count as those of another topic.
+    # A relay that begins again repeats offsets: they count as another topic's.
     topic = F.concat_ws("@", "topic", F.col("at") - F.col("offset")) if with_records else F.col("topic")
     place = F.col("group"), topic, F.col("partition")
     numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
     sender = F.when(F.col("has_block"), F.col("sender"))
-    # Before the sort, so that this has little to sort.
+    # Before the sort, which then has little to sort.
     goes_on = set_aside(place, F.col("offset"), F.col("record"), RECORD_SCHEMA, sender, numbers)
     block = F.when(F.col("has_block"), block_of(place, F.col("offset"), with_records=with_records))
     of_block = {"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")}
@@ -168,7 +168,7 @@ Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterato
 
 
 def decider(initial: Mapping[str, bytes], site: str) -> Decide:
-    """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
+    """Return the function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
@@ -193,12 +193,12 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
 def decide_chunk(
     state: SequencerState, chunk: pd.DataFrame, *, headers_only: bool = False
 ) -> tuple[SequencerState, list[pd.DataFrame]]:
-    """Decide one piece of a group's rows; return the state after it and the runs to write, in order.
+    """Decide a piece of a group's rows; return the state after it and the runs to write, in order.
 
-    `headers_only`: whether plain messages are aside.
+    `headers_only`: plain messages are in the JVM's buffer.
     """
     partitions, partition = _partitions(chunk)
-    rows, error = _read_odd(chunk, partitions, partition)
+    rows, error = _read_irregular(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
@@ -256,7 +256,7 @@ def decide_chunk(
             runs.append(decided)
             continue
         codes, by_code = np.unique(sender[run], return_index=True)
-        # A control record is a run of its own: with the kind and the payload that were decided.
+        # A control record is a run of its own, with the kind and the payload of the decision.
         of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
         travelling = rows["headers"][run].tolist()
         headers = _columns(of_row or () for of_row in travelling) if any(travelling) else {}
@@ -280,28 +280,28 @@ def decide_chunk(
 
 
 def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
-    """What links say of a run's records, if a link has brought them; all of a run are of one topic."""
+    """Return the fields of links of a run's records, if a link has brought them; all of a run are of one topic."""
     if link is None or link.session[run.start] < 0:
         return {}
     return {name: column[run].tolist() for name, column in zip(LINK_COLUMNS, link, strict=True)}
 
 
-def _read_odd(
+def _read_irregular(
     chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
-    """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
+    """Return the columns from headers, after the codec has decoded irregular rows; and each row's error."""
     columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *LINK_COLUMNS) if name in chunk}
     error = np.full(len(chunk), None, dtype=object)
     headers = np.full(len(chunk), None, dtype=object)
     packed = chunk["packed_headers"]
     for row in np.flatnonzero(packed.notna()).tolist():
         headers[row] = unpack_headers(packed.iloc[row])
-    odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
-    if not odd:
+    irregular = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
+    if not irregular:
         return {**columns, "headers": headers}, error
     columns = {name: column.copy() for name, column in columns.items()}
     for row, offset, key, value, at_ms in zip(
-        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
+        irregular, *(chunk[name].iloc[irregular] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
     ):
         source = Source(*partitions[int(partition[row])], int(offset))
         record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
@@ -320,7 +320,7 @@ def _read_odd(
 
 
 def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
-    """What stands behind the headers of records that are aside."""
+    """Return the headers to append to refused records in the JVM's buffer."""
     sources = zip(*(rows[name].tolist() for name in _SOURCE), strict=True)
     return _columns(
         codec.dead_letter_headers(DeadLetter(Source(*source), reason), ())
@@ -329,8 +329,9 @@ def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]
 
 
 def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
-    """The records as they came, with the reason; but for the mark of a hub's relay on a plain one, which is not at hand
-    (the record in the relay's topic has it).
+    """Return dead letters: the records unchanged, with the reason.
+
+    The mark of a hub's relay on a plain record is missing (the record in the relay's topic has it).
     """
     from_headers = [*_FROM_HEADERS, *(name for name in LINK_COLUMNS if name in rows)]
     columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *from_headers)
@@ -348,11 +349,11 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
             )
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append(codec.encode_dead_letter(letter, key, value, headers))
-    return _given(letters)
+    return _record_columns(letters)
 
 
 def unpack_headers(packed: str | None) -> Headers:
-    """The headers that `connectors.spark.forward_rows` packed. Kafka allows a null value, which stays one."""
+    """Unpack headers of `connectors.spark.forward_rows`. A null value, which Kafka allows, stays null."""
     return (_remembered if len(packed or "") <= _REMEMBERED_LENGTH else _unpacked)(packed)
 
 
@@ -365,14 +366,16 @@ _REMEMBERED_LENGTH = 4096
 _remembered = functools.lru_cache(maxsize=100)(_unpacked)  # an application often repeats its headers
 
 
-def _given(records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]) -> dict[str, list[Any]]:
-    """The columns of a run of (key, value, headers)."""
+def _record_columns(
+    records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]],
+) -> dict[str, list[Any]]:
+    """Return the columns of a run of (key, value, headers)."""
     keys, values, headers = zip(*records, strict=True)
     return {"key": list(keys), "value": list(values), **_columns(headers)}
 
 
 def _columns(headers: Iterable[Sequence[tuple[str, bytes]]]) -> dict[str, list[list[Any]]]:
-    """Each record's headers, as columns of a run."""
+    """Return each record's headers, as columns of a run."""
     of_rows = list(headers)
     return {
         "names": [[name for name, _ in row] for row in of_rows],
@@ -392,14 +395,14 @@ def assert_first_attempt() -> None:
 
 
 def without_first(runs: pd.DataFrame, last: int) -> pd.DataFrame:
-    """What a sequencer decided, without the DATA up to seqno `last`, which stands there already."""
+    """Return a sequencer's runs without the DATA up to seqno `last`, which is written already."""
     if all(first is None or first > last for first in runs["first_seqno"]):
         return runs
     return frame_of([rest for run in runs.to_dict("records") if (rest := _beyond(run, last)) is not None])
 
 
 def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
-    """What of a run has a seqno above `last`; None if nothing has."""
+    """Return the part of a run with seqnos above `last`; None if there is none."""
     left_out = last - run["first_seqno"] + 1 if run["role"] == DATA_ROLE else 0
     if left_out <= 0:
         return run
@@ -411,14 +414,14 @@ def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
 
 
 def run_of(group: str, record: Data) -> pd.DataFrame:
-    """The run of one record of the sequencer's own (a snapshot, a view)."""
-    given = _given([codec.encode_data(record)])
-    return frame_of([{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, **given}])
+    """Return the run of a single record of the sequencer's own (a snapshot, a view)."""
+    encoded = _record_columns([codec.encode_data(record)])
+    return frame_of([{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, **encoded}])
 
 
 def frame_of(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """Runs as rows; what one does not name is null."""
-    # As one array: to make a series of each column takes longer than to decide a small group's batch.
+    """Return runs as rows; columns that a run does not name are null."""
+    # As one array: a series for each column would take longer than the decision of a small group's batch.
     cells = np.empty((len(runs), len(_RUN_COLUMNS)), dtype=object)
     for row, run in enumerate(runs):
         for column, name in enumerate(_RUN_COLUMNS):
@@ -436,15 +439,16 @@ def _runs(
     dead: NDArray[np.bool_],
     controls: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
-    """The (first, end) of every run: rows to be written, of one partition, with consecutive offsets, all accepted (so
-    with consecutive seqnos) or all dead, all aside or none, and with one incarnation a sender. A control row is a run
-    of its own.
+    """Yield the (first, end) of every run of rows to write.
+
+    Its rows are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all dead, all
+    in the JVM's buffer or none, and with one incarnation a sender. A control row is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
     breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
     for row in controls:
         breaks[max(0, row - 1) : row + 1] = True
-    # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.
+    # A chunk with two incarnations of a sender is rare: every change between two rows breaks a run then.
     of_sender = np.full(int(sender.max(initial=0)) + 1, -1, dtype=np.int64)
     of_sender[sender] = incarnation
     if not bool(np.all(of_sender[sender] == incarnation)):
@@ -456,7 +460,7 @@ def _runs(
 
 
 def _partitions(chunk: pd.DataFrame) -> tuple[list[Partition], Ints]:
-    """The partitions of the rows in their order, and the index of each row's."""
+    """Return the partitions of the rows in order, and the index of each row's partition."""
     topic, number = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
     starts = np.append(True, (topic[1:] != topic[:-1]) | (number[1:] != number[:-1]))
     partitions = [Partition(topic[row], int(number[row])) for row in np.flatnonzero(starts).tolist()]

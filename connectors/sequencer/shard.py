@@ -1,7 +1,7 @@
-"""One lane of the sequencer: take over its groups, then let Spark run the query of `connectors.sequencer.query`.
+"""A shard of the sequencer: it takes over its groups, and lets Spark run the query of `connectors.sequencer.query`.
 
-A claim stops the sequencer that has the group now, so a lane that can't work must not make one. Everything that can be
-wrong with a start is found before the first claim: whether Spark can run a task, what is to be read, the rights to it.
+A claim stops the sequencer that has the group now, so a shard that can't work must not make one. Every fault of a start
+is found before the first claim: whether Spark can run a task, and whether the topics and the rights are there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ordering.base.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, step
 
 HANGS_S = 5.0
-"""A batch that has been in hand for so long, and a group of which nothing is told: the others go on without it."""
+"""The age of a current batch after which the others go on without a group whose leader does not answer."""
 _POLL_S = 0.2
 _OBSERVED = "batch"
 _GROUPS = "groups"
@@ -49,10 +49,10 @@ _logger = logging.getLogger(__name__)
 
 
 class _BatchReport(NamedTuple):
-    """What finished batches tell.
+    """The report of finished batches.
 
-    `changed`: groups whose membership has changed. `is_snapshot_late`: the newest batch has left a snapshot for the
-    next to write, which may be long in coming. `decided`: groups in which seqnos were given, and `seqnos` how many.
+    `changed`: groups whose membership has changed. `is_snapshot_late`: the newest batch leaves its snapshot to the next
+    one, which may come late. `decided`: groups in which seqnos were given. `seqnos`: their number.
     """
 
     changed: frozenset[str] = frozenset()
@@ -79,8 +79,11 @@ class SequencerShard(StreamingJob):
         worker: PythonWorker | None = None,
         number: int = 1,
     ) -> None:
-        """`groups`: those to sequence, None for all. `epochs`: what this process has claimed, by group, kept up to
-        date. `worker`: nothing is claimed before it works. `number` tells lanes of one site apart.
+        """Prepare the shard.
+
+        `groups`: the groups to sequence; None for all. `epochs`: the epochs that this process has claimed, by group,
+        which takeovers keep up to date. `worker`: nothing is claimed before it works. `number`: tells the shards of a
+        site apart.
         """
         super().__init__(spark, options, finder)
         if number > 1:
@@ -89,54 +92,61 @@ class SequencerShard(StreamingJob):
         self._epochs = {} if epochs is None else epochs
         self._worker = worker
         self._query: StreamingQuery | None = None
-        self._keeper: GroupMaintenance | None = None
+        self._maintenance: GroupMaintenance | None = None
         self._stale: set[str] = set()  # groups whose membership has changed since it was read
-        self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
+        self._watched: dict[str, int] = {}  # groups with members, and a seqno that their DATA has
         self._watchdog: Watchdog | None = None
         self._seen_batch = -1
         self._states: dict[str, SequencerState] = {}
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """The site's forward topics, and those that relays fill, of the lane's groups with a DATA topic at the site."""
+        """Return the forward topics at the site, relayed ones included, of the shard's groups with DATA there."""
         forward = forward_topics(topics, self.options.site)
         return {group: names for group, names in forward.items() if self.serves(group)}
 
     def needs(self, topic: Topic) -> bool:
-        """What it writes, and where it claims."""
+        """Whether the shard writes or claims in this topic."""
         return needed_to_order(topic, self.options.site)
 
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """And those of which Kafka tells nothing while the batch in hand waits, unless it tells of none."""
+        """Return groups without a leader, and groups that get no answer from Kafka while the current batch waits.
+
+        If no group gets an answer, none is added.
+        """
         silent: Mapping[str, str] = {}
-        if self._keeper is not None and self.stuck_s >= HANGS_S:
-            silent = self._keeper.away.reasons
-            silent = {} if len(silent) == len(self._keeper.forward) else silent
+        if self._maintenance is not None and self.stuck_s >= HANGS_S:
+            silent = self._maintenance.away.reasons
+            silent = {} if len(silent) == len(self._maintenance.forward) else silent
         hanging = {group: BrokerUnreachable(why) for group, why in silent.items() if group in found}
         return {**hanging, **super().leaderless(found)}
 
     def serves(self, group: str) -> bool:
-        """Whether it is one of the lane's groups."""
+        """Whether this is one of the shard's groups."""
         return self.groups is None or group in self.groups
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Take over every group, then read FORWARD on from where their DATA says."""
+        """Take over every group, then read FORWARD from the positions in their DATA."""
         connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)
         check_topics(connection, forward, site)
         self._await_spark()
         states = take_over_groups(
             Claimer(
-                *(connection, site, self._epochs, self.agreement, self.check_group),
+                connection,
+                site,
+                self._epochs,
+                self.agreement,
+                self.check_group,
                 ledger=LedgerEnd(self.options.data / "ledger"),
             ),
             forward,
         )
-        self._keeper, self._seen_batch = (
+        self._maintenance, self._seen_batch = (
             GroupMaintenance(connection, site, self._epochs, "spark", self.options.troubles),
             -1,
         )
-        self._keeper.take(forward)
-        ends = self._keeper.ends_of_data(forward)
-        self._watchdog = Watchdog(self._keeper.log, self._keeper.signed_end, self._keeper.trouble_of)
+        self._maintenance.take(forward)
+        ends = self._maintenance.ends_of_data(forward)
+        self._watchdog = Watchdog(self._maintenance.log, self._maintenance.signed_end, self._maintenance.trouble_of)
         for group, state in states.items():
             self._watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
         self._watched, self._stale = _watched(states), set()
@@ -152,16 +162,16 @@ class SequencerShard(StreamingJob):
         return self._query
 
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """Of all topics that are read, those that are put in order here; ticks go there."""
+        """Return the topics, among the read ones, that this shard puts in order. Ticks go there."""
         return dict(topics)
 
     def check_group(self, state: SequencerState) -> None:
-        """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
+        """Raise if this group can't be served for a reason that DATA does not tell; called before it is claimed."""
         if self.options.fitness is not None:
             self.options.fitness(state)
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
-        """What is read, decided, as the sink takes it."""
+        """Return the rows for the sink: the records read, decided."""
         site, names = self.options.site, [name for group in topics.values() for name in group]
         session, at_once = self.session(len(states))
         self._states = dict(states)
@@ -173,9 +183,9 @@ class SequencerShard(StreamingJob):
         return encode_decided(self.observed(runs), site)
 
     def skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
-        """Behind what gives nothing but dead letters, which are written here: DATA never tells that it was considered.
+        """Whether the records before give only dead letters; write these, as DATA never tells that they are considered.
 
-        A crash before the next snapshot finds the same record again, and writes its dead letter once more.
+        After a crash before the next snapshot, the same record is found again, and its dead letter written once more.
         """
         topic = Topic.parse(place.topic)
         assert topic is not None
@@ -200,9 +210,9 @@ class SequencerShard(StreamingJob):
         return True
 
     def session(self, groups: int) -> tuple[SparkSession, int]:
-        """One for this query of so many groups, and how many of them it decides at once.
+        """Return a session for a query of so many groups, and the number of groups that it decides at once.
 
-        The number of a query's shuffle partitions is a setting of its session.
+        That number is the query's shuffle partitions, a setting of its session.
         """
         at_once = min(self.options.parallelism or cores_of(self.spark), groups)
         session = self.spark.newSession()
@@ -210,11 +220,11 @@ class SequencerShard(StreamingJob):
         return session, at_once
 
     def observed(self, runs: DataFrame, *more: Column) -> DataFrame:
-        """The same runs, of which Spark reports what the driver need not read DATA for; `more` is for `see`."""
+        """Observe the runs, so that the driver need not read DATA to know them; `more`: columns for `see`."""
         return runs.observe(_OBSERVED, *_observed(), *more)
 
     def see(self, observed: dict[str, Any]) -> None:
-        """Take what was observed of a batch that is finished."""
+        """Take the observations of a finished batch."""
 
     def _await_spark(self) -> None:
         while self._worker is not None and not self._worker.works(_POLL_S):
@@ -222,44 +232,44 @@ class SequencerShard(StreamingJob):
                 raise QueryFailed("stopped before Spark had run a task.")
 
     def check(self) -> None:
-        """See that no newer epoch has begun and that what was decided counts; tick for the groups that need it.
+        """Check that no newer epoch has begun and that decisions count; tick for the groups that need it.
 
         Raises Fenced, NotCounting, BrokerUnreachable, TopicMissing.
         """
-        keeper, watchdog = self._keeper, self._watchdog
-        if self._query is None or keeper is None or watchdog is None:
+        maintenance, watchdog = self._maintenance, self._watchdog
+        if self._query is None or maintenance is None or watchdog is None:
             return
-        self._check_epochs(keeper.forward)
-        keeper.check_not_fenced()
-        keeper.sign(self.considered(), time.monotonic(), set(self.finder.find()))
-        report = self._finished_batches(keeper.forward)
+        self._check_epochs(maintenance.forward)
+        maintenance.check_not_fenced()
+        maintenance.sign(self.considered(), time.monotonic(), set(self.finder.find()))
+        report = self._finished_batches(maintenance.forward)
         self._stale |= report.changed
-        for group in sorted(self._stale):  # also those that the broker did not tell the last time
+        for group in sorted(self._stale):  # including groups that got no answer the last time
             self._watched.pop(group, None)
-            with keeper.trouble_of(group):
-                self._watched |= _watched({group: keeper.log(group).state()})
+            with maintenance.trouble_of(group):
+                self._watched |= _watched({group: maintenance.log(group).state()})
                 self._stale.discard(group)
         now = time.monotonic()
-        late = dict.fromkeys(keeper.forward, 0) if report.is_snapshot_late else {}
-        keeper.attend({**late, **self._watched}, now)
+        late = dict.fromkeys(maintenance.forward, 0) if report.is_snapshot_late else {}
+        maintenance.attend({**late, **self._watched}, now)
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
 
     def _check_epochs(self, groups: Collection[str]) -> None:
-        """See that EPOCH of each group is there: claims are asked for of all at once. The next start leaves it out."""
+        """Raise TopicMissing if a group has lost EPOCH: claims are read for all at once. The next start omits it."""
         site, found = self.options.site, set(self.finder.find())
         for group in groups:
             if Topic(group, "epoch", site) not in found:
                 raise topic_missing(str(Topic(group, "epoch", site)), group, site)
 
     def considered(self) -> dict[TopicPartition, int]:
-        """How far the batches that are finished have come in FORWARD."""
+        """Return the offsets in FORWARD that finished batches have reached."""
         batch = newest(self._query) if self._query is not None else None
         offsets = batch.ends if batch is not None else {}
         return {TopicPartition(topic, int(n)): end for topic, ends in offsets.items() for n, end in ends.items()}
 
     def _finished_batches(self, groups: Collection[str]) -> _BatchReport:
-        """What the batches tell that Spark has reported since the last call."""
+        """Return the report of the batches that Spark has finished since the last call."""
         assert self._query is not None
         reports = newer_than(self._query, self._seen_batch)
         fresh = [batch for batch in reports if batch.records]
@@ -281,19 +291,19 @@ class SequencerShard(StreamingJob):
         return _BatchReport(frozenset(changed), is_late, frozenset(decided), seqnos)
 
     def close_query(self) -> None:
-        """Close what `check` reads."""
+        """Close the connections of `check`."""
         self._query = None
         self.options.troubles.serve(self.name, ())
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        if self._maintenance is not None:
+            self._maintenance.close()
+            self._maintenance = None
 
 
 def _observed() -> list[Column]:
-    """What Spark is to report of each batch, so that the driver need not read DATA to know it.
+    """Return the columns that Spark observes in each batch, so that the driver need not read DATA to know them.
 
-    The groups in which something was decided, and whether that has changed a membership, or up to where DATA stands
-    in a flush; and how many seqnos were given.
+    They are the groups with decisions, and whether these changed a membership or the state of a flush; and the number
+    of seqnos given.
     """
     kind = F.col("kind")
     has_seqno = kind.isNotNull() & ~kind.isin(*WITHOUT_SEQNO)

@@ -1,9 +1,9 @@
-"""Lanes: how the groups of a job are dealt to its queries, so that a new group disturbs no other.
+"""Shards: the distribution of a job's groups to its queries, so that a new group disturbs no other.
 
-A change of a query's groups takes a new query, and for a sequencer that is a takeover: all its groups wait for
-seconds. So groups that are found while the job runs get a lane of their own. Lanes cost something, too (each asks Kafka
-for news all the time), so there are at most MAX_LANES; then the smallest are made into one, which takes over once
-more. The eldest lane, which has the groups of the job's start, is left alone.
+A change of a query's groups takes a new query, and for a sequencer that is a takeover: all its groups wait for seconds.
+So groups that are found while the job runs get a shard of their own. A shard has a cost (it polls Kafka all the time),
+so there are at most MAX_SHARDS; beyond that the smallest are joined, and taken over once more. The oldest shard, with
+the groups of the job's start, is left alone.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-MAX_LANES = 8
+MAX_SHARDS = 8
 
 
 class ShardOpening(NamedTuple):
-    """Close the lanes with these indices, then open one with these groups."""
+    """The shards to close, by index, and the groups of the shard to open then."""
 
     closed: Sequence[int]
     groups: frozenset[str]
 
 
-def open_lane(lanes: Sequence[Collection[str]], new: Collection[str]) -> ShardOpening:
-    """Where to put new groups, given the groups of each lane, the eldest lane first."""
-    if len(lanes) < MAX_LANES:
+def open_shard(shards: Sequence[Collection[str]], new: Collection[str]) -> ShardOpening:
+    """Return the shard for new groups, given the groups of each shard, the oldest first."""
+    if len(shards) < MAX_SHARDS:
         return ShardOpening((), frozenset(new))
-    by_size = sorted(range(1, len(lanes)), key=lambda index: (len(lanes[index]), -index))
-    closed = sorted(by_size[: MAX_LANES // 2])
-    return ShardOpening(closed, frozenset(new).union(*(lanes[index] for index in closed)))
+    by_size = sorted(range(1, len(shards)), key=lambda index: (len(shards[index]), -index))
+    closed = sorted(by_size[: MAX_SHARDS // 2])
+    return ShardOpening(closed, frozenset(new).union(*(shards[index] for index in closed)))

@@ -1,14 +1,14 @@
-"""A group's state between two batches, as Spark's state store keeps it: a base, and what has changed since.
+"""A group's state between two batches, as Spark's state store keeps it: a base, and the changes since.
 
-A state has a row for each sender, and a batch changes few of a hundred thousand. To encode and decode all of them takes
-half a second each. So the base is an encoded state that is handed on as it is, and only what is small, and the rows
-that differ from the base's, are encoded anew.
+A state has a row for each sender, and a batch changes few of a hundred thousand. To encode or decode all of them takes
+half a second. So the base is an encoded state that is passed on unchanged, and only the small part, and the rows that
+differ from the base's, are encoded anew.
 
-Invariant. `load` returns the state that `store` was given, wherever Spark runs the two. What a worker remembers is no
-more than a short cut: it counts only if the very bytes that Spark hands over are those that the worker remembers. So
-another worker, a new one, or one that has seen a batch that was cut off decodes what Spark hands over.
+Invariant. `load` returns the state that `store` was given, wherever Spark runs the two. A worker's cache is only a
+shortcut: it counts only if it has the very bytes that Spark hands over. So another worker, a new one, or one that has
+seen a batch that was cut off decodes Spark's bytes.
 
-A crash costs nothing: a query that begins anew begins with the state of a takeover, as a base.
+A crash costs nothing: a new query begins with the state of a takeover, as a base.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SCHEMA = "base binary, changes binary"
 
 MIN_CHANGED_ROWS = 1000
 ROWS_A_CHANGED_ROW = 16
-"""There is a new base once more rows have changed than one in so many, and than the minimum."""
+"""The share of changed rows, one in so many, above which there is a new base, if the minimum is reached, too."""
 REMEMBERED_BYTES = 16 * 1024 * 1024
-"""Of encoded states, which a worker remembers: it may get any group. Decoded they take some ten times as much."""
+"""The encoded states that a worker caches: it may get any group. Decoded they take some ten times as much."""
 
 
 class StoredState(NamedTuple):
-    """What Spark keeps: an encoded state, and another one with the rows alone that differ; empty if there is none."""
+    """A state in Spark's store: an encoded base, and a state with only the rows that differ, or empty."""
 
     base: bytes
     changes: bytes
@@ -45,7 +45,7 @@ class _Remembered(NamedTuple):
 
 
 class _Memory:
-    """By group, the last that this worker has loaded or stored. What was put first goes first."""
+    """A cache of the states that this worker has loaded or stored last, by group. The oldest are dropped first."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -77,7 +77,7 @@ _remembered = _Memory()
 
 
 def load(group: str, stored: StoredState) -> SequencerState:
-    """The state that was stored."""
+    """Return the state that was stored."""
     return _load(group, stored).state
 
 
@@ -98,13 +98,13 @@ def _load(group: str, stored: StoredState) -> _Remembered:
 
 
 def store(state: SequencerState, before: StoredState) -> StoredState:
-    """What to keep of a state; `before`: what was kept of the one before, with the same base if that serves."""
+    """Return the form to store of a state; `before`: that of the state before, whose base is used again if it fits."""
     base = _load(state.group, before).base
     known = base.received
     changed = {
         sender: row
         for sender, row in state.received.items()
-        if (of_base := known.get(sender)) is not row and of_base != row  # mostly it is the same one
+        if (of_base := known.get(sender)) is not row and of_base != row  # mostly the same object
     }
     has_all = len(state.received) == len(known) + sum(sender not in known for sender in changed)
     if has_all and len(changed) <= max(MIN_CHANGED_ROWS, len(state.received) // ROWS_A_CHANGED_ROW):

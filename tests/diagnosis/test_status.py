@@ -95,7 +95,7 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
     suspended = troubles.suspended([Topic("g", "epoch", "nyc")], "nyc")
     assert list(suspended) == ["g"]
     troubles.serve("sequence-3", ["g"])
-    assert not troubles.suspended([Topic("g", "epoch", "nyc")], "nyc"), "another lane serves it by now"
+    assert not troubles.suspended([Topic("g", "epoch", "nyc")], "nyc"), "another shard serves it by now"
     troubles.end("sequence-2", "it is left alone.")
     assert "sequence" not in troubles.of("g")
     SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, suspended=suspended)

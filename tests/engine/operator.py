@@ -113,7 +113,7 @@ class OperatorLoop:
                 raise
 
     def _check_not_fenced(self) -> None:
-        """As the lane does when its query has failed. Raises Fenced."""
+        """As the shard does when its query has failed. Raises Fenced."""
         for name, epoch in self._epochs.items():
             with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
                 check_not_fenced(data, epoch)
@@ -129,14 +129,14 @@ class OperatorLoop:
             frame = pd.DataFrame(rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
             chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
             state: Any = self._states[name]
-            decided = agreer(self._initial, self._agreement.neighbours, self._shelf_of)((name,), chunks, state)
+            decided = agreer(self._initial, self._agreement.neighbours, self._spill_of)((name,), chunks, state)
             outputs = [output for runs in decided for output in self._outputs(name, runs)]
             written = self._writer.write(outputs)
             deadline = time.monotonic() + STOP_S
             if not self._writer.wait(written, lambda deadline=deadline: time.monotonic() > deadline):  # type: ignore[misc]
                 return
 
-    def _shelf_of(self, group: str) -> SpillStore:
+    def _spill_of(self, group: str) -> SpillStore:
         return SpillStore(Path(self._directory.name) / group, str(self._epochs[group]))
 
     def _rows(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:

@@ -386,7 +386,7 @@ def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
 @pytest.mark.slow
 def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site on Spark waits for the other, and keeps no more than it may. Then it asks for a new query."""
-    monkeypatch.setattr(agreeing_query, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr(agreeing_query, "BUFFER_BYTES", 20_000)
     monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
     both = ("nyc", "sfo")
     with running(kafka, "nyc", names=both, engine=SPARK) as (nyc,):
@@ -984,14 +984,14 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
 
 
 def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that waits has very many chunks on its shelf, and each run has some records of one or two."""
+    """A site that waits has very many chunks in its spill store, and each run has some records of one or two."""
     monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
     read: list[int] = []
     get = SpillStore.get
 
-    def counted(shelf: SpillStore, number: int) -> bytes:
+    def counted(spill: SpillStore, number: int) -> bytes:
         read.append(number)
-        return get(shelf, number)
+        return get(spill, number)
 
     monkeypatch.setattr(SpillStore, "get", counted)
     place, alone = f"{forward('nyc').topic}-0", Neighbours("nyc", ("nyc",))

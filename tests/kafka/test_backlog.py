@@ -179,7 +179,7 @@ class _Bounded(StreamingJob):
 
 
 class _Sequencer(_Bounded):
-    """As a lane: what gives nothing is behind it when it has looked."""
+    """As a shard: what gives nothing is behind it when it has looked."""
 
     def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
         return len(before) <= 100

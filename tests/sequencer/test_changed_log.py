@@ -75,9 +75,9 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
     for _ in range(rng.randint(1, 3)):
         order(kafka, rng.randint(0, 4))
         if rng.random() < 0.5:
-            with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as keeper:
-                keeper.take({"g": [FORWARD]})
-                keeper.sign({}, 0.0)
+            with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as maintenance:
+                maintenance.take({"g": [FORWARD]})
+                maintenance.sign({}, 0.0)
                 known = length(kafka)
     if rng.random() < 0.5 and ledger_rows(kafka):
         ledger = write_ledger(kafka, tmp_path / "ledger")
@@ -126,12 +126,12 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
     order(kafka, 3)
-    with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as keeper:
-        keeper.take({"g": [FORWARD]})
-        keeper.sign({}, 0.0)
+    with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as maintenance:
+        maintenance.take({"g": [FORWARD]})
+        maintenance.sign({}, 0.0)
         kafka.topics.truncate(DATA, length(kafka) - 1)
         with pytest.raises(HistoryChanged, match="DATA of group g ends at offset 4, and ended at 5 before"):
-            keeper.sign({}, 10.0)
+            maintenance.sign({}, 10.0)
     with pytest.raises(HistoryChanged, match="last sign of life says that it went up to 5"):
         take_over(kafka, "g", SITE)
 

@@ -122,19 +122,19 @@ def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: p
 
 class TestAKeeper:
     @pytest.fixture
-    def keeper(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> GroupMaintenance:
+    def maintenance(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> GroupMaintenance:
         epochs: dict[str, int] = {}
         take_over_groups(Claimer(kafka, "nyc", claimed=epochs), FORWARD)
-        keeper = GroupMaintenance(kafka, "nyc", epochs, "process")
-        keeper.take(FORWARD)
-        return keeper
+        maintenance = GroupMaintenance(kafka, "nyc", epochs, "process")
+        maintenance.take(FORWARD)
+        return maintenance
 
-    def look(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> dict[str, int]:
+    def look(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> dict[str, int]:
         """As both engines do; how many ticks each group got."""
         before = {group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) for group in GROUPS}
-        keeper.check_not_fenced()
-        keeper.sign({}, time.monotonic())
-        keeper.attend(dict.fromkeys(GROUPS, 1), time.monotonic())
+        maintenance.check_not_fenced()
+        maintenance.sign({}, time.monotonic())
+        maintenance.attend(dict.fromkeys(GROUPS, 1), time.monotonic())
         return {
             group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) - before[group]
             for group in GROUPS
@@ -143,35 +143,35 @@ class TestAKeeper:
     @pytest.mark.parametrize("what", PARTS)
     @pytest.mark.parametrize("role", ROLES)
     def test_the_others_get_ticks(
-        self, kafka: MemoryConnection, keeper: GroupMaintenance, role: Role, what: tuple[str, ...]
+        self, kafka: MemoryConnection, maintenance: GroupMaintenance, role: Role, what: tuple[str, ...]
     ) -> None:
         kafka.topics.take_away(name(role), *what)
         for _ in range(3):
-            assert self.look(kafka, keeper)["fine"] == 1
+            assert self.look(kafka, maintenance)["fine"] == 1
         if role == "epoch" and OFFSETS in (what or (OFFSETS,)):
-            assert list(keeper.away.reasons) == ["away"]
+            assert list(maintenance.away.reasons) == ["away"]
             started = time.monotonic()
-            keeper.check_not_fenced()
+            maintenance.check_not_fenced()
             assert time.monotonic() - started < 1.0, "it is asked again each time"
         kafka.topics.bring_back(name(role))
-        eventually(lambda: (self.look(kafka, keeper), not keeper.away.reasons)[1], 20)
+        eventually(lambda: (self.look(kafka, maintenance), not maintenance.away.reasons)[1], 20)
 
     def test_signs_of_life(
-        self, kafka: MemoryConnection, keeper: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
+        self, kafka: MemoryConnection, maintenance: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """None for a group of which it is not known whether another has claimed it."""
         signed: list[set[str]] = []
-        monkeypatch.setattr(keeper._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
-        self.look(kafka, keeper)
+        monkeypatch.setattr(maintenance._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
+        self.look(kafka, maintenance)
         kafka.topics.take_away(name("epoch"), OFFSETS)
-        self.look(kafka, keeper)
+        self.look(kafka, maintenance)
         assert signed == [set(GROUPS), {"fine", "other"}]
 
-    def test_all_are_away(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> None:
+    def test_all_are_away(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
         for group in GROUPS:
             kafka.topics.take_away(name("epoch", group), OFFSETS)
         with pytest.raises(BrokerUnreachable):
-            keeper.check_not_fenced()
+            maintenance.check_not_fenced()
 
     @pytest.mark.parametrize("led", [True, False], ids=["led", "not-known"])
     def test_many_groups_of_a_leader_that_hangs(
@@ -185,33 +185,33 @@ class TestAKeeper:
             monkeypatch.setattr(MemoryConnection, "leaders", lambda *_: {})
         forward, epochs = {group: [name("forward", group)] for group in (*hanging, *GROUPS)}, dict[str, int]()
         take_over_groups(Claimer(kafka, "nyc", claimed=epochs), forward)
-        keeper = GroupMaintenance(kafka, "nyc", epochs, "process")
-        keeper.take(forward)
-        keeper.check_not_fenced()
+        maintenance = GroupMaintenance(kafka, "nyc", epochs, "process")
+        maintenance.take(forward)
+        maintenance.check_not_fenced()
         signed: list[set[str]] = []
-        monkeypatch.setattr(keeper._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
+        monkeypatch.setattr(maintenance._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
         for group in hanging:
             kafka.topics.leaders[name("epoch", group)] = 1
             kafka.topics.take_away(name("epoch", group), OFFSETS)
         started = time.monotonic()
         while not signed or not set(GROUPS) <= signed[-1]:
-            keeper.check_not_fenced()
-            keeper.sign({}, time.monotonic())
+            maintenance.check_not_fenced()
+            maintenance.sign({}, time.monotonic())
             assert time.monotonic() - started < (10.0 if led else 45.0)
         if led:
             assert signed[-1] == set(GROUPS)
             take_over(kafka, "fine", "nyc")
             started = time.monotonic()
             with pytest.raises(UnservableGroups, match="newer sequencer"):
-                keeper.check_not_fenced()
+                maintenance.check_not_fenced()
             assert time.monotonic() - started < 5.0
 
-    def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, keeper: GroupMaintenance) -> None:
+    def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
         def refused(*_: object) -> None:
             raise KafkaRefused("no right to group away")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keeper, "log", lambda group: refused() if group == "away" else None)
+            patch.setattr(maintenance, "log", lambda group: refused() if group == "away" else None)
             patch.setattr("connectors.takeover.group_maintenance.check_not_fenced", lambda *_: None)
             with pytest.raises(UnservableGroups, match="no right"):
-                keeper.check_not_fenced()
+                maintenance.check_not_fenced()

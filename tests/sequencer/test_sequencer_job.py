@@ -111,7 +111,7 @@ def test_only_the_group_that_changed_is_read_back(
         return SimpleNamespace(seqno=7, membership=SimpleNamespace(is_watched=True))
 
     ticked: list[dict[str, int]] = []
-    keeper = SimpleNamespace(
+    maintenance = SimpleNamespace(
         trouble_of=lambda _: nullcontext(),
         forward={"g": [], "h": []},
         log=lambda group: SimpleNamespace(state=lambda: state(group)),
@@ -119,7 +119,7 @@ def test_only_the_group_that_changed_is_read_back(
         sign=lambda *_: None,
         attend=lambda watched, _: ticked.append(watched),
     )
-    monkeypatch.setattr(job, "_keeper", keeper)
+    monkeypatch.setattr(job, "_maintenance", maintenance)
     monkeypatch.setattr(job, "_watchdog", SimpleNamespace(decided=lambda *_: None, look=lambda _: None))
     reports.append(report(0, changed="h"))
     job.check()
@@ -137,7 +137,7 @@ class Decided(Exception):
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    """The groups g and h, of which h can't be taken over; what a lane decides ends it."""
+    """The groups g and h, of which h can't be taken over; what a shard decides ends it."""
     kafka = MemoryConnection()
     for group in GROUPS:
         kafka.create(group, "nyc")
@@ -152,7 +152,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     return kafka
 
 
-def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerShard:
+def shard_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerShard:
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward")],
         leaderless=list,
@@ -162,34 +162,34 @@ def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> Sequ
     return SequencerShard(spark, JobOptions(kafka, "nyc", where), finder, groups=frozenset(groups), epochs={})
 
 
-def test_a_lane_leaves_out_what_cannot_be_taken_over(
+def test_a_shard_leaves_out_what_cannot_be_taken_over(
     kafka: MemoryConnection, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lane = lane_of(kafka, tmp_path, GROUPS)
+    shard = shard_of(kafka, tmp_path, GROUPS)
     with pytest.raises(Decided, match=r"^g$"):
-        lane.run()
-    assert list(lane.suspended.reasons) == ["h"]
+        shard.run()
+    assert list(shard.suspended.reasons) == ["h"]
     assert "abcast.h.data.nyc has 2 partitions" in caplog.text
     assert "The other groups go on; h is tried again." in caplog.text
     with pytest.raises(UsageError, match=r"abcast\.h\.data\.nyc has 2 partitions"):
-        lane_of(kafka, tmp_path, ["h"]).run()
+        shard_of(kafka, tmp_path, ["h"]).run()
 
 
-def test_a_lane_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp_path: Path) -> None:
+def test_a_shard_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp_path: Path) -> None:
     """When the batch in hand waits, and Kafka tells nothing of the group; but not when it tells of no group."""
-    lane = lane_of(kafka, tmp_path, GROUPS)
+    shard = shard_of(kafka, tmp_path, GROUPS)
     found = {group: [f"abcast.{group}.forward.nyc"] for group in GROUPS}
-    keeper = lane._keeper = GroupMaintenance(kafka, "nyc", {}, "spark")
-    keeper.forward = found
-    keeper.away.suspend("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
-    assert not lane.leaderless(found)
-    lane.stuck_s = HANGS_S
-    assert list(lane.leaderless(found)) == ["h"]
-    keeper.away.suspend("g", BrokerUnreachable("nor of g."))
-    assert not lane.leaderless(found)
+    maintenance = shard._maintenance = GroupMaintenance(kafka, "nyc", {}, "spark")
+    maintenance.forward = found
+    maintenance.away.suspend("h", BrokerUnreachable("no broker that leads abcast.h.data.nyc answers."))
+    assert not shard.leaderless(found)
+    shard.stuck_s = HANGS_S
+    assert list(shard.leaderless(found)) == ["h"]
+    maintenance.away.suspend("g", BrokerUnreachable("nor of g."))
+    assert not shard.leaderless(found)
 
 
-def test_so_does_a_lane_that_agrees(
+def test_so_does_a_shard_that_agrees(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is wrong with its log is found before the group is claimed: a claim would stop who has it."""
@@ -211,33 +211,33 @@ def test_so_does_a_lane_that_agrees(
         close=lambda: None,
     )
     agreement, spark = AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
-    lane = AgreeingShard(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
+    shard = AgreeingShard(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
     with pytest.raises(Decided, match=r"^g$"):
-        lane.run()
+        shard.run()
     assert "begun with other sites. The other groups go on; h is tried again." in caplog.text
     for group, is_claimed in zip(GROUPS, (True, False), strict=True):
         with DataLog(kafka, group, "nyc") as data:
             assert bool(data.claims()) is is_claimed
 
 
-def test_what_a_lane_has_left_out_is_tried_again(
+def test_what_a_shard_has_left_out_is_tried_again(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a lane of its own, for which the job does not end; it is taken over once that can be."""
+    """In a shard of its own, for which the job does not end; it is taken over once that can be."""
     monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.2)
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
     taken = []
 
     def make(*_: object, groups: frozenset[str], **__: object) -> SequencerShard:
-        lane = lane_of(kafka, tmp_path, groups)
+        shard = shard_of(kafka, tmp_path, groups)
 
         def decide(_: object, states: Mapping[str, SequencerState]) -> Any:
             taken.append(sorted(states))
-            lane._ends.wait(WAIT)
+            shard._ends.wait(WAIT)
             raise QueryFailed("stopped")
 
-        monkeypatch.setattr(lane, "decide", decide)
-        return lane
+        monkeypatch.setattr(shard, "decide", decide)
+        return shard
 
     monkeypatch.setattr("connectors.sequencer.job.SequencerShard", make)
     spark: Any = None
@@ -253,14 +253,14 @@ def test_what_a_lane_has_left_out_is_tried_again(
 
 
 @pytest.mark.parametrize("error", [UsageError("DATA of g has 2 partitions."), Fenced("another serves g.")])
-def test_the_eldest_lane_may_fail_beside_others(
+def test_the_oldest_shard_may_fail_beside_others(
     kafka: MemoryConnection,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: AbcastError,
 ) -> None:
-    """Its groups are tried again; before, the groups of all other lanes went down with it. Of a group that another
+    """Its groups are tried again; before, the groups of all other shards went down with it. Of a group that another
     sequencer has taken over, that one tells.
     """
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
@@ -285,9 +285,9 @@ def test_the_eldest_lane_may_fail_beside_others(
     job = SequencerJob(no_spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
     monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
     with working([job]) as [thread]:
-        eventually(lambda: len(job._lanes) == 1)
+        eventually(lambda: len(job._shards) == 1)
         topics.append(Topic("h", "data", "nyc"))
-        eventually(lambda: len(job._lanes) == 2)
+        eventually(lambda: len(job._shards) == 2)
         fails.set()
         eventually(lambda: f"{error} It is tried again" in caplog.text)
         assert not thread.done.is_set()

@@ -184,10 +184,10 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     assert blocks["offset"].tolist() == [40, 42, 43, 45]
     group = after_takeover(first_state(GROUP, SITE, [SITE, "sfo"]), SequencerState(GROUP, epoch=1))
     group.start_of(f"{home}-0", 0, is_copy=True)
-    shelf = SpillStore(tmp_path / GROUP, "1")
-    shelf.clear()
-    GroupStep(begun(group), Neighbours(SITE, (SITE, "sfo")), shelf).take(blocks)
-    kept = pa.ipc.open_stream(shelf.get(1)).read_all().to_pandas()
+    spill = SpillStore(tmp_path / GROUP, "1")
+    spill.clear()
+    GroupStep(begun(group), Neighbours(SITE, (SITE, "sfo")), spill).take(blocks)
+    kept = pa.ipc.open_stream(spill.get(1)).read_all().to_pandas()
     assert [offset for piece in out_of_blocks(kept) for offset in piece["offset"]] == list(range(40, 51))
     held = HeldBlocks()
     for block in zip(kept["offset"], kept["offset"] + sizes_of(kept), kept["records"], strict=True):
