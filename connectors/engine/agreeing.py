@@ -210,7 +210,7 @@ class AgreeingGroup:
         if not decided.has_dead_letters:
             outputs = data
         outputs = [*outputs, *((self._topics.data, encode_data(each)) for each in decided.closing)]
-        return [*opening, *_without_first(outputs, self._topics.data, decided.standing)]
+        return [*opening, *_without_first(outputs, self._topics.data, decided.written)]
 
 
 def _without_first(outputs: Iterable[Output], data: str, count: int) -> list[Output]:

@@ -393,12 +393,12 @@ class GroupStep:
             state, of_piece = decide_chunk(state, piece, headers_only=True)
             decided += of_piece
         is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
-        closing, standing, has_dead_letters = group.decided(state, is_refused=is_refused)
+        closing, written, has_dead_letters = group.decided(state, is_refused=is_refused)
         if not has_dead_letters:
             decided = [runs[runs["role"] == DATA_ROLE] for runs in decided]
         held = _held(rows)
-        yield from (_with_records(without_first(runs, before + standing), held) for runs in decided)
-        yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + standing)
+        yield from (_with_records(without_first(runs, before + written), held) for runs in decided)
+        yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + written)
 
     def _take_kept(self, part: Range) -> Iterator[pd.DataFrame]:
         """Yield the records of a run, and drop them."""

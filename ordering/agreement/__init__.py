@@ -1,1 +1,1 @@
-"""ISIS agreement: one order without a sequencer, between processes or between sites."""
+"""The ISIS agreement: one order without a sequencer, between processes or between sites."""

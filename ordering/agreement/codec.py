@@ -1,14 +1,13 @@
-"""Values of the ISIS modules as JSON, and back: read by the types that their fields are declared with.
+"""A JSON codec for the values of the agreement, driven by the declared types of their fields.
 
-A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number, a truth value, or None;
-records become lists in the order of their fields. `decode` takes nothing that `encode` has not written for that type:
-it reads what came from elsewhere, so what does not fit raises ProtocolViolation, never anything else.
+A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number, a truth value, or None.
+Records become lists in the order of their fields. `decode` reads input from elsewhere: anything that `encode` would not
+write for the type raises ProtocolViolation, and never another error.
 
-A record may be of another version. Fields that a later one has written behind those that are known are passed over. A
-field that was added has a default, which it has where an earlier version has written the record. 0.1.0 passes over
-none; so those that are `LATER` in a dataclass, and the last `added` of what is encoded, are left out at their defaults.
-What a version has promised to others must not be passed over: then entries are readable from that one on only
-(`ordering.agreement.log`).
+A record may come from another version. Fields behind the known ones are passed over. An added field has a default,
+which it takes in records of earlier versions. 0.1.0 passes over no field. So `LATER` fields of a dataclass, and the
+last `added` fields of an encoded record, are left out at their defaults. A promise to other sites must not be passed
+over: an entry with one is readable from its version on only (`ordering.agreement.log`).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MAX_NUMBER
 
 MAX_PLACES = 1_024
-"""More than processes that a view can have: each answers for each run."""
+"""A bound above the number of processes in a view, where each process answers for each run."""
 
 _TEXT = "~"
-"""Before bytes that are written as text."""
+"""The prefix of bytes that are written as text."""
 
 LATER = {"later": True}
-"""The metadata of a field that was not always there: earlier versions go on with each other as long as none uses it."""
+"""The metadata of a field that a later version added. Earlier versions can read the record while it has its default."""
 
 T = TypeVar("T")
 _Reader = Callable[[object], object]
 
 
 def encode(value: object, added: int = 0, *, as_text: bool = False) -> bytes:
-    """A value as JSON, equal values as equal bytes. `added`: so many of its last fields readers may not know.
+    """Return JSON; equal values give equal bytes. `added`: the number of last fields that readers may not know.
 
-    `as_text`: bytes that are text stand there as such, which 0.1.0 does not read.
+    `as_text`: write bytes that are text as such, which 0.1.0 does not read.
     """
     plain = _without_defaults(value, added) if added else value
     default = _plain_text if as_text else _plain
@@ -50,7 +49,7 @@ def encode(value: object, added: int = 0, *, as_text: bool = False) -> bytes:
 
 
 def decode(kind: type[T], raw: bytes) -> T:
-    """Inverse of `encode` for values of that type. Raises ProtocolViolation."""
+    """Return the inverse of `encode` for values of type `kind`. Raises ProtocolViolation."""
     try:
         return cast("T", _reader(cast("Any", kind))(json.loads(raw)))
     except (ValueError, TypeError, RecursionError) as error:
@@ -58,7 +57,7 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 
 def _without_defaults(value: object, added: int) -> list[object]:
-    """Return the fields of a record without those of the last `added` that have their defaults, as all behind them."""
+    """Return the fields of a record, less the trailing ones among the last `added` that have their defaults."""
     values, defaults = _values(value), _defaults(cast("Any", type(value)))
     while added and values[-1] == defaults[len(values) - 1]:
         values, added = values[:-1], added - 1
@@ -73,7 +72,7 @@ def _values(value: object) -> list[object]:
 
 @functools.cache
 def _defaults(kind: Any) -> dict[int, object]:
-    """Return the defaults of a record's fields by their places, of those that have one."""
+    """Return the defaults of a record's fields by field index, for the fields that have one."""
     if dataclasses.is_dataclass(kind):
         fields = enumerate(dataclasses.fields(kind))
         return {at: field.default for at, field in fields if field.default is not dataclasses.MISSING}
@@ -82,13 +81,13 @@ def _defaults(kind: Any) -> dict[int, object]:
 
 
 def _plain_text(value: object) -> object:
-    """The same, where bytes may be text."""
+    """Return a value that JSON can write, as `_plain` does, with bytes as text where they are."""
     is_text = isinstance(value, bytes) and value.isascii() and value.decode("ascii").isprintable()
     return _TEXT + value.decode("ascii") if is_text and isinstance(value, bytes) else _plain(value)
 
 
 def _plain(value: object) -> object:
-    """What JSON does not know by itself: it writes tuples, named ones too, as lists."""
+    """Return a value that JSON can write. JSON itself writes tuples, named ones too, as lists."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -99,7 +98,7 @@ def _plain(value: object) -> object:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[Any, ...]:
-    """The types of a record's fields, in their order."""
+    """Return the types of a record's fields, in their order."""
     hints = get_type_hints(kind)
     if dataclasses.is_dataclass(kind):
         return tuple(hints[field.name] for field in dataclasses.fields(kind))
@@ -108,7 +107,7 @@ def _fields(kind: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def _reader(kind: Any) -> _Reader:
-    """What makes a value of that type out of what JSON has for it. It is made once: an entry has hundreds of values."""
+    """Return the function that makes a value of this type from JSON. It is built once, as entries have many values."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         return _optional(_reader(next(arg for arg in get_args(kind) if arg is not type(None))))

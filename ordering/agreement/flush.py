@@ -1,7 +1,7 @@
-"""The flush at a view change: how a view ends, and who is in the next one, from what a quorum knows.
+"""The flush at a view change: the end of a view and the members of the next one, from a quorum's reports.
 
-Pure functions of the reports of frozen processes. Why all that was delivered is in every answer, in its place, is
-argued in `ordering.agreement.views`.
+Pure functions of the reports of frozen processes. `ordering.agreement.views` proves that every answer has all
+deliveries, in their places.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ordering.agreement.state import Placed, Proposed
 
 
 def is_quorum(who: Iterable[int], size: int, excluded: Iterable[int] = ()) -> bool:
-    """Whether these members of a view of that size may decide: a majority, or all that an operator has left."""
+    """Whether these members of a view of this size may decide: a majority, or all that the operator did not exclude."""
     answered, gone = set(who), set(excluded)
     if len(answered) >= size // 2 + 1:
         return True
@@ -23,12 +23,12 @@ def is_quorum(who: Iterable[int], size: int, excluded: Iterable[int] = ()) -> bo
 
 
 def may_exclude(size: int, gone: Iterable[int]) -> bool:
-    """Whether those who are left share a member with every majority."""
+    """Whether the members that are left share one with every majority."""
     return len(set(gone)) < size // 2 + 1
 
 
 def is_report(report: ViewReport, size: int) -> bool:
-    """Whether a report can be about a view of that size: a process that has gone astray may send any."""
+    """Whether a report can be about a view of this size: a faulty process may send any."""
     runs: list[Placed | Proposed] = [*report.recent, *report.finals, *report.proposed]
     places = [place for run in runs for place in (run.id.sender, run.key.proposer)]
     are_known = all(run.known < 1 << size for run in report.proposed)
@@ -36,14 +36,14 @@ def is_report(report: ViewReport, size: int) -> bool:
 
 
 def is_next(value: NextView, view: View) -> bool:
-    """Whether a value can be about how that view ends."""
+    """Whether a value can be the end of this view."""
     places = [place for run in value.settled for place in (run.id.sender, run.key.proposer)]
     is_in_order = value.view.members == tuple(sorted(set(value.view.members)))
     return value.view.id == view.id + 1 and is_in_order and all(place < len(view.members) for place in places)
 
 
 def settle(reports: Sequence[ViewReport]) -> tuple[Placed, ...]:
-    """The end of a view from what a quorum of frozen members knows; see the module's text, "The new value"."""
+    """Return the end of a view from the reports of a quorum (`ordering.agreement.views`, "The new value")."""
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}
     done = {placed.id for placed in delivered.values()}
     waiting = {placed.id: placed for report in reports for placed in report.finals if placed.id not in done}
@@ -61,7 +61,7 @@ def settle(reports: Sequence[ViewReport]) -> tuple[Placed, ...]:
 
 
 def _computed(reports: Sequence[ViewReport]) -> list[Placed]:
-    """The runs whose proposals, of all processes of the view, are known to some of them each: in a sender's order."""
+    """Return the runs for which the reports together have the proposals of all processes, in each sender's order."""
     everybody = (1 << len(reports[0].ordered)) - 1
     found: dict[RunId, Proposed] = {}
     for report in reports:
@@ -76,7 +76,7 @@ def _ordered(reports: Sequence[ViewReport], sender: int) -> int:
 
 
 def next_view(view: View, reports: Mapping[int, ViewReport], joiners: Iterable[ProcessIncarnation]) -> NextView:
-    """A new value: those who have reported stay, those who have asked join, and the view ends as the reports say."""
+    """Return a new value: the reporting members stay, the joiners join, and the view ends by the reports."""
     settled = settle([reports[place] for place in sorted(reports)])
     last = max(report.delivered for report in reports.values())
     rows = dict(view.rows)
@@ -95,7 +95,7 @@ def next_view(view: View, reports: Mapping[int, ViewReport], joiners: Iterable[P
 
 
 def _members(stay: list[ProcessIncarnation], joiners: Iterable[ProcessIncarnation]) -> list[ProcessIncarnation]:
-    """Those who stay, and as many of those who ask as they at most. A new life takes the place of an old one."""
+    """Return the staying members and at most as many joiners. A new incarnation replaces an old one."""
     joined: list[ProcessIncarnation] = []
     for joiner in joiners:
         others = [life for life in stay if life.name != joiner.name]

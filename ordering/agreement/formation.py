@@ -1,33 +1,12 @@
-"""How plain processes that remember nothing begin: the first view, without a coordinator.
+"""Formation: the first view of plain processes that remember nothing, without a coordinator.
 
-A process that starts is *fresh*: it knows the names of all processes (the hostfile), a number of its own start (its
-incarnation), and nothing else. It says to everybody which *lives* (name, incarnation) it has heard of, its own among
-them (`Hello`). Later lives replace earlier ones. It installs the first view as soon as all the lives that it has heard
-of have said exactly the same lives. From then on it never says anything here again. It tells the view to those that
-ask.
+A process that starts is *fresh*: it knows the names of all processes (the hostfile) and its own incarnation. It tells
+everybody the incarnations that it has heard of (`Hello`); later ones replace earlier ones. It installs the first view
+once all of them have told exactly the same incarnations, and sends no Hello any more. A process that missed this takes
+over the view from a member, if it is in that view and knows no later incarnation of the member.
 
-Some may not have seen that all have said so. A process takes over an installed first view, of which a member tells it,
-if it is in that view itself, and if the member is the newest life of its name that it has heard of.
-
-Invariant. All live processes that have installed a first view have installed the same. Suppose that q has installed V
-and r has installed another one, W, and both are alive.
-
-* W contains q's own life. An earlier life q' of that name would have said W, and r's life in it, so r would have
-  started before q. V then has r's life, or an earlier r'. If r: r said V and W, and V (with q) after W (with q'), but
-  r said nothing after W. If r': it said V, and q's life in it, so q would have started before r. Likewise V contains
-  r's life.
-* So q has said V and W. Lives only grow, so what it said second is above what it said first; and it said nothing after
-  V. So W is below V, or the same; with r in the place of q, V is below W, or the same.
-* A view that is taken over from a member is one that the member has installed, and the member is alive or was the
-  newest life of its name. The process that takes it over has said nothing that has a later life of the member, so
-  nothing that could be installed beside it.
-
-All names must have been started once before the first view is there, as in the source. A process that starts later, or
-again, finds a view in which it is not, and asks to join (`ordering.agreement.views`). If all die, all begin anew: no
-process is left that has delivered anything. The number of the views' origin tells the old group's messages from the new
-one's. A crash at any point keeps the invariant, because a process that crashes comes back as another life. So a process
-whose incarnation is not the latest that the others know of its name (a clock went back) is to begin again as a later
-one, as long as it is fresh: that is a crash, too.
+Invariant. All live processes that have installed a first view have installed the same. A crash keeps it, because the
+process comes back in another incarnation. docs/protocols/formation.md has the proof, and the cases of late starts.
 """
 
 from __future__ import annotations
@@ -38,17 +17,17 @@ from typing import NamedTuple
 
 
 class ProcessIncarnation(NamedTuple):
-    """One life of a process: a site has one only (its log remembers), a plain process one for each start."""
+    """An incarnation of a process: a plain process has one for each start, a site only one, since its log remembers."""
 
     name: str
     incarnation: int = 0
 
 
 class View(NamedTuple):
-    """Who takes part, from which seqno on. `members` are sorted; their places are those of the protocol in the view.
+    """A view of the processes that agree. `members` are sorted; a process's *place* in the view is its index there.
 
-    `base` is the last seqno before it, and `rows` has the last run that was ordered of each process ever heard of: its
-    newest life, a member or not. `origin` is the same in all views of one group, and in no other's.
+    `base` is the last seqno before the view. `rows` has the last ordered run of each process ever heard of, in its
+    newest incarnation, member or not. All views of a group have one `origin`, and no other group has it.
     """
 
     origin: int
@@ -59,20 +38,20 @@ class View(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A fresh process says which lives it has heard of."""
+    """A fresh process's message with the incarnations that it has heard of."""
 
     lives: tuple[ProcessIncarnation, ...]
 
 
 def first_view(lives: Iterable[ProcessIncarnation]) -> View:
-    """The view that a group of these lives begins with."""
+    """Return the first view of a group of these incarnations."""
     members = tuple(sorted(lives))
     digest = blake2b(repr([tuple(life) for life in members]).encode("utf-8"), digest_size=7)
     return View(int.from_bytes(digest.digest(), "big"), 1, members)
 
 
 class Formation:
-    """A fresh process. Mutable, and never stored: who has something to store is not fresh."""
+    """A fresh process. Mutable, and never stored: a process with something to store is not fresh."""
 
     def __init__(self, me: ProcessIncarnation, names: Iterable[str]) -> None:
         self.me = me
@@ -81,11 +60,11 @@ class Formation:
         self._lives: dict[str, int] = {me.name: me.incarnation}
 
     def hello(self) -> Hello:
-        """What the process says now."""
+        """Return the process's present Hello."""
         return Hello(tuple(ProcessIncarnation(*row) for row in sorted(self._lives.items())))
 
     def hear(self, sender: ProcessIncarnation, said: Hello) -> View | None:
-        """Take what another process has said; the first view, if everybody has said the same."""
+        """Take another process's Hello. Return the first view if all processes have told the same."""
         for life in (sender, *said.lives):
             if life.name in self.names:
                 self._lives[life.name] = max(life.incarnation, self._lives.get(life.name, 0))
@@ -95,7 +74,7 @@ class Formation:
         return self.view()
 
     def view(self) -> View | None:
-        """The first view, if everybody has said the same as this process does."""
+        """Return the first view if all processes have told the same as this one, or None."""
         lives = self.hello().lives
         complete = len(lives) == len(self.names)
         if complete and all(self._said.get(life.name) == lives for life in lives if life != self.me):
@@ -103,14 +82,14 @@ class Formation:
         return None
 
     def is_newest(self, life: ProcessIncarnation) -> bool:
-        """Whether no later life of that name was heard of."""
+        """Whether no later incarnation of the name was heard of."""
         return life.incarnation >= self.newest(life.name)
 
     def newest(self, name: str) -> int:
-        """The latest incarnation of that name that was heard of, 0 if none was."""
+        """Return the latest incarnation of the name that was heard of, 0 if none was."""
         return self._lives.get(name, 0)
 
     def may_take_over(self, member: ProcessIncarnation, members: Iterable[ProcessIncarnation]) -> bool:
-        """Whether to believe a live member that this is the first view."""
+        """Whether to take over a first view with these `members` from a live member."""
         lives: Mapping[str, int] = dict(members)
         return self.is_newest(member) and lives.get(member.name) == member.incarnation

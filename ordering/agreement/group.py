@@ -1,24 +1,23 @@
-"""A group at a site that agrees with others: between what was read and what is written. Both engines drive this.
+"""A group at a site that agrees with other sites, as both engines drive it: from records read to records written.
 
-    what was read ─→ `arrived`, `hear`, `exclude`, `tick` ─→ `end_step` ─→ the entry
-    `due` ─→ the engine puts the run's records through `ordering.sequencer.sequencer` ─→ `decided` ─→ DATA
+    records read ─→ `arrived`, `hear`, `exclude`, `tick` ─→ `end_step` ─→ the entry
+    `due` ─→ the engine passes the run's records through `ordering.sequencer.sequencer` ─→ `decided` ─→ DATA
 
-It is `ordering.agreement.site` and what a job knows besides: how far it has read each partition, and which DATA there
-is. It holds no records. An engine keeps those that `arrived` tells it to, and takes them again for the run that is
-`due`.
+A group is an `ordering.agreement.site` with the job's own knowledge: how far each partition is read, and which DATA is
+written. It holds no records. An engine keeps the ones that `arrived` tells it to keep, for the run that is `due`.
 
-An engine keeps this order of writing, which is all that `ordering.agreement.site` asks for:
+Invariant. Whenever a job ends, the site's log has everything that any other site can know of it, because an engine
+keeps this order of writing:
 
-1. An entry is written when all DATA and dead letters before it stand in Kafka: it says so (`complete`), and may have a
-   snapshot that counts these.
-2. DATA is written, and the next step begun, when the entry stands in Kafka.
+1. It writes an entry when all DATA and dead letters before it are in Kafka: the entry says so (`complete`), and may
+have
+   a snapshot that counts them.
+2. It writes DATA, and begins the next step, when the entry is in Kafka.
 
-One that passes all to one partition in this order, and of whose records there is never one without all before it, keeps
-it without waiting. So whenever a job ends, the site's log has what any other site can know of it. The next job, of
-whichever engine, goes on from the last entry that counts, reads what has come since from the places that it names, and
-makes the same DATA from the same runs. Of these it writes what does not stand there (`DecidedRun.standing`).
-
-Two jobs of different engines are in the same state after the same inputs: neither decides anything by itself.
+An engine need not wait if it passes all records to one partition in this order, and Kafka never has one without all
+before it. After a crash the next job, of either engine, goes on from the last entry that counts, reads on from the
+places that the entry names, and makes the same DATA from the same runs. It writes only the part that is not there yet
+(`DecidedRun.written`). Two jobs of different engines are in the same state after the same inputs.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from ordering.base.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer.sequencer import SequencerState, begin_batch
 
 LONGEST_STEP_MS = 1_000
-"""By so much a step moves the clock at most: what a site could not hear in a stall is no reason to suspect others."""
+"""Longest time that a step moves the clock, in ms: a site that stalls must not suspect others for their silence."""
 
 
 class Reading(NamedTuple):
-    """A partition of FORWARD: all from `begin` to below `end` was read, and is needed from `needed` on.
+    """The reading of a partition of FORWARD: all from `begin` to below `end` was read; records from `needed` on matter.
 
-    `is_cut`: the beginning is gone, and the first record will tell where it begins now. `is_told`: so is what comes
-    next in the order, and the operator knows.
+    `is_cut`: retention has dropped the beginning, and the first record will tell where it begins now. `is_told`: that
+    part has the next records of the order, and the operator was told.
     """
 
     name: str
@@ -68,21 +67,21 @@ class Reading(NamedTuple):
 
 
 class DecidedRun(NamedTuple):
-    """What follows from a run that is decided; how many of its DATA records stand there already; and whether its dead
-    letters are to be written, which are at the site of their senders.
+    """The result of a decided run: the DATA that ends it, the number of its DATA records that are written already, and
+    whether this site writes its dead letters, as the site of their senders does.
     """
 
     closing: tuple[Data, ...]
-    standing: int
+    written: int
     has_dead_letters: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
+    """The state of a group between two steps, without the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one. `has_heard` and what follows: as `Site` has them.
+    one; `excluded` were carried out in this view. `has_heard` and the fields after it are `Site`'s.
     """
 
     site: SiteState
@@ -98,25 +97,25 @@ class GroupState:
     of_format: int = FIRST.number
 
     def to_bytes(self) -> bytes:
-        """The state as JSON, equal states as equal bytes."""
+        """Return JSON; equal states give equal bytes."""
         return encode(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> GroupState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         return decode(cls, raw)
 
 
 def after_takeover(state: SiteState, taken: SequencerState) -> Group:
-    """A group that was taken over: `state` is what the site's log tells, `taken` what the site's DATA tells."""
+    """Return a group after a takeover: the site's log gives `state`, and the site's DATA gives `taken`."""
     site = Site(state, taken.epoch, now_ms=state.process.now_ms, of_format=taken.format)
-    # Which epoch has decided what is this site's own business, and not agreed on.
+    # Sites do not agree on epochs: each has its own seals.
     site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
     return Group(site, taken.seqno)
 
 
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
-    """A group as it was at the end of a step. Raises ProtocolViolation."""
+    """Return a group as it was at the end of a step. Raises ProtocolViolation."""
     sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
     site = Site(
         state.site,
@@ -131,7 +130,7 @@ def going_on(state: GroupState, sequencer: SequencerState) -> Group:
 
 
 class Group:
-    """Mutable, as a cursor is; not thread-safe. `sent` and `written`: the last seqnos passed to Kafka, and there."""
+    """A group at a site. Not thread-safe. `sent` is the last seqno passed to Kafka, `written` the last one in Kafka."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class Group:
         self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
 
     def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
-        """`kept` says at which offsets there are records that `arrived` told to keep, in their order."""
+        """Set `kept`, which yields in their order the offsets of a range's records that `arrived` told to keep."""
         self._kept, self.site.contents = kept, self._contents
 
     def _contents(self, part: Range) -> Contents | None:
@@ -158,7 +157,7 @@ class Group:
         return contents_of(part, self._kept(part))
 
     def state(self) -> GroupState:
-        """The value of it, at the end of a step; `site.sequenced.state` is the rest."""
+        """Return the group's state at the end of a step; `site.sequenced.state` has the rest."""
         return GroupState(
             self.site.state(),
             self.site.epoch,
@@ -173,10 +172,10 @@ class Group:
             self.site.format,
         )
 
-    # What is read
+    # Input
 
     def start_of_log(self, site: str, beginning: int) -> int:
-        """From where another site's log is to be read here, which has what stands from `beginning` on.
+        """Return the offset here at which to read another site's log, whose copy begins at `beginning`.
 
         Raises HistoryUnavailable if there may have been an entry before that.
         """
@@ -194,16 +193,16 @@ class Group:
         return next(iter(self.site.place(name).marks), CopyMark(0, 0))
 
     def start_of(self, name: str, beginning: int, *, is_copy: bool, is_changed: bool = False) -> int:
-        """The same of a partition of FORWARD, and of the records in it that are to be told of.
+        """Return the offset here at which to read a partition of FORWARD, which begins at `beginning`.
 
-        `is_changed`: of a copy, other records stand there now than the mark tells of.
+        `is_changed`: the partition is a copy, and no longer has the records that its mark names.
         """
         mark = self.mark(name)
         if is_changed:
             self._readings.setdefault(name, Reading(name, 0, 0, self._needed(name), is_cut=True))
             return beginning
         if name not in self._readings:
-            # What retention has dropped is not there, and must not be taken for offsets without a record.
+            # Dropped records must not be taken for offsets without a record.
             is_cut, needed = mark.at < beginning, self._needed(name)
             if is_cut and not is_copy:  # offsets are those at home
                 self._readings[name] = Reading(name, beginning, beginning, needed)
@@ -213,14 +212,14 @@ class Group:
         return max(mark.at, beginning)
 
     def _needed(self, name: str) -> int:
-        """From where its records are still to be sequenced: a mark may be far before that."""
+        """Return the offset from which its records are still to be sequenced: a mark may be far before that."""
         runs = (part for ordered in self.site.unsnapped for part in ranges_of(ordered.run))
         return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
     def arrived(self, name: str, first: int, last: int, at: int, *, is_idle: bool = False) -> int:
-        """Records with these first and last offsets at home were read, up to `at` here. To be kept from which on.
+        """Take records with these first and last offsets at home, read up to `at` here. Return the offset to keep from.
 
-        `is_idle`: they are heartbeats, all of them.
+        `is_idle`: all of them are heartbeats.
         """
         reading = self._readings[name]
         if reading.is_cut:
@@ -231,14 +230,14 @@ class Group:
         return kept
 
     def lacks(self, name: str) -> bool:
-        """Whether the next run has records of the partition that were not read."""
+        """Whether the next run has records of the partition that were not read yet."""
         run, reading = self.site.sequenced.next(), self._readings[name]
         return run is not None and any(part.place == name and part.end > reading.end for part in ranges_of(run.run))
 
     def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> None:
-        """Take a record of another site's log. One that nobody of the agreement can have written is counted.
+        """Take a record of another site's log. One that no site can have written is counted as rejected.
 
-        `read_entry`: how the record is read as an entry. Raises Disagreement, LaterVersion.
+        `read_entry` parses the record as an entry. Raises Disagreement, LaterVersion.
         """
         try:
             counts = judge(self.site.log_row(site), record)[1]
@@ -252,18 +251,18 @@ class Group:
             self.site.take(Heard(site, at, record.epoch, entry))
 
     def tick(self, elapsed_ms: int) -> None:
-        """So much time has passed since the last step that was told, or more."""
+        """Advance the clock: at least so much time has passed since the last tick."""
         self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
 
     def exclude(self, exclusions: Iterable[Exclusion]) -> None:
-        """Operators have decided these: maybe long ago, maybe for a view that this site has not seen yet."""
+        """Take operators' decisions, which may be old, or for a view that this site has not seen yet."""
         known = {*self._exclusions, *self._excluded}
         self._exclusions += [each for each in exclusions if each not in known]
 
-    # What comes out
+    # Output
 
     def end_step(self, *, is_last: bool = False) -> Entry | None:
-        """The entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
+        """Return the entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
         view = self.site.process.view.id
         now = [each for each in self._exclusions if each.view == view]
         for exclusion in now:
@@ -275,17 +274,17 @@ class Group:
         return entry
 
     def _missed(self) -> Iterator[Dropped]:
-        """Of what waits for records that a relay may bring again, if ever: each partition once."""
+        """Yield each partition, once, whose dropped records the order needs next and only a relay may bring again."""
         for name, reading in self._readings.items():
             if reading.is_cut and not reading.is_told and self.lacks(name):
                 self._readings[name] = reading._replace(is_told=True)
                 yield Dropped(name)
 
     def due(self) -> OrderedRun | None:
-        """The next run that is ordered and read. To be decided, from `site.sequenced.state`.
+        """Return the next run that is ordered and read, to be decided from `site.sequenced.state`; None if none is.
 
-        To be asked when the entry is there. Raises HistoryUnavailable if retention has dropped records of it, and
-        Disagreement if those that were read are not those that the site has read which has submitted it.
+        Call it when the entry is in Kafka. Raises HistoryUnavailable if retention has dropped records of the run, and
+        Disagreement if this site has read other records of it than the site that submitted it.
         """
         run = self.site.due()
         if run is None:
@@ -300,7 +299,7 @@ class Group:
         return run
 
     def _is_whole(self, part: Range) -> bool:
-        """Whether all that its site has read of it was read here: where it begins, there may have been no record."""
+        """Whether this site has read all records of the range that the submitting site has: the rest may be holes."""
         told = self.site.told(part)
         return told is not None and told == self._contents(part)
 
@@ -323,7 +322,7 @@ class Group:
         )
 
     def open(self) -> tuple[Data, ...]:
-        """A snapshot to be written before the DATA of the run that is due, if it is time, and all before stands."""
+        """Return a snapshot to write before the DATA of the due run, if one is due and all before it is written."""
         sequenced = self.site.sequenced
         if not sequenced.state.seqno == self.written == self.sent:
             return ()
@@ -331,13 +330,13 @@ class Group:
         return snapshots
 
     def decided(self, state: SequencerState, *, is_refused: bool) -> DecidedRun:
-        """The run that is due was decided, with that state behind it. What is not standing is on its way now.
+        """Record that the due run was decided, with `state` after it. The engine writes its DATA that is missing.
 
-        `is_refused`: some of its records are.
+        `is_refused`: some of its records are dead letters.
         """
         before = self.site.sequenced.state.seqno
         closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)
         after = self.site.sequenced.state.seqno
-        standing = max(0, min(self.sent, after) - before)
+        written = max(0, min(self.sent, after) - before)
         self.sent = max(self.sent, after)
-        return DecidedRun(closing, standing, has_dead_letters)
+        return DecidedRun(closing, written, has_dead_letters)

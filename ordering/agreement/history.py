@@ -1,14 +1,14 @@
-"""What a process delivers, in the order of seqnos, also when it was away: the last deliveries, kept for each other.
+"""The history of a process: its last deliveries, from which members that were away get the ones they missed.
 
-A process that joins a view takes part from its first seqno on, and is told what it lacks (`isis_views.Missing`). It
-holds its own deliveries back, asks the members for the missing ones (`Ask`), and goes on when it has them. Members
-keep deliveries for that, bounded in number and bytes, and a process holds back as many at most (it asks for those
-beyond, too).
-What no member has any more is `Gone`: the process says so, and goes on with the rest.
+A process that joins a view takes part from the view's first seqno on, and learns which seqnos it lacks
+(`ordering.agreement.messages.Missing`). It holds back its own deliveries, asks the members for the missing ones
+(`Ask`), and goes on when it has them. Members keep deliveries for that, bounded in number and bytes. A process holds
+back no more than that, and asks for any beyond it, too. Seqnos that no member has any more are `Gone`: the process
+reports them, and goes on with the rest.
 
-Invariant. The deliveries that come out have increasing seqnos, without a gap but those that `Gone` names. A crash takes
-the memory with it; the next life begins with seqno 1 again. (A site needs none of this: its log has what it delivered,
-and the others' logs have the rest.)
+Invariant. The deliveries that come out have increasing seqnos, without any gap except the ones that `Gone` names. A
+crash loses the memory; the next incarnation begins with seqno 1 again. A site needs no history: its log has its
+deliveries, and the others' logs have the rest.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.messages import DeliverRun
 
 MAX_KEPT_RUNS = 65_536
-"""Deliveries that a process keeps for others."""
+"""Largest number of deliveries that a process keeps for others."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Bytes that these may have together."""
+"""Largest total of their references, in bytes."""
 
 ANSWERED_RUNS = 256
-"""Most deliveries in one answer."""
+"""Largest number of deliveries in one answer."""
 
 ANSWERED_BYTES = 24_000
-"""Most bytes in one answer (one delivery may be larger)."""
+"""Largest size of one answer, in bytes; a single delivery may be larger."""
 
 ASK_AFTER_MS = 60
-"""How long an answer may take until the next member is asked."""
+"""Longest wait for an answer before the next member is asked."""
 
 
 class Ask(NamedTuple):
-    """What was delivered from this seqno on?"""
+    """The question for the deliveries from this seqno on."""
 
     seqno: int
 
 
 class MissedDeliveries(NamedTuple):
-    """Deliveries from the seqno that was asked for, or from `kept_from` on if those before are not kept any more."""
+    """The deliveries from the asked seqno on, or from `kept_from` on if earlier ones are not kept any more."""
 
     kept_from: int
     deliveries: tuple[DeliverRun, ...]
 
 
 class Gone(NamedTuple):
-    """Others have delivered these seqnos. They are lost for this process, as no member keeps them any more."""
+    """Seqnos that others have delivered, and that are lost for this process: no member keeps them any more."""
 
     first: int
     last: int
@@ -77,13 +77,13 @@ class History:
         return self.last < self._gap_end
 
     def miss(self, last: int) -> None:
-        """All up to `last` has been delivered by the others; what this process has not is to be asked for."""
+        """Note that the others have delivered all up to `last`, and ask for the missing ones."""
         self._gap_end = max(self._gap_end, last)
         self._refusals = {}
         self._asked_at_ms = 0
 
     def add(self, delivery: DeliverRun) -> tuple[DeliverRun, ...]:
-        """A delivery of the process's own; returns what comes out."""
+        """Take a delivery of the process's own. Return the deliveries that come out."""
         if self.is_filling:
             self._held.append(delivery)
             self._held_bytes += len(delivery.run.reference)
@@ -93,7 +93,7 @@ class History:
         return self._out(delivery)
 
     def question(self, now_ms: int, members: Iterable[ProcessIncarnation]) -> tuple[ProcessIncarnation, Ask] | None:
-        """Whom to ask what, if it is time for it."""
+        """Return the next member to ask, and the question, if it is time."""
         others = sorted(members)
         if not self.is_filling or not others or (self._asked_at_ms and now_ms - self._asked_at_ms < ASK_AFTER_MS):
             return None
@@ -102,7 +102,7 @@ class History:
         return others[self._turn % len(others)], Ask(self.last + 1)
 
     def answer(self, asked: Ask) -> MissedDeliveries:
-        """What this process has of it."""
+        """Return the asked deliveries, as far as this process has them."""
         kept_from = self._kept[0].seqno if self._kept else self.last + 1
         if self.is_filling and asked.seqno > self.last:
             kept_from = self._gap_end + 1
@@ -119,7 +119,7 @@ class History:
     def fill(
         self, sender: ProcessIncarnation, answer: MissedDeliveries, members: Iterable[ProcessIncarnation]
     ) -> tuple[DeliverRun | Gone, ...]:
-        """Take an answer; returns what comes out."""
+        """Take an answer. Return the deliveries and losses that come out."""
         out: list[DeliverRun | Gone] = []
         for delivery in answer.deliveries:
             if self.is_filling and delivery.seqno == self.last + 1:
@@ -154,7 +154,7 @@ class History:
         return (delivery,)
 
     def _position(self, seqno: int) -> int:
-        """Where the first kept delivery from `seqno` on is, by bisection."""
+        """Return the index of the first kept delivery from `seqno` on, by bisection."""
         low, high = 0, len(self._kept)
         while low < high:
             middle = (low + high) // 2

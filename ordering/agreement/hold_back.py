@@ -3,12 +3,12 @@
 Source: Total Order Multicast (docs/sources.md), "HoldBackQueue" and "HoldBackQueue Data Structures": an unordered
 map beside an ordered set.
 
-Here the ordered set is a heap with lazy deletion. A run has at most a key for each process in its life, so the heap
-holds no more than so many times the runs: lookup is O(1), insertion and update are O(log n).
+Here the ordered set is a heap with lazy deletion. A run gets at most one key from each process, so the heap has at most
+runs × processes entries: lookup is O(1), insertion and update are O(log n).
 
-Invariant. Every run of the queue has exactly one entry in force. Its key is the highest proposal that is known here
-until the run is final, and the final number from then on. A final number is never below any proposal, so a key that was
-replaced stands before the one in force. So the first entry of the heap that is in force has the smallest key.
+Invariant. Every run of the queue has exactly one entry in force. Its key is the highest known proposal until the run is
+final, and the final number from then on. A final number is never below any proposal, so a replaced key comes before the
+one in force. So the first entry of the heap that is in force has the smallest key.
 
 `HoldBackQueue` is mutable: a cursor inside `ordering.agreement.isis.Agreement`, which has the state that can be stored.
 """
@@ -25,23 +25,24 @@ from ordering.base.errors import ProtocolViolation
 
 
 class Key(NamedTuple):
-    """A number that was proposed, and who proposed it. No two runs have the same: ties are broken by the proposer."""
+    """A proposed number and its proposer. No two runs have the same final key: the proposer breaks ties."""
 
     number: int
     proposer: int
 
 
 class RunId(NamedTuple):
-    """Which run: its sender (a place in the view), and the sender's own number of it (1, 2, 3 …)."""
+    """The id of a run: its sender (a place in the view), and the sender's own number for it (1, 2, 3 …)."""
 
     sender: int
     number: int
 
 
 class Run(NamedTuple):
-    """What is agreed on as one: where its messages are, and how many. A run of one is the protocol of the source.
+    """A unit of agreement: a reference to its messages, and their number. Runs of one message give the source's
+    protocol.
 
-    `reference` is opaque here: a range of FORWARD at a site; between plain processes the message itself.
+    `reference` is opaque here. At a site it names ranges of FORWARD; between plain processes it is the message itself.
     """
 
     reference: bytes
@@ -49,23 +50,23 @@ class Run(NamedTuple):
 
 
 Places = NewType("Places", int)
-"""Some processes of a view: a bit for each, by its place. So it may be far above what numbers of records may be."""
+"""A set of processes of a view: a bit for each place. So the number may be far above MAX_NUMBER."""
 NOBODY = Places(0)
 
 
 class Insertion(Enum):
-    """What became of an insertion."""
+    """The result of an insertion."""
 
     INSERTED = "inserted"
-    REPEATED = "repeated"  # it is there already; nothing has changed
+    REPEATED = "repeated"  # the run was in the queue already; nothing has changed
     FULL = "full"  # the bound is reached; nothing has changed, and the sender sends again
 
 
 @dataclass(slots=True)
 class HeldRun:
-    """A run in the queue. `key` is the highest proposal that is known here, or the final number.
+    """A run in the queue. `key` is the highest known proposal, or the final number.
 
-    `known` are the processes whose proposal was counted in the key.
+    `known` has the processes whose proposals the key counts.
     """
 
     id: RunId
@@ -76,12 +77,12 @@ class HeldRun:
 
 
 def may_be_final(held: HeldRun, final: Key) -> bool:
-    """Whether a number can be the run's final one: there is only one, and it is not below any proposal."""
+    """Whether a key can be the run's final one: there is only one, and it is not below any proposal."""
     return held.key == final if held.is_final else held.key <= final
 
 
 class HoldBackQueue:
-    """At most `capacity` runs, the smallest key first."""
+    """A queue of at most `capacity` runs, the smallest key first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -95,15 +96,15 @@ class HoldBackQueue:
         return run_id in self._held
 
     def __iter__(self) -> Iterator[HeldRun]:
-        """All runs, in the order of their keys."""
+        """Iterate over all runs in the order of their keys."""
         return iter(sorted(self._held.values(), key=lambda held: held.key))
 
     def get(self, run_id: RunId) -> HeldRun | None:
-        """A run by its id."""
+        """Return a run by its id, or None."""
         return self._held.get(run_id)
 
     def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
-        """A run that was just received, under the process's own proposal; or as it was held, with what is `known`."""
+        """Insert a received run under the process's own proposal. `known`: given for a run restored from a state."""
         if run_id in self._held:
             return Insertion.REPEATED
         if len(self._held) >= self.capacity:
@@ -113,7 +114,7 @@ class HoldBackQueue:
         return Insertion.INSERTED
 
     def count(self, run_id: RunId, proposal: Key) -> None:
-        """Another process's proposal: the final number is not below it. Of a run that is final, nothing changes."""
+        """Count another process's proposal; the final number is not below it. A final run does not change."""
         held = self._held.get(run_id)
         if held is None or held.is_final:
             return
@@ -123,7 +124,7 @@ class HoldBackQueue:
             heappush(self._heap, (proposal, run_id))
 
     def set_deliverable(self, run_id: RunId, final: Key) -> None:
-        """Give a run its final number. Raises ProtocolViolation if it is not there, or the number can't be."""
+        """Give a run its final number. Raises ProtocolViolation if the queue lacks the run, or it is too low."""
         held = self._held.get(run_id)
         if held is None or not may_be_final(held, final):
             raise ProtocolViolation(f"{final} is not a final number of {run_id}: the process has {held}.")
@@ -132,7 +133,7 @@ class HoldBackQueue:
         held.key, held.is_final = final, True
 
     def head(self) -> HeldRun | None:
-        """The run with the smallest key, if it has its final number: nothing can come before it any more."""
+        """Return the run with the smallest key if it is final: nothing can come before it any more. Otherwise None."""
         heap = self._heap
         while heap:
             key, run_id = heap[0]
@@ -143,7 +144,7 @@ class HoldBackQueue:
         return None
 
     def pop(self, run_id: RunId) -> HeldRun:
-        """Take a run out. Raises ProtocolViolation if it is not there."""
+        """Take a run out. Raises ProtocolViolation if the queue lacks it."""
         held = self._held.pop(run_id, None)
         if held is None:
             raise ProtocolViolation(f"{run_id} is not in the hold-back queue.")

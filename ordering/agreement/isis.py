@@ -101,7 +101,7 @@ RESENT_RUNS = 128
 
 
 class AgreementStep(NamedTuple):
-    """What `step` returns: the next state, and what is to be sent and delivered, in this order."""
+    """The result of `step`: the next state, and the messages and deliveries, in this order."""
 
     state: AgreementState
     outputs: tuple[Output, ...]
@@ -137,7 +137,7 @@ class _Own:
 
 @dataclass(slots=True)
 class _Waiting:
-    """What goes out at the end of the batch."""
+    """The messages to send at the end of the batch."""
 
     sent: list[tuple[Run, int]] = field(default_factory=list)
     proposals: list[tuple[RunId, int]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Waiting:
 
 
 class Agreement:
-    """One process in one view. Take events with `take` (or the methods), then `end_batch`. Not thread-safe."""
+    """A process in one view. Take events with `take` (or the methods), then `end_batch`. Not thread-safe."""
 
     def __init__(self, state: AgreementState) -> None:
         self.view, self.me, self.size, self.window = state.view, state.me, state.size, state.window
@@ -174,7 +174,7 @@ class Agreement:
         self._asked_at_ms, self._patience_ms = list(state.asked_at_ms), list(state.patience_ms)
         self._known_at_ms, self._told = state.known_at_ms, state.told
         self.slack_ms = 0
-        """So much later than it might an answer may come: others may have a reason to wait with it."""
+        """Time, in ms, that others may hold back an answer for a reason of their own."""
         self._waiting = _Waiting()
 
     def state(self) -> AgreementState:
@@ -246,7 +246,7 @@ class Agreement:
         self._advance()
 
     def tick(self, now_ms: int) -> None:
-        """Send again what was not answered in time, to those who have not answered."""
+        """Send again every message without an answer in time, to the processes that have not answered."""
         self.now_ms = max(self.now_ms, now_ms)
         if self.is_frozen:
             return
@@ -258,7 +258,7 @@ class Agreement:
         self._advance()
 
     def end_batch(self) -> tuple[Output, ...]:
-        """What follows from all that was taken since the last time."""
+        """Return the outputs of all events taken since the last batch."""
         waiting, self._waiting = self._waiting, _Waiting()
         outputs = waiting.outputs
         if waiting.sent:
@@ -287,7 +287,7 @@ class Agreement:
         return (has_delivered and not len(self._queue)) or (says and (has_delivered or waiting.has_final))
 
     def known(self) -> Known:
-        """What the process knows; it may be cast at any time."""
+        """Return the process's progress, which it may cast at any time."""
         return Known(self.view, tuple(self._finals[self.me]), self.delivered)
 
     def freeze(self) -> None:
@@ -303,7 +303,7 @@ class Agreement:
 
     @property
     def in_flight(self) -> int:
-        """The process's own runs that are not delivered everywhere, and those that wait."""
+        """Return the process's own runs that are not delivered everywhere, and the ones that wait."""
         return len(self._own) + len(self._backlog)
 
     def ordered(self) -> tuple[int, ...]:
@@ -482,7 +482,7 @@ class Agreement:
         return sorted(row[sender] for row in self._finals)[self.size - self.majority]
 
     def _is_told_by_two(self) -> bool:
-        """Whether who has made a proposal, and the sender of the run, are a majority."""
+        """Whether a proposer and the sender of the run are a majority together."""
         return self.majority <= 2
 
     def _deliver(self) -> None:
@@ -506,7 +506,7 @@ class Agreement:
         return self._safe[held.id.sender] >= held.id.number
 
     def _forget(self) -> None:
-        """What every process has delivered needs no answer any more."""
+        """Forget everything about runs that every process has delivered."""
         stable = min(self._delivered_by)
         while self._recent and self._recent[0].seqno + self._recent[0].length - 1 <= stable:
             run_id = self._recent.popleft().id
@@ -541,7 +541,7 @@ def _send(view: int, first: int, sent: Iterable[tuple[Run, int]]) -> Send:
 
 
 def _consecutive(numbered: Iterable[tuple[int, tuple[Run, int]]]) -> Iterator[tuple[int, list[tuple[Run, int]]]]:
-    """What has a number, in increasing order, as (first, all without a gap)."""
+    """Yield numbered runs, given in increasing order, as (first number, runs without a gap)."""
     first, runs = 0, list[tuple[Run, int]]()
     for number, run in numbered:
         if runs and number != first + len(runs):

@@ -1,17 +1,16 @@
-"""What a site of the ISIS agreement writes into its log, and other sites read there: entries. Plain values.
+"""The log of a site in the ISIS agreement: its entries, which other sites read. Plain values.
 
-An *entry* is one record: what the site has promised (its state), what it says to others (letters), and what is ordered
-by then. A letter leaves a site only as part of an entry that stands in its log, since what relays carry is the log. So
-there is no moment at which a promise is known to others and may still be forgotten.
+An *entry* is one record: the site's promises (its state), its messages to others (letters), and the runs ordered by
+then. Relays carry the log, so a letter leaves a site only within an entry that is in its log. So no promise is known to
+others that a crash can still make the site forget.
 
 A log is a *chain*: each entry names the digest of the one before it. A digest covers the entry's state and, by that
-name, all before it. So two logs of one site, the second one begun when the first one was lost, differ in each digest
-from where they part, though their epochs and numbers may be the same.
+name, all before it. If a site loses its log and begins a second one, their digests differ from where they part, though
+epochs and numbers may be the same.
 
-Invariant. A reader takes the entries of one chain only: `read_on` takes entry n + 1 if it names the digest of entry n
-that was taken. What does not follow is left out, and the row says so from then on (`is_broken`), until something
-follows. A reader that starts again goes on from its row, which a crash may set back, but to an earlier entry of the
-same chain.
+Invariant. A reader takes the entries of one chain only: `read_on` takes entry n + 1 if it names the digest of the taken
+entry n. An entry that does not follow is left out, and the row is `is_broken` until one follows. A reader that starts
+again goes on from its row. A crash may set the row back, but only to an earlier entry of the same chain.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ _DIGEST_BYTES = 8
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 FORMAT = 2
-"""Of entries, as this version reads them. They are written as the group has it (`ordering.base.formats`).
+"""The newest format of entries that this version reads. It writes the group's format (`ordering.base.formats`).
 
-What stands behind the fields that a reader knows is passed over, and an added field has a default: if
-others, or the site itself after a restart, must know it, entries are `readable_from` a higher format."""
+Readers pass over fields behind the known ones, and an added field has a default. If others, or the site itself after a
+restart, must know the field, entries are `readable_from` a higher format."""
 
 _KINDS = {
     "send": Send,
@@ -74,15 +73,15 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 CONTENTS = "contents"
-"""The kind of the letter to nobody that has all that the site was told of runs (`ReadReport`), and says of its own. It
-is no part of the state, which older versions read."""
+"""The kind of the letter without receivers that has all reports on the records of runs (`ReadReport`), the site's own
+and the ones it has read. They are no part of the state, which older versions read."""
 
 OVERHEARD = _NAMES[Propose]
-"""The kind of letters that sites take note of though they are for others: a log is read by all."""
+"""The kind of letters that all sites use, although they are addressed to one: all sites read a log."""
 
 
 class Range(NamedTuple):
-    """FORWARD records of one partition: those with `first` <= offset < `end` at their own site."""
+    """The FORWARD records of one partition with `first` <= offset < `end` at their own site."""
 
     place: str
     first: int
@@ -90,7 +89,7 @@ class Range(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Of a range, how many records a site has read there; and at which offsets, as a digest, if not at all of them."""
+    """The number of records that a site has read in a range, with a digest of their offsets if some have no record."""
 
     place: str
     first: int
@@ -100,8 +99,9 @@ class Contents(NamedTuple):
 
 
 class ReadReport(NamedTuple):
-    """What a site has said of the runs of a partition of its own, from `first` on and below `end`: those of which it
-    has not read a record at each offset. Older versions say nothing.
+    """A site's report on the runs of one of its own partitions, from `first` to below `end`.
+
+    `holes` has the ranges without a record at some offset. Older versions send no report.
     """
 
     place: str
@@ -110,14 +110,14 @@ class ReadReport(NamedTuple):
     holes: tuple[Contents, ...] = ()
 
     def of(self, part: Range) -> Contents | None:
-        """What was said of it, None if nothing was."""
+        """Return the reported contents of a range, None if the report does not cover it."""
         if part.first < self.first or part.end > self.end:
             return None
         known = (hole for hole in self.holes if hole[:3] == part)
         return next(known, Contents(*part, part.end - part.first))
 
     def followed(self, behind: ReadReport) -> ReadReport:
-        """It, and what was said later."""
+        """Return the report joined with a later one, or the later one alone if there is a gap between them."""
         if behind.first > self.end:
             return behind
         holes = (*self.holes, *(hole for hole in behind.holes if hole.first >= self.end))
@@ -129,9 +129,9 @@ class _Ranges(NamedTuple):
 
 
 class OrderedRun(NamedTuple):
-    """A run in its place of the agreed order: its first position is `first`, and it takes one a record.
+    """A run with its place in the agreed order: its first position is `first`, and it takes one a record.
 
-    `absent` are the sites that were not in the view in which it was ordered.
+    `absent` has the sites outside of the view in which it was ordered.
     """
 
     first: int
@@ -154,10 +154,10 @@ class SiteMessage(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """How far another site's log was read: the state of the reading rule, and where to read on here.
+    """The place up to which another site's log was read: the state of the reading rule, and the offset to read on here.
 
-    `digest` is that of the last entry that was taken. `is_broken`: what came next does not follow it. `known` is how
-    far that site was heard to have read this site's log.
+    `digest` is the last taken entry's. `is_broken`: the next entry did not follow it. `known` is the number of the last
+    entry of this site that the other is known to have read.
     """
 
     site: str
@@ -177,17 +177,17 @@ class OwnEntry(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One step of a site: the `number`th of its log, in that epoch. `origin` is the group's of ISIS views.
+    """A step of a site: entry `number` of its log, written in `epoch`. `origin` is that of the group's ISIS views.
 
-    `ordered` follows what earlier entries of the log have, without a gap. `state` and `snapshot` are the site's own
-    business. The snapshot is large and seldom new, so most entries have none: `base` is the entry whose snapshot is
-    part of the state. `before` is the digest of the entry before it, and `logs` how far the site has read the others'
-    logs: it is part of the state, and stands here for those others.
+    `ordered` follows the runs of earlier entries without a gap. Only the site itself reads `state` and `snapshot`. The
+    snapshot is large and seldom new, so most entries have none: entry `base` has the one that belongs to the state.
+    `before` is the digest of the entry before. `logs`, a part of the state, tells the others how far the site has read
+    their logs.
 
-    It says as which format it was `written`, and from which one on it is readable; `version` is the first of abcast
-    that reads that. In format 2, an entry that is no base has only what its state changes of the one before it
-    (`isis_site_state.state_of`), and no `origin`. A base has apart what its state has of entries (`since`, `trail`).
-    `seqno` is the last one of the DATA before it.
+    `written` is the entry's format, and `readable_from` the first one whose readers can read it; `version` is the first
+    version of abcast that can. In format 2, an entry that is no base has only the changes of its state
+    (`ordering.agreement.site_state.state_of`), and no `origin`. A base has `since` and `trail` beside its state.
+    `seqno` is the last one of the DATA before the entry.
     """
 
     origin: int
@@ -209,47 +209,50 @@ class Entry(NamedTuple):
 
     @property
     def has_seqno(self) -> bool:
-        """Whether it tells a seqno."""
+        """Whether the entry has a seqno."""
         return self.readable_from > FIRST.number
 
     @property
     def is_whole(self) -> bool:
-        """Whether its state is one by itself."""
+        """Whether `state` is a whole state, and no changes."""
         return self.base == self.number or self.readable_from == FIRST.number
 
     @property
     def digest(self) -> bytes:
-        """Of the chain up to this entry."""
+        """The digest of the chain up to this entry."""
         chain = blake2b(b"%b %d %d " % (self.before.hex().encode(), self.epoch, self.number), digest_size=_DIGEST_BYTES)
         chain.update(self.state)
         return chain.digest()
 
     def to_bytes(self) -> bytes:
-        """As the payload of a record."""
+        """Return the payload of a record."""
         return encode(self, added=6, as_text=self.readable_from > FIRST.number)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Entry:
-        """Inverse of `to_bytes`. Raises LaterVersion for what can't be read, ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`.
+
+        Raises LaterVersion for an entry that only later versions read, ProtocolViolation for any other bytes.
+        """
         _check_readable(raw)
         return decode(cls, raw)
 
 
 def _check_readable(raw: bytes) -> None:
-    """Raise LaterVersion if an entry says that it is for later versions only, whatever else it has."""
+    """Raise LaterVersion if an entry is marked for later versions only, whatever else it has."""
     try:
         fields = json.loads(raw)
         needed, version = fields[Entry._fields.index("readable_from")], str(fields[Entry._fields.index("version")])
     except (ValueError, LookupError, TypeError, RecursionError):
-        return  # it says nothing
+        return  # not marked
     if type(needed) is int and needed > FORMAT:
         raise later(f"an entry is readable from format {needed} on, and this version of abcast reads {FORMAT}", version)
 
 
 def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
-    """The row behind the next record of a log, an entry or a seal; and whether it is an entry that counts.
+    """Return the row after the next record of a log, an entry or a seal; and whether it is an entry that counts.
 
-    By its number and epoch, that is, as `ordering.base.reader` has it: what the entry says is not looked at.
+    Only its number and epoch decide, by the rule of `ordering.base.reader`.
     """
     reader = Reader(row.epoch, row.number)
     kind, number = (MESSAGE, record.local_seqno) if record.kind == ENTRY else (EPOCH, 0)
@@ -258,7 +261,7 @@ def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
 
 
 def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
-    """`judge` for a record that was read: an entry counts if it follows the last one that did."""
+    """Judge a record as `judge` does, with its content: an entry counts if it follows the last one that did."""
     bare = Data(EPOCH, epoch) if entry is None else Data(ENTRY, epoch, local_seqno=entry.number)
     behind, counts = judge(row, bare)
     if entry is None or not counts:
@@ -269,10 +272,10 @@ def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
 
 
 def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[Entry]:
-    """The entries that count, of a log's entries and seals in their order: `read_on` for who reads all of them.
+    """Return the entries that count among a log's entries and seals, given in their order.
 
-    If the first one is an entry, it is known to count. Raises ProtocolViolation if one that has its epoch and number
-    can't be read: what the site has promised with it is not known.
+    If the first record is an entry, it is known to count. Raises ProtocolViolation if an entry with the right epoch and
+    number can't be read: the site's promises in it are unknown.
     """
     row, taken = LogRow("", 0, 0, 0), list[Entry]()
     for index, record in enumerate(log):
@@ -290,12 +293,12 @@ def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[E
 
 
 def absent_from(view: View) -> tuple[str, ...]:
-    """The sites that have been in the group's views, and are not in this one."""
+    """Return the sites that were in a view of the group, and are not in this one."""
     return tuple(sorted({life.name for life, _ in view.rows} - {life.name for life in view.members}))
 
 
 def run_of(ranges: tuple[Range, ...], of_format: int = FIRST.number) -> Run:
-    """What is agreed on as one: these records, in this order."""
+    """Return the run of these records, in this order."""
     if of_format == FIRST.number:
         reference = encode(_Ranges(ranges))
     else:
@@ -305,7 +308,9 @@ def run_of(ranges: tuple[Range, ...], of_format: int = FIRST.number) -> Run:
 
 @functools.lru_cache(maxsize=4096)
 def ranges_of(run: Run) -> tuple[Range, ...]:
-    """Inverse of `run_of`. Raises ProtocolViolation if it is not so many records, of different partitions."""
+    """Return the inverse of `run_of`. Raises ProtocolViolation unless the ranges have the run's length together, and
+    are of different partitions.
+    """
     ranges = decode(_Ranges, run.reference).ranges if run.reference.startswith(b"[") else _named(run.reference)
     is_proper = all(part.first < part.end for part in ranges) and len({part.place for part in ranges}) == len(ranges)
     if not is_proper or sum(part.end - part.first for part in ranges) != run.length:
@@ -314,7 +319,7 @@ def ranges_of(run: Run) -> tuple[Range, ...]:
 
 
 def _named(reference: bytes) -> tuple[Range, ...]:
-    """The ranges of a run of format 2."""
+    """Parse the ranges of a run of format 2."""
     words = reference.decode("ascii", "replace").split(" ")
     rows = list(zip(words[::3], words[1::3], words[2::3], strict=False))
     if 3 * len(rows) != len(words) or not all(_NUMBER.fullmatch(number) for row in rows for number in row[1:]):
@@ -323,7 +328,7 @@ def _named(reference: bytes) -> tuple[Range, ...]:
 
 
 def contents_of(part: Range, read: Iterable[tuple[int, int]]) -> Contents:
-    """What a site has read of a range: `read` are the offsets of records, from one to below another, in their order."""
+    """Return the contents of a range, given the offsets of its records as (first, end) pairs in their order."""
     records, digest = 0, blake2b(digest_size=_DIGEST_BYTES)
     for first, end in _joined(read):
         records += end - first
@@ -332,7 +337,7 @@ def contents_of(part: Range, read: Iterable[tuple[int, int]]) -> Contents:
 
 
 def _joined(read: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Those that follow each other as one."""
+    """Yield the pairs with adjacent ones joined."""
     begin = behind = -1
     for first, end in read:
         if first != behind:
@@ -349,24 +354,24 @@ class _AllTold(NamedTuple):
 
 
 def write_told(told: Iterable[ReadReport]) -> SiteMessage:
-    """As it stands in an entry."""
+    """Return the reports as a letter of an entry."""
     return SiteMessage((), CONTENTS, encode(_AllTold(tuple(told))).decode("ascii"))
 
 
 def read_told(letters: Iterable[SiteMessage]) -> tuple[ReadReport, ...]:
-    """What the letters of an entry tell of runs. Raises ProtocolViolation."""
+    """Return the reports on runs in the letters of an entry. Raises ProtocolViolation."""
     written = (letter for letter in letters if letter.kind == CONTENTS)
     return tuple(told for letter in written for told in decode(_AllTold, letter.body.encode("utf-8")).told)
 
 
 def write_letter(receivers: tuple[str, ...], message: Message, of_format: int = FIRST.number) -> SiteMessage:
-    """A message as it stands in an entry."""
+    """Return a message as a letter of an entry."""
     body = encode(message, as_text=of_format > FIRST.number)
     return SiteMessage(receivers, _NAMES[type(message)], body.decode("ascii"))
 
 
 def read_letter(letter: SiteMessage) -> Message:
-    """Inverse of `write_letter`. Raises ProtocolViolation."""
+    """Return the inverse of `write_letter`. Raises ProtocolViolation."""
     kind = _KINDS.get(letter.kind)
     if kind is None:
         raise ProtocolViolation(f"{letter.kind!r:.40} is no message of the agreement between sites.")

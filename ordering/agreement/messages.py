@@ -1,7 +1,6 @@
-"""What ISIS processes say to each other about views, what reaches a process, and what comes out of it. Plain values.
+"""The messages of ISIS processes about views, and the events and outputs of a process. Plain values.
 
-Those of the agreement inside a view are in `ordering.agreement.state`. How they look on a wire is the connectors'
-business.
+`ordering.agreement.state` has the messages inside a view. The connectors give them their form on a wire.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ from ordering.agreement.state import Finals, Known, Placed, Propose, Proposed, R
 
 
 class Ballot(NamedTuple):
-    """A try to decide the next view: its round, and the place of its coordinator. No two are the same."""
+    """An attempt to decide the next view: its round, and the place of its coordinator. No two are the same."""
 
     round: int
     coordinator: int
 
 
 NO_BALLOT = Ballot(0, 0)
-"""Below every ballot."""
+"""The ballot below every other."""
 
 
 class NextView(NamedTuple):
-    """The value that is decided: the view, and how the one before it ends. `settled` has places of that one.
+    """The value to decide: the next view, and the end of the present one.
 
-    It begins with deliveries that some process may not have made; each process skips those that it has made.
+    `settled` has the last deliveries of the present view, with senders by their places in it. It begins with
+    deliveries that some process may not have made; each process skips the ones that it has made.
     """
 
     view: View
@@ -35,18 +35,18 @@ class NextView(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """A value that was accepted, and in which ballot."""
+    """An accepted value, and its ballot."""
 
     ballot: Ballot
     value: NextView
 
 
 class ViewReport(NamedTuple):
-    """What a frozen process knows of its view.
+    """A frozen process's knowledge of its view.
 
-    `recent` are its last deliveries, at least all that some member may not have made; `finals` the runs that are final
-    and not delivered (seqno 0); `ordered` the last run of each process that was delivered; `proposed` the runs that it
-    has proposed for and that are not final.
+    `recent` has its last deliveries, at least all that some member may not have made. `finals` has the runs that are
+    final and not delivered (seqno 0). `ordered` has the last delivered run of each process. `proposed` has the runs
+    that it has proposed for and that are not final.
     """
 
     delivered: int
@@ -57,33 +57,33 @@ class ViewReport(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """A member is there, and frozen. One that is not says what it knows."""
+    """The sign of life of a frozen member. One that is not frozen sends `Known`."""
 
     view: int
 
 
 class Join(NamedTuple):
-    """A life that is in no view asks to be in the next one; `view` is the last that it knows of."""
+    """The request of an incarnation outside of the view to be in the next one. `view`: the last that it knows of."""
 
     view: int
 
 
 class Hears(NamedTuple):
-    """A member hears these lives ask to join."""
+    """A member's report of the incarnations that it hears asking to join."""
 
     view: int
     joiners: tuple[ProcessIncarnation, ...]
 
 
 class Prepare(NamedTuple):
-    """A coordinator opens a ballot."""
+    """A coordinator's opening of a ballot."""
 
     view: int
     ballot: Ballot
 
 
 class BallotPromise(NamedTuple):
-    """The answer: no lower ballot any more, and what is known."""
+    """The answer to Prepare: a promise to take part in no lower ballot, with the member's vote and report."""
 
     view: int
     ballot: Ballot
@@ -92,14 +92,14 @@ class BallotPromise(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """The answer to a ballot that is too low."""
+    """The answer to a ballot that is too low, with the one promised."""
 
     view: int
     promised: Ballot
 
 
 class Accept(NamedTuple):
-    """A coordinator asks to accept its value."""
+    """A coordinator's request to accept its value."""
 
     view: int
     ballot: Ballot
@@ -107,14 +107,14 @@ class Accept(NamedTuple):
 
 
 class BallotAccepted(NamedTuple):
-    """The answer."""
+    """The answer to Accept: the value is accepted."""
 
     view: int
     ballot: Ballot
 
 
 class DecidedView(NamedTuple):
-    """The view that is in force, and how the one before it ended."""
+    """The view in force, with the end of the one before it."""
 
     value: NextView
 
@@ -126,14 +126,14 @@ Message = (
 
 
 class From(NamedTuple):
-    """A message has come from that life."""
+    """The arrival of a message from an incarnation."""
 
     sender: ProcessIncarnation
     message: Message
 
 
 class Exclude(NamedTuple):
-    """The operator's decision: these names are never to be waited for in this view."""
+    """The operator's decision that nobody waits for these names in this view any more."""
 
     names: tuple[str, ...]
 
@@ -142,14 +142,14 @@ Event = From | Submit | Tick | Exclude
 
 
 class To(NamedTuple):
-    """A message to a process. Of the life only the name is needed to reach it."""
+    """A message to a process. The receiver's name suffices to reach it."""
 
     receiver: ProcessIncarnation
     message: Message
 
 
 class DeliverRun(NamedTuple):
-    """A run in the total order: the seqno of its first message, its id, its final number and who proposed that."""
+    """A run in the total order: its first seqno, its id, its final number, and the proposer of that number."""
 
     seqno: int
     sender: ProcessIncarnation
@@ -160,26 +160,26 @@ class DeliverRun(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """The process takes part in a view from here on."""
+    """The install of a view, in which the process takes part from here on."""
 
     view: View
 
 
 class Missing(NamedTuple):
-    """These seqnos were delivered by the others while this process was in no view."""
+    """Seqnos that the others delivered while this process was in no view."""
 
     first: int
     last: int
 
 
 class Outside(NamedTuple):
-    """The process is not in the view that is in force. It asks to join the next one."""
+    """The notice that the process is outside of the view in force. It asks to join the next one."""
 
     view: View
 
 
 class Stuck(NamedTuple):
-    """A minority: these members of the view answer, and so many are needed. Nothing is ordered until more are back."""
+    """The notice of a minority: only `reached` answer, and `needed` are. Nothing is ordered until more are back."""
 
     view: View
     reached: tuple[ProcessIncarnation, ...]
@@ -187,7 +187,7 @@ class Stuck(NamedTuple):
 
 
 class NotExcluded(NamedTuple):
-    """The operator's decision can't be carried out: the members that would be left are too few."""
+    """The notice that an operator's exclusion can't be carried out: too few members would be left."""
 
     names: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What an ISIS process knows through all views (`ordering.agreement.views`), and how it begins. Plain values."""
+"""The state of an ISIS process through all views (`ordering.agreement.views`), and its beginnings. Plain values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ordering.agreement.state import RESEND_AFTER_MS, AgreementState, Placed, be
 from ordering.base.errors import ProtocolViolation
 
 SUSPECT_AFTER_MS = 2_000
-"""How long a member may be silent until it is suspected."""
+"""Longest silence of a member before it is suspected."""
 
 FORMAT = 1
-"""Of stored states."""
+"""The format of stored states."""
 
 
 class Attempt(NamedTuple):
@@ -33,14 +33,14 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """All that a process knows. `agreement` is None while it is in no view; `backlog` has its own runs then, those
-    above number `own_row`.
+    """The state of a process.
 
-    `settled` is how the view before it ended, `promised` and `vote` are about the next one, `attempt` the ballot of its
-    own. `heard` is when each member was heard last, `joiners` when each life last asked to join, `hears` when each
-    member last said which of these it hears, `told` when each was last told the view, `excluded` what the operator has
-    decided. `patience_ms` is when to open a ballot, 0 without a reason. `slower` has the processes that suspect later
-    than this one, and after how long.
+    `agreement` is None while it is in no view; `backlog` then has its own runs above number `own_row`. `settled` is the
+    end of the view before. `promised` and `vote` concern the next view, and `attempt` is its own ballot. Times: `heard`
+    has each member's last message, `joiners` each incarnation's last request to join, `hears` each member's last report
+    of joiners, `told` each process's last copy of the view. `excluded` has the operator's exclusions. `patience_ms` is
+    the time to open a ballot, 0 without a reason. `slower` has the processes that suspect later than this one, and
+    after how long.
     """
 
     me: ProcessIncarnation
@@ -68,12 +68,12 @@ class ProcessState:
     slower: tuple[tuple[str, int], ...] = field(default=(), metadata=LATER)
 
     def to_bytes(self) -> bytes:
-        """The state as JSON, equal states as equal bytes."""
+        """Return JSON; equal states give equal bytes."""
         return encode((FORMAT,))[:-1] + b"," + encode(self) + b"]"
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> ProcessState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         start = encode((FORMAT,))[:-1] + b","
         if not (raw.startswith(start) and raw.endswith(b"]")):
             raise ProtocolViolation("not a state of an ISIS process that this version can read.")
@@ -88,7 +88,7 @@ def member(
     suspect_after_ms: int = SUSPECT_AFTER_MS,
     resend_after_ms: int = RESEND_AFTER_MS,
 ) -> ProcessState:
-    """A process that begins in a view it was given: a site, whose file says who is in the first one."""
+    """Return a process that begins in a given view: a site, whose file names the members of the first one."""
     rows, place = [0] * len(view.members), view.members.index(me)
     return ProcessState(
         me=me,
@@ -103,13 +103,13 @@ def member(
 
 
 def awake(state: ProcessState, now_ms: int) -> ProcessState:
-    """A process that goes on after some time. It suspects no process for what it was not there to hear."""
+    """Return a process that goes on after some time. It suspects nobody for a silence while it was away."""
     now_ms = max(state.now_ms, now_ms)
     return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
 
 
 def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState:
-    """The process with another value. The others may have the one that it had, until they say so."""
+    """Return the process with another `suspect_after_ms`. The others may still have its old one, until they say so."""
     others = (life.name for life in state.view.members if life != state.me)
     slower = {**dict.fromkeys(others, state.suspect_after_ms), **dict(state.slower)}
     kept = tuple(sorted((name, ms) for name, ms in slower.items() if ms > suspect_after_ms))
@@ -117,5 +117,5 @@ def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState
 
 
 def fresh(me: ProcessIncarnation, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
-    """A process that remembers nothing (`ordering.agreement.formation`)."""
+    """Return a process that remembers nothing (`ordering.agreement.formation`)."""
     return ProcessState(me, View(0, 0, ()), suspect_after_ms, now_ms=now_ms)

@@ -11,8 +11,9 @@ but for the epoch, which says which job of the site wrote it.
                                                └→ runs that are ordered ─→ `Sequenced` ─→ DATA
 
 A *step* takes what has come: FORWARD of its own, FORWARD that relays have brought, entries of other sites' logs, the
-time. If something is to leave the site by it, all that the site knows is written with it as one entry (`isis_log`).
-DATA is made of runs of entries that are in the log, never of what a job knows and may forget.
+time. If something is to leave the site by it, all that the site knows is written with it as one entry
+(`ordering.agreement.log`). DATA is made of runs of entries that are in the log, never of what a job knows and may
+forget.
 
 Rules.
 
@@ -35,12 +36,12 @@ Why no two sites have different DATA, whatever is cut off, killed at any point, 
 
 * *A site is a process that forgets nothing.* By (2) the entries that count are one history of steps of one process. By
   (1) no letter and no DATA of it was ever seen that is not in that history. What a killed job, or one that was
-  replaced, had done besides is as if it had not been. So the sites are processes as `isis_views` demands, of
-  one life each, that store each step before its outputs leave.
-* *So all that is delivered is the same.* By the invariants of `isis_views` the run at a position is the same at all
-  sites that deliver one there; by (4) a site takes a run over only where a process has delivered it, or took it over
-  itself; so by induction there is one sequence. Counting its own knowledge of a final number, as `isis` does, is right
-  since the entry that delivers has that knowledge in it.
+  replaced, had done besides is as if it had not been. So the sites are processes as `ordering.agreement.views` demands,
+  of one life each, that store each step before its outputs leave.
+* *So all that is delivered is the same.* By the invariants of `ordering.agreement.views` the run at a position is the
+  same at all sites that deliver one there; by (4) a site takes a run over only where a process has delivered it, or
+  took it over itself; so by induction there is one sequence. Counting its own knowledge of a final number, as
+  `ordering.agreement.isis` does, is right since the entry that delivers has that knowledge in it.
 * *The same runs are the same records.* A run names offsets of one log, whose records never change, and by (3) each site
   has exactly these. A copy of the log that was made anew, or lacks a record, would break that. So who submits a run
   says at which offsets it has read records (`ReadReport`), in the same entry or before; no site sequences a run of
@@ -52,15 +53,15 @@ Why no two sites have different DATA, whatever is cut off, killed at any point, 
   What of it stands in the log is not written again.
 
 Each message is ordered once: a run's records follow those of the run before it (`submitted`), the process gives each
-run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the
-received table.
+run one number for ever, `ordering.agreement.views` orders each number once, and what a member has sent twice is dropped
+by the received table.
 
 Members of a site that is gone leave the group's view as any dead member does. A run says which sites are *absent*: not
 in the view of sites in which it was ordered. Behind its records their members count as silent
 (`ordering.membership.log_time.without_sites`), so the group's next view is without them. All sites put that view in the
 same place: a process delivers a run in the view whose end or whose agreement has it, so by the invariants of
-`isis_views` the view of a position is the same for all that deliver there, and who takes a run over takes that over,
-too. When a site knows of a view of sites, or how long it has heard nothing, decides nothing.
+`ordering.agreement.views` the view of a position is the same for all that deliver there, and who takes a run over takes
+that over, too. When a site knows of a view of sites, or how long it has heard nothing, decides nothing.
 
 What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
 orders nothing of its own, and says so (`Outside`, `Stuck`); its members' messages stand in its FORWARD, and are ordered
@@ -69,9 +70,10 @@ when it is back. Two sites need each other, or an operator's `Exclude`.
 A site whose log is lost, or the end of it, has forgotten promises. It is not the same site any more, and must not come
 back under its name. Suppose that it does.
 
-* *Who has read anything that was lost never takes anything of the new log.* Entries are a chain (`isis_log`), and what
-  it has read is not in the new one: by the digest nothing there follows. To these sites it is as one that has died
-  behind the last entry that they have read, which `isis_views` allows. Their entries go on naming that entry.
+* *Who has read anything that was lost never takes anything of the new log.* Entries are a chain
+  (`ordering.agreement.log`), and what it has read is not in the new one: by the digest nothing there follows. To these
+  sites it is as one that has died behind the last entry that they have read, which `ordering.agreement.views` allows.
+  Their entries go on naming that entry.
 * *The site is told by any of them, whenever that may be, and ends (`_compare`).* Each entry of such a site names an
   epoch, a number and a digest of the log that was lost. If the new log has not come so far, that is seen. If it has,
   another digest is there. The site knows its digests (`trail`) from the last entry on that the other one was heard to
@@ -148,7 +150,7 @@ MAX_RUNS_IN_FLIGHT = 8
 """Runs of a site that are not known to be delivered everywhere in the view."""
 
 UNPACED_RUNS = 2
-"""So many runs may begin as their records come. With more in flight, each other site that is heard lets one begin."""
+"""Runs in flight up to which a new run begins as its records come. Above, one begins when another site is heard."""
 
 TURN = 0.4
 """A site that says nothing else says what nobody waits for after so much of the time of a suspicion."""
@@ -169,10 +171,10 @@ MAX_MARKS = 16
 """Places from which the records of one partition can be read again."""
 
 IDLE_RECORDS = 1_024
-"""So many records are there between two such places at least, if they are heartbeats."""
+"""Least number of records between two such places, if the records are heartbeats."""
 
 MAX_TRAIL = 64
-"""Entries of its own of which a site knows the digests: those that other sites may name next, and the last ones."""
+"""Largest number of own entries whose digests a site keeps: the ones that other sites may name next, and the last."""
 
 _OF_NOW = frozenset({"known", "beat", "join"})
 """The kinds of letters that tell how it is now."""
@@ -184,7 +186,7 @@ OUT_FOR_GOOD = (
     "Have the other sites go on without this one (`abcast site exclude`). To have a site in its place, begin a new "
     'group as docs/sites.md says ("A site that is lost").'
 )
-"""What to do about a site that can't go on."""
+"""The advice to the operator of a site that can't go on."""
 
 SNAPSHOT_EVERY_RUNS = 32
 """Runs between two snapshots, about, if they have many records: what a job that starts has to sequence again."""
@@ -196,14 +198,15 @@ SNAPSHOT_EVERY_ENTRIES = 64
 """Entries between two that have a snapshot: what a job that starts has to read back, about."""
 
 SNAPSHOT_AFTER_MS = 60_000
-"""How long what is in DATA may be in no snapshot, at most, while a job works."""
+"""Longest time that records of DATA are in no snapshot while a job works, in ms."""
 
 SNAPSHOT_AFTER_SUSPICIONS = 6
 """The same in times of `suspect_after_ms`, where that is shorter."""
 
 
 class Site:
-    """A site, as the job of one epoch has it: take events, `end_step`, write the entry, then the DATA of what is `due`.
+    """A site in the job of one epoch: take events, `end_step`, write the entry, then the DATA of the runs that are
+    `due`.
 
     Mutable, as a cursor is; not thread-safe.
     """
@@ -243,14 +246,14 @@ class Site:
         self.pace = Pace(self.process.now_ms, self.process.now_ms) if pace is None else pace
         self._told = {told.place: told for told in state.told}
         self.contents: Callable[[Range], Contents | None] | None = None
-        """What the job has read of a range, None if not all of it yet. No function: the job does not tell."""
+        """The function that gives the job's contents of a range, None if not all of it was read yet. None: not told."""
         self._unsaid, self._news, self._just_told = list(unsaid.letters), list(unsaid.ordered), list(unsaid.told)
         self._urgent, self._before = dict(unsaid.urgent), unsaid.before
         self._broken: list[OtherLog] = []
         self.has_heard = has_heard
         """Whether another site was heard since the last run was begun. (A job that begins need not know.)"""
         self.notices: tuple[Notice, ...] = ()
-        """Of the last step."""
+        """The notices of the last step."""
         self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
 
     def state(self) -> SiteState:
@@ -276,7 +279,7 @@ class Site:
         )
 
     def unsaid(self) -> Unsaid:
-        """What is to be said later, at the end of a step."""
+        """Return the content of the next entry that may wait, at the end of a step."""
         urgent = tuple(sorted(self._urgent.items()))
         return Unsaid(tuple(self._unsaid), tuple(self._news), tuple(self._just_told), urgent, self._before)
 
@@ -296,11 +299,11 @@ class Site:
         return len(self._since) + len(self._news) >= MAX_UNSNAPPED_RUNS
 
     def place(self, name: str) -> Place:
-        """How far a partition of FORWARD is."""
+        """Return the offsets of a partition of FORWARD."""
         return self._places.get(name) or Place(name)
 
     def log_row(self, site: str) -> LogRow:
-        """How far another site's log was read."""
+        """Return the place up to which another site's log was read."""
         return self._logs.get(site) or LogRow(site, 0, 0, 0)
 
     def take(self, event: SiteEvent) -> None:
@@ -315,9 +318,9 @@ class Site:
             self.process.take(event)
 
     def end_step(self, *, is_last: bool = False) -> Entry | None:
-        """The entry to write, if something is to leave: nothing else may be done before it stands in the log.
+        """Return the entry to write, if something is to leave. Nothing else may be done before it is in the log.
 
-        All DATA and dead letters before must stand in Kafka. `is_last`: the job ends with this step.
+        All DATA and dead letters before must be in Kafka. `is_last`: the job ends with this step.
         """
         has_begun = self._submit()
         self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
@@ -354,7 +357,7 @@ class Site:
         ordered: tuple[OrderedRun, ...],
         before: bytes,
     ) -> Entry:
-        """All that it knows, as the entry of that number."""
+        """Return the entry of the present number, with the site's whole state."""
         known, is_base = self.state(), self._base == self.number
         entry = Entry(
             self.process.view.origin,
@@ -396,10 +399,10 @@ class Site:
         return run if run is not None and self._is_here(run) else None
 
     def end_run(self, state: SequencerState, *, is_refused: bool) -> tuple[tuple[Data, ...], bool]:
-        """The run that was due is decided, with that state behind it, and whether some of it is refused: what follows
-        from it, and whether its dead letters are to be written here, and stand nowhere yet for all that is known.
+        """Record that the due run was decided, with `state` after it. `is_refused`: it has dead letters.
 
-        The next entry says that they do. One is made for that alone, so that no later start writes them again.
+        Return the DATA that ends the run, and whether this site writes its dead letters: not if they are known to be
+        written. The next entry tells that they are. One is made for that alone, so that no later start repeats them.
         """
         run = self.sequenced.next()
         assert run is not None
@@ -413,9 +416,9 @@ class Site:
         return said_at_ms is None or self.process.now_ms - said_at_ms >= self._idle_ms()
 
     def _is_urgent(self) -> bool:
-        """Whether somebody waits for what is to be said: all but runs of heartbeats, and signs of life.
+        """Whether somebody waits for the next entry: it has more than runs of heartbeats and signs of life.
 
-        While a flush is in hand, somebody waits for the time that heartbeats tell.
+        While a flush runs, members wait for the time that heartbeats tell.
         """
         if self.sequenced.state.membership.flush.id:
             return True
@@ -430,7 +433,7 @@ class Site:
     def _arrive(self, event: Arrived) -> None:
         place = self.place(event.place)
         if self._is_own(event.place) and event.begin > place.submitted:
-            # Of what was not submitted, what is gone is in no run. Its sender sends it again.
+            # Dropped records that were not submitted are in no run. Their senders send them again.
             place = self._places[event.place] = place._replace(submitted=event.begin)
         if event.end <= place.end:
             if not event.is_idle:  # it is read again
@@ -449,7 +452,7 @@ class Site:
             self._take_send(run.sender, run.message)
 
     def _is_here(self, ordered: OrderedRun) -> bool:
-        """Whether all records of a run stand at this site."""
+        """Whether all records of a run have arrived at this site."""
         return all(part.end <= self.place(part.place).end for part in ranges_of(ordered.run))
 
     def _submit(self) -> bool:
@@ -488,7 +491,7 @@ class Site:
         return int(TURN * min(self.process.suspect_after_ms, of_members))
 
     def _tell(self, part: Range) -> bool:
-        """Say what was read of a range; whether all of it was, since the job has begun."""
+        """Report the contents of a range; return whether the job has read all of it."""
         if self.contents is None:
             return True
         read = self.contents(part)
@@ -503,7 +506,7 @@ class Site:
         self._told[told.place] = told if known is None else known.followed(told)
 
     def told(self, part: Range) -> Contents | None:
-        """What the site that has submitted the range has read of it, None if it has not said that."""
+        """Return the contents of the range that its submitting site has reported; None if it has not."""
         told = self._told.get(part.place)
         return None if told is None else told.of(part)
 
@@ -544,7 +547,7 @@ class Site:
         self._logs[site] = self._logs[site]._replace(known=named.number)
 
     def _forget_trail(self) -> None:
-        """What all others are past is not named again. Of very much, the middle is not kept."""
+        """Drop entries that no site will name again. Beyond `MAX_TRAIL`, drop the ones in the middle."""
         others = {life.name for life, _ in self.process.view.rows} | {life.name for life in self.process.view.members}
         first = min((self.log_row(name).known for name in others - {self.me.name}), default=self.number)
         numbers = [number for number in self._trail if number >= min(first, self.number)]
@@ -604,10 +607,10 @@ class Site:
             elif Waiting(sender, alone) not in self._waiting and len(self._waiting) < MAX_WAITING_RUNS:
                 self._waiting.append(Waiting(sender, alone))
 
-    # What comes out
+    # Output
 
     def _take_outputs(self, outputs: Iterable[Output]) -> None:
-        """Note what is ordered, and what is to be said, each message once. What a site knows, it says as it is then."""
+        """Note the ordered runs, and the messages to send, each once. Signs of state are replaced by newer ones."""
         said: list[tuple[Message, list[str]]] = []
         notices: list[Notice] = []
         for output in outputs:
@@ -621,7 +624,7 @@ class Site:
             elif isinstance(output, Notice):
                 if isinstance(output, Installed):
                     self._absent = absent_from(output.view)
-                notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
+                notices.append(output)  # not `Missing`, which others' logs have; nor `Refused`: too few runs are sent
         self.notices = tuple(notices)
         for message, receivers in said:
             letter = write_letter(tuple(receivers), message, self.format)
@@ -650,7 +653,7 @@ class Site:
         self._places[part.place] = place._replace(ordered=ordered, submitted=submitted)
 
     def _is_snapshot_due(self, *, is_last: bool) -> bool:
-        """Whether what is in DATA was in no snapshot for long enough, or the job can't take one later."""
+        """Whether the last snapshot is old enough, or the job can't take one later, and DATA has records after it."""
         after_ms = min(SNAPSHOT_AFTER_MS, SNAPSHOT_AFTER_SUSPICIONS * self.process.suspect_after_ms)
         is_time = is_last or self.process.now_ms - self.pace.snapped_at_ms >= after_ms
         return is_time and self.sequenced.position > self._sequenced
@@ -685,7 +688,7 @@ def _is_outdone(letter: SiteMessage, by: SiteMessage) -> bool:
 
 
 def _without_nearest(marks: tuple[CopyMark, ...]) -> tuple[CopyMark, ...]:
-    """All but the one without which the gap is the smallest: so they stay about as far from each other everywhere."""
+    """Return the marks without the one whose neighbours are nearest, so that their distances stay about equal."""
     gaps = [after.end - before.end for before, after in zip(marks, marks[2:], strict=False)]
     nearest = 1 + gaps.index(min(gaps))
     return (*marks[:nearest], *marks[nearest + 1 :])

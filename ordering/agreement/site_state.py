@@ -1,7 +1,6 @@
-"""What a site knows of the agreement of a group, what comes to it and what an operator is told
-(`ordering.agreement.site`).
+"""The state of a site in the agreement of a group, its events, and its notices to the operator. Plain values.
 
-Plain values, and how a site's log tells them.
+`ordering.agreement.site` decides; here is also how entries of a site's log hold the state.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from ordering.sequencer.sequencer import MAX_INFLATED_BYTES, SequencerState
 
 
 class Arrived(NamedTuple):
-    """FORWARD of a partition, the site's own or another's, stands at this site up to `end`, its offset at home.
+    """The arrival of FORWARD records: this site has a partition, its own or another's, up to `end`, an offset at home.
 
-    `at` is where to read on in this site's Kafka for what comes next. For what is the site's own it is `end`, too.
-    What stood below `begin` can't be read here. `is_idle`: what has come is heartbeats, which no member waits for.
+    `at` is the offset at which to read on in this site's Kafka; in an own partition it equals `end`. Records below
+    `begin` can't be read here. `is_idle`: all of these records are heartbeats, which no member waits for.
     """
 
     place: str
@@ -38,7 +37,7 @@ class Arrived(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A record of another site's log: an entry, or a seal of that epoch. `at` is where to read on here."""
+    """A record of another site's log: an entry, or the seal of `epoch`. `at`: the offset here at which to read on."""
 
     site: str
     at: int
@@ -50,24 +49,24 @@ SiteEvent = Arrived | Heard | Tick | Exclude
 
 
 class OtherLog(NamedTuple):
-    """What came next in that site's log does not follow what was read of it: the log was lost, and begun anew."""
+    """The notice that the next entry of a site's log does not follow the last one: the log was lost, and begun anew."""
 
     site: str
 
 
 class Dropped(NamedTuple):
-    """Records of that partition come next in the order, and what this site has of it begins behind where they stood."""
+    """The notice that this site lacks the next records of the order: its part of the partition begins behind them."""
 
     place: str
 
 
 Notice = Installed | Outside | Stuck | NotExcluded | OtherLog | Dropped
-"""What an operator may want to know: which view is in force, what a site waits for, and who must not go on."""
+"""A notice to the operator: the view in force, the reason why a site waits, or a site that must not go on."""
 
 
 class Place(NamedTuple):
-    """How far a partition of FORWARD is here (`end`), was submitted by this site, and is ordered; and see
-    `CopyMark`.
+    """The offsets of a partition of FORWARD up to which it has arrived here (`end`), was submitted by this site, and is
+    ordered. `marks`: see `CopyMark`.
     """
 
     name: str
@@ -78,14 +77,14 @@ class Place(NamedTuple):
 
 
 class CopyMark(NamedTuple):
-    """What comes from offset `end` on at home stands from `at` on here."""
+    """A pair of offsets: the records from `end` on at home lie from `at` on here."""
 
     end: int
     at: int
 
 
 class Pace(NamedTuple):
-    """When a job has taken its last snapshot, begun its last run, and written its last entry; None before the first."""
+    """The times of a job's last snapshot, last begin of a run, and last entry (None before the first)."""
 
     snapped_at_ms: int = 0
     begun_at_ms: int = 0
@@ -93,10 +92,10 @@ class Pace(NamedTuple):
 
 
 class Unsaid(NamedTuple):
-    """What a site has to say, and may say later: since its last entry, nothing has come that anybody waits for.
+    """The content of a site's next entry, which may wait: nothing that anybody waits for has come since the last.
 
-    `told` is what it has read of the runs it has begun. `urgent` has, of each partition, up to where there is more than
-    heartbeats in it. `before` is the state as the last entry has it, if that is of this job, and of format 2.
+    `told` reports which records of its begun runs the site has read. `urgent` has, for each partition, the offset up to
+    which it has more than heartbeats. `before` is the state in the last entry, if this job wrote that in format 2.
     """
 
     letters: tuple[SiteMessage, ...] = ()
@@ -108,7 +107,7 @@ class Unsaid(NamedTuple):
 
 _NUMBERS = re.compile(rb"(0|[1-9][0-9]*)")
 _AS_TEXT, _AS_NUMBERS = b"=", b"+"
-"""How changes are written: as the text that is not in the state before, or as what its numbers are more or less."""
+"""The two forms of changes: text that the state before does not have, or the differences of its numbers."""
 
 NEW_PACE, NOTHING_UNSAID = Pace(), Unsaid()
 
@@ -122,13 +121,13 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SiteState:
-    """All that a site knows of the agreement of a group.
+    """The state of a site in the agreement of a group.
 
-    `number` is that of its last entry, `position` the last one ordered. `snapshot` is the sequencer's state after the
-    position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
-    are ordered, and do not follow yet. `trail` are entries of its own, the last one and those that others may name.
-    Of all up to the position `complete`, DATA and dead letters stand in Kafka; the run that ends at `refused` was the
-    last one to have some. `told` is what sites have said of the records of runs; in format 1 a letter has it.
+    `number` is its last entry's number, and `position` the last ordered one. `snapshot`, which entry `base` has, is the
+    sequencer's state after position `sequenced`, and `since` has the runs ordered after that. `ahead` has ordered runs
+    with a gap before them. `trail` has its last own entry, and the ones that others may still name. DATA and dead
+    letters of all positions up to `complete` are in Kafka; the run that ends at `refused` was the last one with dead
+    letters. `told` has the sites' reports on the records of runs; in format 1 a letter has them.
     """
 
     group: str
@@ -150,12 +149,12 @@ class SiteState:
     told: tuple[ReadReport, ...] = field(default=(), metadata=LATER)
 
     def to_bytes(self) -> bytes:
-        """The state as JSON, equal states as equal bytes."""
+        """Return JSON; equal states give equal bytes."""
         return encode(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SiteState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         return decode(cls, raw)
 
 
@@ -168,7 +167,7 @@ def first_state(
     suspect_after_ms: int = SUSPECT_AFTER_MS,
     resend_after_ms: int = RESEND_AFTER_MS,
 ) -> SiteState:
-    """A site whose log has no entry yet. All must be given the same `sites`."""
+    """Return the state of a site whose log has no entry yet. All sites must be given the same `sites`."""
     view = first_view(ProcessIncarnation(name) for name in sites)
     process = member(
         ProcessIncarnation(site),
@@ -181,7 +180,7 @@ def first_state(
 
 
 def state_of(entries: Sequence[Entry]) -> SiteState:
-    """The state of a site whose last entries these are, all that count: at least from the last one's `base` on.
+    """Return the state of a site from its last entries that count, at least from the last one's `base` on.
 
     Raises ProtocolViolation.
     """
@@ -204,14 +203,14 @@ def state_of(entries: Sequence[Entry]) -> SiteState:
 
 
 def stated(state: SiteState) -> bytes:
-    """A state in format 2, without what entries tell apart."""
+    """Return a state in format 2, without the fields that entries hold by themselves."""
     return encode(replace(state, snapshot=b"", logs=(), since=(), trail=()), as_text=True)
 
 
 def changes(before: bytes, after: bytes) -> bytes:
-    """What an entry that is no base says of its state; `before` is that of the entry before it.
+    """Return the changes from the state `before`, which is all that an entry has of its state if it is no base.
 
-    Mostly some numbers are higher, and the text between them is the same: then it is by how much they are.
+    Mostly some numbers are higher, and the text between them is the same. Then the differences of the numbers suffice.
     """
     old, new = _NUMBERS.split(before), _NUMBERS.split(after)
     if old[::2] != new[::2]:
@@ -221,7 +220,7 @@ def changes(before: bytes, after: bytes) -> bytes:
 
 
 def _after(before: bytes, changes: bytes) -> bytes:
-    """Inverse of `changes`. Raises ProtocolViolation."""
+    """Return the inverse of `changes`. Raises ProtocolViolation."""
     try:
         if changes.startswith(_AS_TEXT):
             return inflated(changes[1:], MAX_INFLATED_BYTES, before)
@@ -236,7 +235,7 @@ def _after(before: bytes, changes: bytes) -> bytes:
 
 
 def _varint(step: int) -> bytes:
-    """A number with its sign in its last bit, seven bits a byte, the lowest first."""
+    """Return a number with its sign in its last bit, seven bits a byte, the lowest first."""
     rest, out = (step << 1) ^ (-1 if step < 0 else 0), bytearray()
     while rest > 0x7F:
         out.append(rest & 0x7F | 0x80)
@@ -246,7 +245,7 @@ def _varint(step: int) -> bytes:
 
 
 def _ints(raw: bytes) -> Iterator[int]:
-    """Inverse of `_varint`, for one behind the other."""
+    """Yield the numbers of a sequence of `_varint`s. Raises ValueError if the last one is cut off."""
     rest = shift = 0
     for byte in raw:
         rest |= (byte & 0x7F) << shift

@@ -1,6 +1,4 @@
-"""What a process of `ordering.agreement.isis` knows in one view, what comes to it, and what comes out of it. Plain
-values.
-"""
+"""The state, events and outputs of a process in one view (`ordering.agreement.isis`). Plain values."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from typing import NamedTuple
 from ordering.agreement.hold_back import Key, Places, Run, RunId
 
 RESEND_AFTER_MS = 40
-"""How long an answer may take until the question is sent again. Twice as long each time that nothing has come. For
-processes of one machine; sites, with a relay between them, take more."""
+"""Longest wait for an answer before the question is sent again; it doubles each time without an answer. The value is
+for processes of one machine; sites, with a relay between them, take a larger one."""
 
 
 def window_for(size: int) -> int:
-    """Runs that one process of a view may have in flight: all of them together stay below some 2,000."""
+    """Return the number of runs that a process may have in flight: about 2,000 for all processes of a view together."""
     return max(16, min(512, 2048 // size))
 
 
 class Send(NamedTuple):
-    """A sender's runs `first`, `first` + 1, … (the source's DataMessage), and its own proposals for them."""
+    """A sender's runs `first`, `first` + 1, … (the source's DataMessage), with its own proposals for them."""
 
     view: int
     first: int
@@ -48,7 +46,7 @@ class Finals(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a process knows: up to which run of each sender the final numbers, and the last seqno it has delivered."""
+    """The progress of a process: each sender's last run with a known final number, and the last delivered seqno."""
 
     view: int
     finals: tuple[int, ...]
@@ -59,20 +57,20 @@ Message = Send | Propose | Finals | Known
 
 
 class Submit(NamedTuple):
-    """The process's own application has a run to order."""
+    """A run that the process's own application wants ordered."""
 
     run: Run
 
 
 class Received(NamedTuple):
-    """A message from the process in that place of the view."""
+    """A message from the process at the place `sender` of the view."""
 
     sender: int
     message: Message
 
 
 class Tick(NamedTuple):
-    """It is so late. Ticks of one process never go back."""
+    """The time. Ticks of one process never go back."""
 
     now_ms: int
 
@@ -81,20 +79,20 @@ Event = Submit | Received | Tick
 
 
 class ToAll(NamedTuple):
-    """To every other process of the view."""
+    """A message to every other process of the view."""
 
     message: Message
 
 
 class Tell(NamedTuple):
-    """To one process of the view."""
+    """A message to one process of the view."""
 
     to: int
     message: Message
 
 
 class DeliverInView(NamedTuple):
-    """A run, its first seqno, and the final number that put it there."""
+    """The delivery of a run: its first seqno, and the final number that gave it its place."""
 
     seqno: int
     id: RunId
@@ -103,7 +101,7 @@ class DeliverInView(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A run that was submitted, and was not taken: the backlog is full. The application submits it again."""
+    """A submitted run that was not taken because the backlog is full. The application submits it again."""
 
     run: Run
 
@@ -112,7 +110,7 @@ Output = ToAll | Tell | DeliverInView | Refused
 
 
 class Drop(Enum):
-    """Why something that came was not taken."""
+    """The reason why a message was not taken."""
 
     OLD_VIEW = "of another view"
     REPEATED = "came again"
@@ -122,7 +120,7 @@ class Drop(Enum):
 
 
 class Placed(NamedTuple):
-    """A run in its place of the order."""
+    """A run with its place in the order."""
 
     seqno: int
     id: RunId
@@ -131,7 +129,7 @@ class Placed(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """A run that is not final as far as a process knows: the highest of the proposals of those that are `known`."""
+    """A run that a process does not know to be final. `key`: the highest proposal of the processes in `known`."""
 
     id: RunId
     length: int
@@ -140,7 +138,7 @@ class Proposed(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A run of the process's own. `missing` are the processes that have not proposed."""
+    """A run of the process's own. `missing` has the processes that have not proposed for it yet."""
 
     number: int
     run: Run
@@ -151,13 +149,13 @@ class Own(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgreementState:
-    """All that a process knows in one view. `finals[q][s]`: the run of s up to which q knows the final numbers.
+    """The state of a process in one view. `finals[q][s]`: the run of s up to which q knows the final numbers.
 
-    `accepted` is the last run of each sender that the process has proposed for, `ordered` the last one that it has
-    delivered (or that was ordered before the view), `proposals` what it proposed for those that some process has not
-    delivered, `recent` the deliveries that some process has not made, `delivered_by` the last seqno that each is known
-    to have delivered. `own` are the process's runs that are not delivered everywhere, `backlog` those that it has not
-    sent yet. `told` is the seqno up to which the others were told of its deliveries.
+    `accepted` has the last run of each sender that the process has proposed for, and `ordered` the last one that it has
+    delivered, or that was ordered before the view. `proposals` has its proposals for runs that some process has not
+    delivered, and `recent` the deliveries that some process has not made. `delivered_by` has the last seqno that each
+    process is known to have delivered. `own` has the process's runs that are not delivered everywhere, and `backlog`
+    the ones it has not sent yet. `told` is the last of its seqnos that it has told the others.
     """
 
     view: int
@@ -199,9 +197,10 @@ def begin(
     now_ms: int = 0,
     resend_after_ms: int = RESEND_AFTER_MS,
 ) -> AgreementState:
-    """A view as it begins: `rows` has the last run of each process that was ordered before, `delivered` the last seqno.
+    """Return the state at a view's beginning. `rows` has each process's last run ordered before, `delivered` the last
+    seqno.
 
-    The process's own runs above its row stand in the backlog, and are sent with the first event.
+    The backlog has the process's own runs above its row; they are sent with the first event.
     """
     size, known = len(rows), tuple(rows)
     return AgreementState(

@@ -112,7 +112,7 @@ MAX_JOINERS = 64
 
 
 class ViewsStep(NamedTuple):
-    """What `step` returns: the next state, and the outputs in their order."""
+    """The result of `step`: the next state, and the outputs in their order."""
 
     state: ProcessState
     outputs: tuple[Output, ...]
@@ -129,14 +129,14 @@ def step(state: ProcessState, events: Iterable[Event]) -> ViewsStep:
 
 @dataclass(slots=True)
 class _Reason:
-    """Why a ballot is opened."""
+    """The reason why a ballot is opened."""
 
     suspects: set[int] = field(default_factory=set)
     joiners: list[ProcessIncarnation] = field(default_factory=list)
 
 
 class Process:
-    """One process, through all views. Take events with `take`, then `end_batch`. Not thread-safe.
+    """A process, through all views. Take events with `take`, then `end_batch`. Not thread-safe.
 
     Mutable, as a cursor is; `state` gives the value of it at the end of a batch. With `formation` it is a fresh one.
     """
@@ -194,7 +194,7 @@ class Process:
 
     @property
     def latest_incarnation(self) -> int:
-        """Of this process's name, of all that a fresh one has heard of; its own if it is that."""
+        """The latest incarnation of this process's name that it has heard of; its own if that is the latest."""
         if self.formation is None:
             return self.me.incarnation
         lives = [*self.view.members, *(life for life, _ in self.view.rows)]
@@ -209,7 +209,7 @@ class Process:
 
     @property
     def in_flight(self) -> int:
-        """The process's own runs that are not delivered everywhere, and those that wait."""
+        """Return the process's own runs that are not delivered everywhere, and the ones that wait."""
         return self.agreement.in_flight if self.agreement is not None else len(self._backlog)
 
     def take(self, event: Event) -> None:
@@ -224,7 +224,7 @@ class Process:
             self.exclude(event.names)
 
     def end_batch(self) -> tuple[Output, ...]:
-        """What follows from all that was taken since the last time."""
+        """Return the outputs of all events taken since the last batch."""
         self._flush()
         outputs, self._outputs = self._outputs, []
         self._answered.clear()
@@ -250,7 +250,7 @@ class Process:
             return
         self._excluded = gone
 
-    # What comes from others
+    # Messages of others
 
     def receive(self, sender: ProcessIncarnation, message: Message) -> None:
         """Take a message of another process."""
@@ -330,7 +330,7 @@ class Process:
             self._outputs.append(To(receiver, DecidedView(NextView(self.view, self._settled))))
 
     def _ask_view(self, sender: ProcessIncarnation) -> None:
-        """A process that is in a later view tells it to who asks to join."""
+        """Ask a process of a later view for that view: it tells the view to a process that asks to join."""
         last = self._told.get(sender)
         if last is None or self.now_ms - last >= self._resend_after_ms:
             self._told[sender] = self.now_ms
@@ -339,7 +339,7 @@ class Process:
     # Time
 
     def wake(self, now_ms: int) -> None:
-        """It is so late, and what has come meanwhile is taken now, before anybody is suspected for his silence."""
+        """Advance the clock, so that pending messages are taken before the next tick suspects anybody for silence."""
         self.now_ms = max(self.now_ms, now_ms)
 
     def note_pace(self, name: str, suspect_after_ms: int) -> None:
@@ -356,7 +356,7 @@ class Process:
             self._say_who_joins()
 
     def tick(self, now_ms: int) -> None:
-        """It is so late: suspect, send again, open a ballot."""
+        """Advance the clock: suspect members, send again, open a ballot."""
         self.now_ms = max(self.now_ms, now_ms)
         if self.agreement is None:
             self._tick_outside()
@@ -408,12 +408,13 @@ class Process:
         return self.now_ms - at_ms >= self._slower.get(life.name, self.suspect_after_ms)
 
     def _rank(self, suspects: set[int]) -> int:
-        """How many unsuspected members stand before this one: the first opens the ballot, the others wait longer."""
+        """Return the number of unsuspected members before this one. The first opens the ballot; others wait longer."""
         mine = self._places[self.me]
         return sum(place < mine for place in self._places.values() if place not in suspects)
 
     def _give_way(self) -> None:
-        """To a higher ballot; open a still higher one only if nothing comes of it, with every round later than before.
+        """Give way to a higher ballot. Open a still higher one only if it comes to nothing, each round later than
+        before.
 
         A ballot is four ways long. Where a way is slow, rivals who do not wait for it would outbid each other for ever.
         """
@@ -450,7 +451,7 @@ class Process:
             self._attempt = attempt._replace(is_stuck=True)
             lives = tuple(self.view.members[place] for place in sorted(reached))
             self._outputs.append(Stuck(self.view, lives, size // 2 + 1))
-        # Time, or an operator, may have made those who have answered enough.
+        # By the time, or by an operator's exclusion, the answers may be enough now.
         self._choose()
         self._decide()
 
@@ -676,5 +677,5 @@ class Process:
 
     @property
     def dropped(self) -> dict[Drop, int]:
-        """What came in this view and was not taken, by its reason."""
+        """The number of messages in this view that were not taken, by reason."""
         return dict(self.agreement.dropped) if self.agreement is not None else {}

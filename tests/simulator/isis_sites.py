@@ -341,7 +341,7 @@ def sequence_run(group: Group, _run: OrderedRun, records: Sequence[Forward | Mal
     state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
     decided = group.decided(state, is_refused=False)
     data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
-    return data[decided.standing :]
+    return data[decided.written :]
 
 
 @dataclass
