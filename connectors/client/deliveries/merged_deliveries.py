@@ -252,9 +252,9 @@ class MergedDeliveries(Deliveries):
                 yield []
             while log.ready:
                 record = log.ready[0]
-                fate = self._fate(record)
-                if fate is not DeliveryStatus.DELIVERED:
-                    if fate is DeliveryStatus.NEVER:
+                status = self._delivery_status(record)
+                if status is not DeliveryStatus.DELIVERED:
+                    if status is DeliveryStatus.NEVER:
                         log.ready.popleft()
                     yield []
                     continue
@@ -286,7 +286,7 @@ class MergedDeliveries(Deliveries):
         behind = log.behind
         return Cut(behind.state, behind.offsets)
 
-    def _fate(self, record: Cast | OrderedRecord) -> DeliveryStatus:
+    def _delivery_status(self, record: Cast | OrderedRecord) -> DeliveryStatus:
         hub = self._source.hub
         return DeliveryStatus.DELIVERED if hub is None else hub.delivery_status(record, POLL_S)
 

@@ -280,9 +280,9 @@ class StateTransfer:
             except ProtocolViolation as error:
                 _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, error)
                 return None
-            fate = hub.fate_of_state(cut.state.causal, patience)
-            if fate is not DeliveryStatus.DELIVERED:
-                why = f"some of what it counts is {fate.value} delivered in the group"
+            status = hub.delivery_status_of_state(cut.state.causal, patience)
+            if status is not DeliveryStatus.DELIVERED:
+                why = f"some messages that it counts are {status.value} delivered in the group"
                 _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, why)
                 return None
         self.set_state(state)

@@ -1,17 +1,18 @@
-"""What this process has delivered of a group in all orders: the vector that its members' messages are stamped with.
+"""The hub: deliver a group's messages of all orders in this process, and keep the vector that stamps its casts.
 
-Source: Group Communication (docs/sources.md): each node maintains a vector of what it has received.
+Source: Group Communication (docs/sources.md): each node maintains a vector of the messages that it has received.
 
-One thread reads DATA and casts for all members of the process at one site. Applications read by themselves.
+One thread reads DATA and casts for all members of the process at one site. The applications' deliveries are read apart.
 
-Invariant. No application of the process is given anything that the hub has not delivered (`fate`,
-`fate_of_state`). So the hub's vector covers all that the application knows when it sends: a stamp may say more than
-the application has seen, and then others wait for what stands in the logs already, but never less.
+Invariant. No application of the process gets a message that the hub has not delivered (`delivery_status`,
+`delivery_status_of_state`). So the hub's vector covers everything that the application knows when it sends. A stamp may
+say more than the application has seen, and then others wait for messages that are in the logs already. It never says
+less.
 
-It begins before its members ask to join, at a place where no flush is in hand, as a newcomer: so it knows the vector of
-the first view that has one of them. With that view begin the member's own deliveries, where the hub has kept `begins`.
+The hub begins before its members ask to join, at a point of DATA outside of a flush, as a newcomer. So it knows the
+vector of the first view that has one of them. A member's own deliveries begin with that view; `begins` has the place.
 
-A crash loses nothing but the process's knowledge: the next one begins as a newcomer, too.
+A crash loses nothing but the vector: the next process begins as a newcomer, too.
 """
 
 from __future__ import annotations
@@ -44,50 +45,53 @@ from ordering.sequencer.sequencer import SequencerState
 POLL_S = 0.1
 JOIN_S = 15.0
 CLOCKS_DIFFER_S = 60
-"""The clocks of members, and of brokers, may differ by so much."""
+"""Seconds by which the clocks of members, and of brokers, may differ."""
 
 NANOSECONDS_A_STEP = 10
-"""Incarnations are times in units of so many nanoseconds."""
+"""The unit of incarnations, which are times."""
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class CastingIncarnation(Protocol):
-    """A life that sends casts. Called by the hub's thread, without its lock."""
+    """An incarnation that sends casts. Called by the hub's thread, without its lock."""
 
     @property
     def life(self) -> MemberIncarnation:
-        """Who it is."""
+        """Return its address and number."""
 
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | OrderedRecord]) -> None:
-        """Casts of its address stand in the log; this was delivered, in its order."""
+        """Take casts of its address that were read from the log, and all records delivered since, in order."""
 
     def failed(self, error: Exception) -> None:
-        """Nothing more is delivered."""
+        """Take the error after which nothing more is delivered."""
 
 
 def since_now() -> int:
-    """The highest incarnation that a life may have which has begun already, by whatever clock.
+    """Return the highest incarnation that any sender may have begun by now, by whatever clock.
 
-    One that begins within CLOCKS_DIFFER_S from here on counts as begun; that costs nothing, unless its very first cast
-    has to be sent again.
+    An incarnation that begins within the next CLOCKS_DIFFER_S counts as begun. That costs nothing, unless its very
+    first cast has to be sent again.
     """
     return (time.time_ns() + CLOCKS_DIFFER_S * 10**9) // NANOSECONDS_A_STEP
 
 
 class CastHub:
-    """Thread-safe. It runs while somebody uses it."""
+    """The deliveries of all orders in one process, of one group at one site. Thread-safe. It runs while it has users.
+
+    docs/protocols/locks.md has the order of locks.
+    """
 
     def __init__(
         self, connection: Connection, group: str, site: str, metadata: MetadataClient, tailer: LogTailer
     ) -> None:
-        """Opens nothing yet."""
+        """Open nothing yet."""
         self.connection = connection
         self.group = group
         self.site = site
         self.lock = threading.Condition(threading.Lock())
-        """Held while the receiver is looked at, or changes. A leaf."""
+        """Held while the receiver is read or changed. Only `CastReader._lock` is taken under it."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
         self._topics = CastTopics(connection, metadata, group, site)
@@ -102,12 +106,12 @@ class CastHub:
 
     @property
     def receiver(self) -> CausalReceiver:
-        """What was delivered. To be looked at under the lock."""
+        """Return the receiver of casts, with the vector of deliveries. Called, and read, under the lock."""
         assert self._log is not None
         return self._log.merger.causal
 
     def acquire(self) -> None:
-        """One more uses it. Raises BrokerUnreachable, TopicMissing."""
+        """Acquire a reference; start the thread with the first. Raises BrokerUnreachable, TopicMissing."""
         with self._starting:
             if self._thread is None:
                 self._log = MergedLog(self._tailer, self._topics, self._begin())
@@ -119,7 +123,7 @@ class CastHub:
             self._users += 1
 
     def release(self) -> None:
-        """One less uses it."""
+        """Release a reference; the last one ends the thread."""
         with self._starting:
             self._users -= 1
             if self._users:
@@ -132,24 +136,27 @@ class CastHub:
             thread.join(JOIN_S)
 
     def add(self, sender: CastingIncarnation) -> None:
-        """It sends casts from here on. Raises AbcastError if nothing is delivered any more."""
+        """Call `sender` from here on. Raises AbcastError if the hub has failed."""
         with self.lock:
             self._see_failure()
             self._senders[sender.life] = sender
 
     def remove(self, sender: CastingIncarnation) -> None:
-        """It does not any more."""
+        """Call `sender` no more."""
         with self.lock:
             self._senders.pop(sender.life, None)
 
     def delivery_status(self, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
-        """How it stands here, once that is known, or after so many seconds. Raises what the hub has failed with."""
+        """Return whether the hub has delivered the record; wait up to `timeout` seconds while it may still.
+
+        Raises the error that has ended the hub.
+        """
         if isinstance(record, OrderedRecord) and self.receiver.seqno >= record.seqno:
             return DeliveryStatus.DELIVERED
         return self._delivery_status(fate_of_record, record, timeout)
 
-    def fate_of_state(self, state: CausalState, timeout: float) -> DeliveryStatus:
-        """The same of another member's state."""
+    def delivery_status_of_state(self, state: CausalState, timeout: float) -> DeliveryStatus:
+        """Return the same for everything that another member's state counts."""
         return self._delivery_status(fate_of_state, state, timeout)
 
     def _delivery_status(
@@ -166,14 +173,14 @@ class CastHub:
                 self.lock.wait(left)
 
     def _see_failure(self) -> None:
-        """Raise what the hub has failed with: an error of abcast's as itself, which says what to do."""
+        """Raise the error that has ended the hub, if one has: an AbcastError as it is, since it says what to do."""
         if isinstance(self._failure, AbcastError):
             raise copied(self._failure) from self._failure
         if self._failure is not None:
             raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
-        """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""
+        """Wait until `seqno` is delivered here. Raises NotOrderedInTime after `timeout` seconds, or if the hub ends."""
         with self.lock:
             stopping = self._stopping
             self.lock.wait_for(
@@ -183,13 +190,13 @@ class CastHub:
                 raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for what it depends on.")
 
     def wait_for_begin(self, life: MemberIncarnation, timeout: float) -> Begin | None:
-        """Where the deliveries of a life begin, once its first view is delivered here."""
+        """Wait for the first view of an incarnation; return the place where its deliveries begin, or None."""
         with self.lock:
             self.lock.wait_for(lambda: self._failure is not None or life in self.begins, timeout)
             return self.begins.get(life)
 
     def _begin(self) -> Begin:
-        # Casts first: what is written later belongs to a later view than DATA shows, or follows in this one.
+        # Casts first: later ones belong to a later view than the one in DATA now, or follow in this one.
         with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
             places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
@@ -199,7 +206,7 @@ class CastHub:
         return Begin(start, newcomer(state, since_now()), offsets)
 
     def _before_the_flush(self, start: Start, state: SequencerState) -> tuple[Start, SequencerState]:
-        """What its members have said in it is told by DATA; so it is read from there."""
+        """Return the place before the flush in hand: the hub has to read what members have answered in it."""
         with DataLog(self.connection, self.group, self.site) as log:
             try:
                 begin = log.after(state.membership.flush.id - 1)
@@ -212,7 +219,7 @@ class CastHub:
         try:
             while not stopping.is_set():
                 self._poll(log)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting threads
             why = error if isinstance(error, AbcastError) else repr(error)
             _logger.error("the orders of %s can't be kept: %s", self.group, why)
             with self.lock:
@@ -248,7 +255,7 @@ class CastHub:
                 sender.failed(error)
 
     def _note_begins(self, log: MergedLog, delivered: Sequence[Cast | OrderedRecord]) -> None:
-        """The first view of each life that sends. A view that has no vector is delivered without its lives."""
+        """Note the place of the first view of each sender. A view without a vector is delivered with no members."""
         for at, record in enumerate(delivered):
             if isinstance(record, Cast) or record.kind != VIEW or not isinstance(record.record, Effective):
                 continue

@@ -1,13 +1,13 @@
-"""The casts of a group as they come to one site's Kafka: the records of its cast topics, read by a thread.
+"""Read the casts of a group from the cast topics in one site's Kafka, in a thread.
 
-Invariant. Of each partition, `take` gives the records in the order of their offsets, from where it began; after
-`again`, it gives all of them again from there. Nothing is left out: a record that is no cast is passed over, with a
-warning, by all readers alike. Each partition is the log that it was (`connectors.kafka.log.same_log_consumer`).
+Invariant. `take` returns the records of each partition in the order of their offsets, from where it began; after
+`again`, all of them again from the offset given. None is left out: all readers alike skip a record that is no cast,
+with a warning. Each partition stays the log that it was (`connectors.kafka.log.same_log_consumer`).
 
-A relay makes the copy of another site's topic when it has something to put there. So the thread looks for topics that
-it does not read yet, and reads such a one from its beginning: nothing in it was there when it was last looked for.
+A relay creates the copy of another site's topic with its first record. So the thread looks for topics that it does not
+read yet, and reads a new one from its beginning: it was empty, or missing, at the last look.
 
-Bounded: it reads no further while BUFFERED records, or BUFFERED_BYTES, wait to be taken.
+Bounded: the thread reads no further while BUFFERED records, or BUFFERED_BYTES, wait to be taken.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from ordering.casts.casts import Cast, size_of
 
 POLL_S = 0.1
 BUFFERED = 10_000
-"""Records that wait to be taken, at most, and those of one request more."""
+"""The most records that wait to be taken, apart from one more fetch."""
 
 BUFFERED_BYTES = 64 * 1024 * 1024
 FETCH_WAIT_MS = 100
 LOOK_S = 10.0
-"""How often it is looked for topics that are new: each look is a list of all topics, once a process."""
+"""Seconds between looks for new topics: each look lists all topics, once a process."""
 
 LOOK_SOON_S = 1.0
-"""The same while something waits for casts, which may be in such a topic."""
+"""The same while a message waits for casts, which may be in a new topic."""
 
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """A cast, and where it stands."""
+    """A cast, its partition and its offset."""
 
     place: TopicPartition
     offset: int
@@ -65,7 +65,7 @@ class CastTopics(NamedTuple):
     site: str
 
     def partitions(self) -> list[TopicPartition]:
-        """All that there are now, the site's own first. Raises TopicMissing, BrokerUnreachable."""
+        """Return all partitions that there are now, the site's own first. Raises TopicMissing, BrokerUnreachable."""
         own = str(Topic(self.group, "cast", self.site))
         found = self._partitions_of([own, *sorted(self._names(0.0) - {own})])
         if not found or found[0].topic != own:
@@ -77,7 +77,10 @@ class CastTopics(NamedTuple):
         return found
 
     def beside(self, known: Iterable[TopicPartition], max_age_s: float) -> list[TopicPartition]:
-        """Those of topics that are new, as of so long ago at most. Raises BrokerUnreachable."""
+        """Return the partitions of topics not in `known`, from a list at most `max_age_s` old.
+
+        Raises BrokerUnreachable.
+        """
         return self._partitions_of(sorted(self._names(max_age_s).difference(place.topic for place in known)))
 
     def _names(self, max_age_s: float) -> set[str]:
@@ -89,17 +92,17 @@ class CastTopics(NamedTuple):
 
 
 class CastReader:
-    """Begins at the given offsets. `close` it. `take` and `again` are for one thread."""
+    """A reader of casts from given offsets on. `close` it. `take` and `again` are for one thread."""
 
     def __init__(self, topics: CastTopics, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
-        """`wake` is called, in a thread of its own, when there is something to take. Raises BrokerUnreachable."""
+        """Start reading. `wake` is called, in the reader's thread, when `take` has news. Raises BrokerUnreachable."""
         self._consumer = topics.connection.consumer()
         self._log = SameLogConsumer(self._consumer, _changed, looks=False)
         self._topics = topics
         self._wake = wake
         self._looked_at = time.monotonic()
         self.is_awaited = False
-        """Whether something waits for casts that were not read yet."""
+        """Whether a message waits for casts that were not read yet."""
         self._lock = threading.Lock()
         self._found: deque[Found] = deque()
         self._bytes = 0
@@ -110,18 +113,18 @@ class CastReader:
         self._stopping = threading.Event()
         self._failing = False
         self.next = dict(offsets)
-        """Of each partition, the offset behind what was taken."""
+        """The offset behind the last taken record, by partition."""
         self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
         self._thread.start()
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` would give something, or raise."""
+        """Whether `take` would return a record, or raise."""
         return bool(self._found) or self._failure is not None
 
     def take(self) -> list[Found]:
-        """What has come. Raises what it has failed with."""
+        """Return the casts read since the last call. Raises the error that has ended the thread."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -133,7 +136,7 @@ class CastReader:
         return taken
 
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Give everything again from there."""
+        """Read again from these offsets, and return everything from there once more."""
         with self._lock:
             kept = [found for found in self._found if found.place not in offsets]
             self._found, self._bytes = deque(kept), _size(kept)
@@ -154,12 +157,12 @@ class CastReader:
                         self._stopping.wait(POLL_S)
                     else:
                         self._read()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who takes must hear of it
+        except Exception as error:  # noqa: BLE001 - `take` raises any error
             self._failure = error
             self._wake()
 
     def _look(self) -> None:
-        """Read topics that are new, too."""
+        """Look for new topics, and read them, too."""
         every_s = LOOK_SOON_S if self.is_awaited else LOOK_S
         if time.monotonic() - self._looked_at < every_s:
             return
@@ -167,7 +170,7 @@ class CastReader:
         try:
             new = self._topics.beside(self._read_up_to, every_s)
         except BrokerUnreachable:
-            return  # the reading itself says so
+            return  # reading warns of it
         if new:
             with self._lock:
                 self._new += new
@@ -204,7 +207,9 @@ class CastReader:
                 self._read_up_to[place] = record.offset + 1
                 cast = decode_cast(record.key, record.value, record.headers, record.timestamp, site)
                 if isinstance(cast, str):
-                    warn_seldom(_logger, "passed over what is no cast at %s-%d:%d: %s", *place, record.offset, cast)
+                    warn_seldom(
+                        _logger, "skipped a record at %s-%d:%d, which is no cast: %s", *place, record.offset, cast
+                    )
                 else:
                     read.append(Found(place, record.offset, cast))
         if not read:

@@ -1,18 +1,18 @@
-"""Go-back-N: one sender's table on its way to the log, begun again whenever a record of it fails.
+"""Go-back-N: send a sender's table to the log, and begin again whenever a record of it fails.
 
 Source: SEQUENCER (docs/sources.md), "Reliability on failover": when in doubt, send everything in the table again, in
-increasing order. The receiver of it, a sequencer or the rule of an inbox, drops duplicates, and whatever follows a gap.
+increasing order. The receiver, a sequencer or an inbox's rule, drops duplicates, and records that follow a gap.
 
-Invariant. For each table there is a producer that got all of it, in its order, since that producer's first record; or
-`has_failed` is true, nothing is sent, and a new producer gets all of it later. A producer keeps what it got in order up
-to the first record that fails (`connectors.kafka.transport.seam`). So the log has the whole table in order at last.
-What producers before it have left there, or still bring, are duplicates, or records behind a gap. They do no harm.
+Invariant. Either one producer has got the whole table, in its order, or `has_failed` is true, nothing is sent, and a
+new producer gets the whole table later. A producer keeps its records in order up to the first that fails
+(`connectors.kafka.transport.seam`). So in the end the log has the whole table in order. Records from earlier producers,
+even late ones, are duplicates, or follow a gap. They do no harm.
 
-Why a new producer: the old one may be in a state in which it takes nothing more, and its other records may be underway.
-A crash at any point leaves the table as it was (with an outbox), and the next start sends all of it.
+Why a new producer: the old one may be in a state in which it takes no more records, and may still be sending others. A
+crash at any point leaves the table as it was (with an outbox), and the next start sends all of it.
 
-`changed` is the lock of the table. `send` and `send_table` are called under it, so broadcasts and resends take turns.
-Failures are noted without it, since they come from the producer's thread, which must not wait.
+The lock. `changed` is the lock of the table. `send` and `send_table` are called under it, so broadcasts and resends
+take turns. Failures are noted without it: the producer's thread notes them, and must not wait.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 
 FAILED_RESEND_S = 0.2
 MAX_RESEND_S = 30.0
-"""A failed produce request is repaired after the first; both it and `resend_after_s` double up to the second."""
+"""Seconds before a failed produce request is repaired; that and `resend_after_s` double up to MAX_RESEND_S."""
 
 STUCK_PRODUCER_S = 150.0
-"""Longer than the 120 s in which a producer gives up on a record: if it did not, it is replaced."""
+"""Seconds after which a producer is replaced: by then it should have given up on its record, which takes 120 s."""
 
 _logger = logging.getLogger(__name__)
 
 
 class GoBackN:
-    """The sending of one table. While that has records, its sender's thread asks `send_again_if_due`. `close` it."""
+    """The sender of one table. While that has records, a thread has to call `send_again_if_due`. `close` it."""
 
     def __init__(
         self,
@@ -51,11 +51,18 @@ class GoBackN:
         send_table: Callable[[], object],
         resend_after_s: float | None = None,
     ) -> None:
-        """`producer`: leased from `producers`, and released by `close`. `send_table` sends all of the table.
-        `resend_after_s`: after so many seconds without progress it is called, although nothing has failed.
+        """Make a sender.
+
+        Args:
+            producers: leases a new producer after a failure.
+            producer: leased from `producers`; `close` releases it.
+            who: names the sender in warnings.
+            changed: the lock of the table.
+            send_table: sends all of the table.
+            resend_after_s: seconds without progress after which `send_table` is called although nothing has failed.
         """
         self.has_failed = False
-        """A record has failed: until a new producer has the table, records only enter it."""
+        """Whether a record has failed: until a new producer has the table, records only enter it."""
         self._producers = producers
         self._who = who
         self._changed = changed
@@ -74,7 +81,7 @@ class GoBackN:
         self.has_failed = False
 
     def send(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> Sent | None:
-        """The table's next record; None if it is to wait for a new producer."""
+        """Send the table's next record; return None if it has to wait for a new producer."""
         if self.has_failed:
             return None
         try:
@@ -87,7 +94,7 @@ class GoBackN:
         return sent
 
     def note_failure(self, why: object) -> None:
-        """Something of the table is not where it should be."""
+        """Note that a record of the table has failed, or is not where it should be."""
         if not self.has_failed and not self._is_closed:
             _logger.warning("%s: a produce request failed (%r); sending again soon", self._who, why)
         self.has_failed = True
@@ -97,16 +104,16 @@ class GoBackN:
             self.note_failure(error)
 
     def note_progress(self) -> None:
-        """The table's first record has arrived, or there is a first one now."""
+        """Note that the table's first record has arrived, or that an empty table gets one."""
         self._progress_at = time.monotonic()
         self._resends = 0
 
     def send_again_if_due(self) -> None:
-        """Send the table again after a failure, or if nothing came of it for too long. Called without the lock."""
+        """Send the table again after a failure, or after too long without progress. Called without the lock."""
         now = time.monotonic()
         waited = now - self._progress_at
         if not self.has_failed and self._newest is not None and not self._newest.is_done:
-            # A producer that is still at it (the broker is away) will send it all; sending again only adds to it.
+            # The producer still tries (the broker is away) and has it all; sending again would only add to it.
             if waited <= STUCK_PRODUCER_S:
                 return
             self.note_failure("the producer is stuck")
@@ -132,10 +139,10 @@ class GoBackN:
             self._producers.release(old)
 
     def flush(self) -> None:
-        """Wait until what was sent is in the log, or has failed."""
+        """Wait until all sent records are in the log, or have failed."""
         self._producer.flush()
 
     def close(self) -> None:
-        """Stop. What is on its way may arrive yet; the table has it in any case."""
+        """Stop. Records in flight may still arrive; the table has them in any case."""
         self._is_closed = True
         self._producers.release(self._producer)

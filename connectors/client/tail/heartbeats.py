@@ -1,13 +1,12 @@
-"""The thread that says for all members of a group in this process that they are alive.
+"""Send the heartbeats of all members of a group in this process, from one thread.
 
-Heartbeats go by producers of their own, and take no lock of a member. So none waits behind messages, whatever a
-neighbour in this process has sent, or the broker holds back. They may overtake or be overtaken: a heartbeat counts for
-the life that it names, while the view has that life, and changes nothing else.
+Heartbeats have producers of their own, and take no lock of a member. So none waits behind messages, whatever another
+member of this process has sent, or the broker holds back. A heartbeat and messages may overtake each other: a heartbeat
+counts for the incarnation that it names, while the view has that one, and changes nothing else.
 
-Of each member one is on its way at a time. What a broker that was away finds when it is back is one heartbeat of each.
+Each member has one heartbeat in flight at a time. So a broker that was away gets one heartbeat of each when it is back.
 
-Each group has its own thread: a library may wait for the topic of a group that was deleted, say, with each record for
-it.
+Each group has its own thread: a library may block on each record for a topic that was deleted.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from connectors.kafka.transport import Producer, Sent
 from ordering.base.errors import BrokerUnreachable, KafkaRefused
 
 HEARTBEAT_S = 1.0
-"""How often a member says so."""
+"""Seconds between two heartbeats of a member."""
 CHANGE_S = 5.0
-"""A producer whose heartbeats fail is changed for another one this often at most: the right to write may lack."""
+"""The shortest time between two changes of a failing producer: if the right to write is missing, changing is no use."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Heartbeat(NamedTuple):
-    """A record without a payload."""
+    """A FORWARD record without a payload."""
 
     topic: str
     key: bytes
@@ -40,26 +39,26 @@ class Heartbeat(NamedTuple):
 
 
 class Beating(Protocol):
-    """Who says so."""
+    """An incarnation that sends heartbeats."""
 
     def heartbeat(self) -> Heartbeat | None:
-        """Return what says it, without waiting; None when there is no more need, now and later."""
+        """Return the heartbeat to send, without waiting; None if no more are needed, now and later."""
 
 
 class Heartbeats:
-    """Thread-safe. The thread runs while there is somebody to speak for."""
+    """The heartbeats of a group's members. Thread-safe. The thread runs while a member needs it."""
 
     def __init__(self, producers: Producers) -> None:
-        """`producers`: nothing else is sent by them."""
+        """Start nothing yet. `producers` send nothing but heartbeats."""
         self._producers = producers
         self._lock = threading.Lock()
         self._beating: dict[Beating, Sent | None] = {}
-        """The last one of each."""
+        """The last heartbeat of each."""
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
     def add(self, who: Beating) -> None:
-        """Speak for this life until it says that there is no need."""
+        """Send heartbeats of `who` until its `heartbeat` returns None."""
         with self._lock:
             if who in self._beating:
                 return
@@ -103,12 +102,12 @@ class Heartbeats:
             own.has_failed = True
             _logger.debug("a heartbeat could not be sent: %r", error)
         except Exception:
-            # The others are alive, whatever it is.
+            # The other members still need their heartbeats.
             _logger.exception("a heartbeat failed")
 
 
 class _OwnProducer:
-    """One of these producers, changed for another one if a heartbeat has failed. For one thread."""
+    """The producer in use, changed for another one if a heartbeat has failed. For one thread."""
 
     def __init__(self, producers: Producers) -> None:
         self.has_failed = False
@@ -117,7 +116,10 @@ class _OwnProducer:
         self._changed_at = 0.0
 
     def send(self, heartbeat: Heartbeat, after: Sent | None) -> Sent:
-        """`after`: the last one, which is done. Raises KafkaError, BrokerUnreachable, KafkaRefused."""
+        """Send a heartbeat. `after` is the member's last one, which is done.
+
+        Raises KafkaError, BrokerUnreachable, KafkaRefused.
+        """
         self.has_failed |= after is not None and after.failed()
         now = time.monotonic()
         if self._producer is None or (self.has_failed and now - self._changed_at >= CHANGE_S):
@@ -129,6 +131,6 @@ class _OwnProducer:
         return self._producer.send(heartbeat.topic, b"", heartbeat.key, heartbeat.headers)
 
     def release(self) -> None:
-        """No heartbeat is sent any more."""
+        """Release the producer."""
         if self._producer is not None:
             self._producers.release(self._producer)

@@ -1,8 +1,8 @@
-"""Who delivers follows a group's DATA: from the feed's window, or by itself when it is further back than that.
+"""Read a group's DATA for deliveries: from the tailer's cache, or from Kafka when it is further back than that.
 
-Invariant. It gets exactly the effective records, each once and in order: the reading rule looks at nothing but the log,
-so two who begin at different offsets take the same records from where both are on (`ordering.base.reader`). One that
-leaves the window takes with it the epoch that was in force there.
+Invariant. A reader gets exactly the effective records, each once and in order. The reading rule depends on the log
+alone, so two readers that begin at different offsets take the same records where they overlap
+(`ordering.base.reader`). A reader that falls behind the cache keeps the epoch that was in force at its position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ReadableTail(Protocol):
-    """What a follower needs of its feed (`connectors.client.tail.log_tailer`)."""
+    """The part of a `connectors.client.tail.log_tailer.LogTailer` that a reader needs."""
 
     connection: Connection
     cache: TailCache
@@ -38,22 +38,22 @@ class ReadableTail(Protocol):
     has_failed: bool
 
     def check(self) -> None:
-        """Raise HistoryChanged if it has found so."""
+        """Raise HistoryChanged if the tailer has found that the log is another one."""
 
     def cursor(self, start: Start) -> DataCursor:
-        """A cursor of its own. Raises BrokerUnreachable."""
+        """Open a cursor of the caller's own. Raises BrokerUnreachable."""
 
     def acquire(self, cursor: DataCursor | None = None) -> bool:
-        """One more uses it. If it does not run, it goes on with that cursor; True if it took it."""
+        """Acquire a reference. If the tailer does not run, it starts with `cursor`; return whether it took that."""
 
     def release(self) -> None:
-        """One less uses it."""
+        """Release a reference."""
 
 
 class LogReader:
-    """Reads on from a `Start`, by itself or from the window. Not thread-safe. `close` it.
+    """A reader of DATA from a `Start` on. Not thread-safe. `close` it.
 
-    `position`: the offset of the record that is read next.
+    `position` is the offset of the record that is read next.
     """
 
     def __init__(self, tailer: ReadableTail, start: Start) -> None:
@@ -61,21 +61,21 @@ class LogReader:
         self._tailer = tailer
         self._reader, self._quiet = start.reader, start.quiet
         self._cursor: DataCursor | None = None
-        self._end = 0  # of the log when the cursor was opened: what is below is there, and read by that
-        self._is_user = False  # of the feed
+        self._end = 0  # the log's end when the cursor was opened: it reads at least up to there
+        self._is_user = False  # whether it holds a reference to the tailer, and reads from its cache
         self._is_failing = False
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
-        """Wait for something that is not DATA."""
+        """Wait up to `timeout` seconds for a condition other than more DATA, which `LogTailer.wake` checks."""
         self._tailer.cache.pause(timeout, until)
 
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
-        """The next effective records; none if none come in time, or no broker answers.
+        """Return the next effective records; none if none come within `timeout` seconds, or no broker answers.
 
-        Raises as `DataCursor.poll`, also where the feed has found that the log has changed; KafkaRefused for a right
-        that is missing.
+        It stops waiting when `or_when` is true and the tailer is woken (`LogTailer.wake`).
 
-        `or_when`: it waits no longer when that holds, and the feed was woken (`LogTailer.wake`).
+        Raises as `DataCursor.poll` does, and HistoryChanged if the tailer has found that the log is another one;
+        KafkaRefused if a right is missing.
         """
         self._tailer.check()
         if self._is_user:
@@ -85,7 +85,7 @@ class LogReader:
             self._leave()
             self._tailer.check()
         elif self._cursor is None and self._tailer.cache.approach(self, self.position):
-            with contextlib.suppress(BrokerUnreachable):  # the feed has ended just now: it reads by itself, then
+            with contextlib.suppress(BrokerUnreachable):  # the tailer has just ended: read from Kafka, then
                 self._join()
             return ()
         cursor = self._cursor or self._connected(timeout)
@@ -119,18 +119,18 @@ class LogReader:
         if batch.end <= self.position:
             return ()
         records, last_seqno = batch.records, self._reader.last_seqno
-        if records and records[0].seqno <= last_seqno:  # it begins in the midst of the batch
+        if records and records[0].seqno <= last_seqno:  # the position is in the middle of the batch
             records = records[bisect.bisect_right(records, last_seqno, key=operator.attrgetter("seqno")) :]
         last_seqno = records[-1].seqno if records else last_seqno
         self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
         return records
 
     def _join(self) -> None:
-        """Follow from the window, if it begins here or further back. If there is none, it begins here."""
+        """Read from the cache, if it reaches back to this position. A tailer that does not run starts here."""
         tailer, cursor = self._tailer, self._cursor
         if tailer.has_failed:
             return
-        # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
+        # If Ctrl-C comes in between, the reference is never released: the tailer of others must not end.
         is_handed_over = tailer.acquire(cursor)
         self._is_user = True
         if not tailer.cache.join(self, self.position) and not is_handed_over:

@@ -1,20 +1,20 @@
-"""A group's DATA as it comes, read once for all members of a process that are at one site.
+"""Read a group's DATA as it grows, once for all members of a process at one site.
 
-One thread follows the log and judges each record by the reading rule. Two kinds of readers get what it takes:
+One thread follows the log, and judges each record by the reading rule. The effective records go two ways:
 
-* *Who sends* (`connectors.client.tail.subscription`) is called by that thread with its own records and all control
-  records, in their order. It hears everything from the offset on at which it knows the state of the log.
-* *Who delivers* (`connectors.client.tail.log_reader`) asks for what stands at its offset. The last records are kept in
-  a window. Who is further back reads by itself, and comes to the window when it has caught up.
+* *To senders* (`connectors.client.tail.subscription`). The thread calls each with its own records and all control
+  records, in their order, from the offset on at which the sender knows the state of the log.
+* *To deliveries* (`connectors.client.tail.log_reader`). A reader asks for the records at its offset. The last ones are
+  in a cache. A reader that is further back reads from Kafka, and comes to the cache when it has caught up.
 
 Invariant. Both get exactly the effective records, each once and in order, as if they had read the log alone.
 
-If retention has overtaken the thread (the process was suspended), it goes on at the log's end. Hearings are told the
-state there. Followers are behind the window, read by themselves, and find out by themselves what is gone.
+If retention has overtaken the thread (the process was suspended), it goes on at the log's end. Subscriptions get the
+state there. Readers are behind the cache then, read from Kafka, and find out by themselves which records are gone.
 
-The locks: `telling` is held while hearings are called, so that none is called any more when it has been closed. They
-take the locks of their members under it. Who holds a member's lock takes `_asking` at most, under which DATA is read
-for a state. The window's lock is a leaf.
+The locks. `notifying` is held while subscriptions are called, so that none is called after it was closed. Listeners
+take the locks of their members under it. A thread that holds a member's lock takes only `_asking`, under which DATA is
+read for a state, and leaves. docs/protocols/locks.md has the whole order.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from ordering.base.records import MESSAGE
 from ordering.sequencer.sequencer import SequencerState, absorb
 
 POLL_S = 0.1
-"""How often, at least, hearings may look whether something is due."""
+"""The longest time between two calls of a subscription, in seconds."""
 
 RELATED_RECORDS = 4_096
-"""A known state is brought up to date by reading on, if no more records than this have come."""
+"""A known state is brought up to date by reading on, if at most this many records have come since."""
 
 JOIN_S = 15.0
 
 
 class LogTailer:
-    """Thread-safe. It runs while somebody uses it."""
+    """The tailer of one group's DATA at one site. Thread-safe. It runs while it has users."""
 
     def __init__(self, connection: Connection, group: str, site: str) -> None:
-        """Opens nothing yet."""
+        """Open nothing yet."""
         self.connection = connection
         self.group = group
         self.site = site
@@ -72,13 +72,16 @@ class LogTailer:
         self.cache = TailCache()
 
     def wake(self) -> None:
-        """Let followers look whether there is something for them that is not DATA."""
+        """Let readers check a condition other than more DATA."""
         self.cache.wake()
 
-    # --- who uses it ---
+    # --- users ---
 
     def subscribe(self, address: Address) -> Subscription:
-        """What comes from here on for a sender. `begin` it, `close` it. Raises BrokerUnreachable, TopicMissing."""
+        """Subscribe a sender to the records from here on. `begin` the subscription, and `close` it.
+
+        Raises BrokerUnreachable, TopicMissing.
+        """
         self.acquire()
         subscription = Subscription(self, str(address).encode("ascii"))
         with self.notifying:
@@ -86,11 +89,14 @@ class LogTailer:
         return subscription
 
     def read_from(self, start: Start) -> LogReader:
-        """What stands at `start` and behind it. `close` it."""
+        """Return a reader of the records from `start` on. `close` it."""
         return LogReader(self, start)
 
     def acquire(self, cursor: DataCursor | None = None) -> bool:
-        """One more uses it. If it does not run, it goes on with that cursor, or at the end; True if it took it."""
+        """Acquire a reference; start the thread with the first, at `cursor` or at the log's end.
+
+        Return whether the thread has taken `cursor`. Raises BrokerUnreachable, TopicMissing, HistoryChanged.
+        """
         with self._starting:
             self.check()
             if self._thread is not None:
@@ -107,12 +113,12 @@ class LogTailer:
             return begins is cursor
 
     def check(self) -> None:
-        """Raise HistoryChanged if the log has turned out to be another one."""
+        """Raise HistoryChanged if the thread has found that the log is another one."""
         if self._changed is not None:
             raise raised_again(self._changed)
 
     def release(self) -> None:
-        """One less uses it."""
+        """Release a reference; the last one ends the thread."""
         with self._starting:
             self._users -= 1
             if self._users:
@@ -121,37 +127,37 @@ class LogTailer:
             self._stopping.set()
             self.cache.close()
         if thread is not None and thread is not threading.current_thread():
-            # Everything that it waits for has a limit; should one fail, it is a daemon and goes with the process.
+            # All its waits have limits. Should one fail, the thread is a daemon, and ends with the process.
             thread.join(JOIN_S)
         with self._asking:
             self._close_log()
 
     def cursor(self, start: Start) -> DataCursor:
-        """A cursor of its own. Raises BrokerUnreachable."""
+        """Open a cursor of the caller's own. Raises BrokerUnreachable."""
         return DataCursor(self.connection.consumer(), self.partition, start)
 
     # --- the state of the log ---
 
     def end(self) -> tuple[Start, SequencerState]:
-        """Where DATA ends now, and the state there. Raises BrokerUnreachable, TopicMissing."""
+        """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing."""
         with self._asked() as (_, end, state):
             return Start(end, Reader(state.epoch, state.seqno)), state
 
     def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
-        """Where who has everything up to `seqno` reads on, and where DATA ends now. Raises as `DataLog.after` does.
+        """Return the place to read on behind `seqno`, and the end offset of DATA. Raises as `DataLog.after` does.
 
-        What has been read for others who asked is not read again.
+        A state that was read for an earlier call is not read again.
         """
         with self._asked() as (log, end, state):
             try:
                 return log.after(seqno, or_end=or_end, known=(end, state)), end
             finally:
-                if not self._users:  # nobody would close it
+                if not self._users:  # the last `release` has been: nothing else would close it
                     self._close_log()
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[tuple[DataLog, int, SequencerState]]:
-        """The log, where it ends now, and the state there; for one at a time."""
+        """Lend the log to one caller at a time, with its end and the state there."""
         with self._asking:
             try:
                 if self._log is None:
@@ -193,28 +199,28 @@ class LogTailer:
                     self.cache.add(batch, unless=stopping)
                 with self.notifying:
                     if not stopping.is_set():
-                        self._tell(records)
+                        self._notify(records)
         except AuthorizationError as error:
             self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who listen must hear of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the listeners
             self._fail(error, stopping)
         finally:
             cursor.close()
 
-    def _tell(self, records: Sequence[Effective]) -> None:
+    def _notify(self, records: Sequence[Effective]) -> None:
         if not self._subscriptions:
             return
-        heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._subscriptions}
-        told: Iterable[Effective] = records
-        if isinstance(records, Messages):  # others', the most of what there is, cost no more than a look-up
-            told = records.at([index for index, key in enumerate(records.columns.key) if key in heard])
-        for record in told:
-            for key in [record.key] if record.kind == MESSAGE else heard:
-                if key in heard:
-                    heard[key].append(record)
+        by_key: dict[bytes | None, list[Effective]] = {key: [] for key in self._subscriptions}
+        wanted: Iterable[Effective] = records
+        if isinstance(records, Messages):  # most are others' messages, and cost no more than a look-up
+            wanted = records.at([index for index, key in enumerate(records.columns.key) if key in by_key])
+        for record in wanted:
+            for key in [record.key] if record.kind == MESSAGE else by_key:
+                if key in by_key:
+                    by_key[key].append(record)
         for each in self._all():
-            each.receive(heard.get(each.key, []))
-            each.tell(_look_after)
+            each.receive(by_key.get(each.key, []))
+            each.notify(_look_after)
 
     def _all(self) -> list[Subscription]:
         return [each for subscriptions in self._subscriptions.values() for each in subscriptions]
@@ -243,20 +249,20 @@ class LogTailer:
         self.cache.end()
         with self.notifying:
             for each in self._all():
-                each.tell(lambda listener: listener.end(error))
+                each.notify(lambda listener: listener.end(error))
 
     def forget(self, subscription: Subscription) -> None:
-        """It is closed. Called under `telling`."""
-        left = [each for each in self._subscriptions.pop(subscription.key) if each is not subscription]
-        if left:
-            self._subscriptions[subscription.key] = left
+        """Call a closed subscription no more. Called under `notifying`."""
+        others = [each for each in self._subscriptions.pop(subscription.key) if each is not subscription]
+        if others:
+            self._subscriptions[subscription.key] = others
 
 
 def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:
-    """The error that says that a log ends earlier than it did."""
+    """Return the error for a log that ends earlier than it did."""
     return HistoryChanged(
-        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. What comes "
-        "now may be other messages under the same seqnos: begin with what the group has now, with a new Member."
+        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. The next "
+        "messages may be others under the same seqnos: begin with what the group has now, with a new Member."
     )
 
 

@@ -1,12 +1,12 @@
-"""A group's DATA and casts, read together: what they deliver, in the order of `ordering.casts.merging`.
+"""Read a group's DATA and casts together, and deliver them in the order of `ordering.casts.merging`.
 
-Invariant. Everything that was delivered is in `ready` until the caller takes it from there, or was taken. `behind`
-tells where another reader goes on behind the last delivery; who begins there delivers what follows, and no more.
+Invariant. A delivered record stays in `ready` until the caller takes it from there. `behind` is the place behind the
+last delivery: a reader that begins there delivers exactly the later records.
 
-Bounded, as `ordering.casts.causal` says: a cast that finds the queue full is read again when there is room, or when
-something has moved and nothing else comes. Something may always come: so it does not wait for that longer than
-AGAIN_AFTER_S, and each time in vain twice as long, since what is needed may stand far behind. While DATA is full, none
-of it is read.
+Bounded, as `ordering.casts.causal` says. A cast that finds the queue full is read again later: when there is room, or
+when the merger has moved and no more casts come. Since they may never cease to come, the wait ends after AGAIN_AFTER_S.
+Each reading in vain doubles that, since the cast that is needed may lie far behind. While the queue for DATA is full,
+no more DATA is read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from ordering.membership.membership import MemberIncarnation
 AGAIN_AFTER_S = 1.0
 MAX_AGAIN_AFTER_S = 60.0
 SITES_APPEAR_S = 60.0
-"""So long after a view, a topic of one of its sites may appear at any moment. Later, there may never be one."""
+"""Seconds after a view in which a topic of one of its sites may still appear. Later, there may never be one."""
 
 
 class Begin(NamedTuple):
-    """Where a reader begins: with that state, at those places. `first` is delivered before all that it reads."""
+    """The place where a merged log begins: DATA at `start`, casts at `offsets`, with `state`.
+
+    `first` holds records that are delivered before all others.
+    """
 
     start: Start
     state: MergedState
@@ -47,10 +50,10 @@ class Begin(NamedTuple):
 
 
 class MergedLog:
-    """Not thread-safe. `close` it."""
+    """DATA and casts of a group, merged. Not thread-safe. `close` it."""
 
     def __init__(self, tailer: LogTailer, topics: CastTopics, begin: Begin) -> None:
-        """Raises BrokerUnreachable."""
+        """Open both readers. Raises BrokerUnreachable."""
         self.merger = Merger(begin.state)
         self.ready: deque[Cast | OrderedRecord] = deque(begin.first)
         self._start = begin.start
@@ -69,11 +72,14 @@ class MergedLog:
 
     @property
     def position(self) -> int:
-        """The offset in DATA up to which it has read."""
+        """Return the offset of the next record of DATA to read."""
         return self._log_reader.position
 
     def read(self, timeout: float) -> list[Found]:
-        """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
+        """Read on, and return the casts that came; wait up to `timeout` seconds if nothing comes.
+
+        Raises as `LogReader.poll` and `CastReader.take` do.
+        """
         if not self._unread:
             records = self._log_reader.poll(timeout, lambda: self._cast_reader.has_news)
             self._unread.extend(map(ordered, records))
@@ -82,7 +88,7 @@ class MergedLog:
         return self._cast_reader.take()
 
     def step(self, found: Sequence[Found]) -> None:
-        """Deliver what can be delivered of what was read."""
+        """Take the casts `found` and the DATA read before, and deliver every record that can be delivered."""
         self._read_data()
         for place, offset, cast in found:
             step = self._take(cast)
@@ -98,7 +104,7 @@ class MergedLog:
         self._read_again(is_idle=not found and not self._unread)
 
     def _awaits_others(self) -> bool:
-        """Whether casts are to come from a topic that may not be read yet: something waits, or a site is new."""
+        """Whether casts may come from a topic that is not read yet: a message waits for casts, or a site is new."""
         causal = self.merger.causal
         if self._sites_of != causal.view:
             self._sites_of, self._sites_since = causal.view, time.monotonic()
@@ -149,7 +155,7 @@ class MergedLog:
 
     @property
     def behind(self) -> Begin:
-        """Where another reader goes on behind all that was delivered here."""
+        """Return the place where another reader goes on behind everything delivered here."""
         offsets = dict(self._cast_reader.next)
         for place, offset in (*self._held.values(), *self._full_at.items()):
             offsets[place] = min(offsets[place], offset)
@@ -168,7 +174,7 @@ def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
 
 
 def ordered(record: Effective) -> OrderedRecord:
-    """A record of DATA as the core knows it. Raises ProtocolViolation."""
+    """Return a record of DATA as the core's `OrderedRecord`. Raises ProtocolViolation."""
     depends = depends_of(record.headers) if record.headers else None
     if record.kind == MESSAGE:
         who = record.sender, record.incarnation, record.local_seqno

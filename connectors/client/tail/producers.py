@@ -1,8 +1,8 @@
 """The producers that all members of a process share, on one connection.
 
-Invariant. A producer that somebody uses is not closed. Whoever has lost a record changes to another one, and only he
-does: what others have sent by the old one is on its way still. So a member that may not write to its topic does not
-hold up its neighbours. The new one is for all who come or change later.
+Invariant. A leased producer is not closed. A member that has lost a record changes to a new producer, and no other
+member does: records of the others are still in flight by the old one. So a member that may not write to its topic does
+not hold up the others. Later leases get the new producer.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from connectors.kafka.transport import Producer
 
 
 class Producers:
-    """Thread-safe. `close` it, when nobody uses any of them."""
+    """A pool with one current producer, and earlier ones that are still leased. Thread-safe.
 
-    def __init__(self, opened: Callable[[], Producer]) -> None:
-        """`opened`: opens one. Raises BrokerUnreachable, here and below."""
-        self._opened = opened
+    `close` it when no lease is left.
+    """
+
+    def __init__(self, open_producer: Callable[[], Producer]) -> None:
+        """Open nothing yet. `open_producer` raises BrokerUnreachable."""
+        self._open_producer = open_producer
         self._lock = threading.Lock()
         self._current: Producer | None = None
-        self._users: dict[int, int] = {}  # of each producer, by its identity
+        self._users: dict[int, int] = {}  # the count of leases by the producer's `id`
 
     def lease(self, instead_of: Producer | None = None) -> Producer:
-        """A producer to send by, until it is released; another one than that. Raises BrokerUnreachable."""
+        """Return a producer, other than `instead_of`, to use until it is released. Raises BrokerUnreachable."""
         unused = None
         with self._lock:
             if self._current is None or self._current is instead_of:
-                fresh = self._opened()
+                fresh = self._open_producer()
                 unused, self._current = self._unused(self._current), fresh
             leased = self._current
             self._users[id(leased)] = self._users.get(id(leased), 0) + 1
@@ -37,7 +40,7 @@ class Producers:
         return leased
 
     def release(self, producer: Producer) -> None:
-        """It is not used any more by one who has leased it."""
+        """End one lease of a producer."""
         with self._lock:
             self._users[id(producer)] -= 1
             unused = self._unused(producer) if producer is not self._current else None
@@ -45,14 +48,14 @@ class Producers:
             unused.abandon()
 
     def close(self) -> None:
-        """End what is left."""
+        """Close the current producer."""
         with self._lock:
             current, self._current = self._current, None
         if current is not None:
             current.abandon()
 
     def _unused(self, producer: Producer | None) -> Producer | None:
-        """It, if nobody uses it any more; then it is forgotten."""
+        """Return and forget the producer if no lease is left; else None."""
         if producer is None or self._users.get(id(producer)):
             return None
         self._users.pop(id(producer), None)

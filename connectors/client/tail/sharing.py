@@ -1,7 +1,7 @@
-"""What all members of a process share that are on one connection: producers, questions, DATA as it comes, heartbeats.
+"""Share producers, a metadata client, tailers, hubs and heartbeats among the members of a process on one connection.
 
-So a process has a handful of threads and sockets, and of each group two more, however many members it has. What is
-shared is opened when it is first used, and closed when the last one releases it. A process that was forked begins anew.
+So a process has a handful of threads and sockets, and two more for each group, however many members it has. A shared
+part is opened at its first use, and closed when the last member releases it. A forked process begins anew.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from connectors.kafka.connection.connection import Connection
 
 LINGER_MS = 10
 BATCH_BYTES = 256 * 1024
-"""A producer collects records for so long, or so many bytes, into one batch. It is little beside what ordering takes;
-with 5 ms, member and broker took a quarter of a core more for their requests at 1,000 records/s.
+"""A producer collects records into one batch for this time, or up to this size. Ordering takes far longer. With 5 ms,
+member and broker took a quarter of a core more for their requests at 1,000 records/s.
 """
 
 CAST_LINGER_MS = 0
-"""Casts are not collected: nothing else delays them. One request is on its way at a time, and what comes meanwhile goes
-with the next one: so requests grow with the load.
+"""Casts are not collected, since nothing else delays them. One request is in flight at a time, and records that come
+before its answer go with the next one. So requests grow with the load.
 """
 
 BEATS = ".heartbeats"
-"""Ends the `client.id` of heartbeats. So a quota that holds a member's messages back holds none of them."""
+"""The end of the `client.id` of heartbeats. So a quota on a member's messages does not hold back its heartbeats."""
 
 _lock = threading.Lock()
 _open: dict[tuple[int, Connection], Shared] = {}
 
 
 def begin_anew() -> None:
-    """Forget what the parent of a fork has opened, and its lock, which one of its threads may have held."""
+    """Forget what the parent of a fork has opened, and its lock, which another thread may have held."""
     global _lock
     _lock = threading.Lock()
     _open.clear()
@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def share(connection: Connection) -> Shared:
-    """What is shared on that connection, by one more. `release` it."""
+    """Acquire a reference to the shared parts of a connection. `release` it."""
     with _lock:
         shared = _open.setdefault((os.getpid(), connection), Shared(connection))
         shared.users += 1
@@ -55,10 +55,10 @@ def share(connection: Connection) -> Shared:
 
 
 class Shared:
-    """Thread-safe. As a context manager it is released at the end."""
+    """The shared parts of one connection. Thread-safe. As a context manager it is released at the end."""
 
     def __init__(self, connection: Connection) -> None:
-        """Opens nothing yet."""
+        """Open nothing yet."""
         self.users = 0
         self.metadata = connection.metadata_client()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
@@ -67,7 +67,7 @@ class Shared:
             lambda: replace(connection, client_id=f"{connection.client_id}{BEATS}").producer(linger_ms=LINGER_MS)
         )
         self._connection = connection
-        self._process = os.getpid()  # a fork may release what its parent has opened
+        self._process = os.getpid()  # a fork may release a reference of its parent
         self._tailers: dict[tuple[str, str], LogTailer] = {}
         self._heartbeats: dict[tuple[str, str], Heartbeats] = {}
         self._hubs: dict[tuple[str, str], CastHub] = {}
@@ -81,7 +81,7 @@ class Shared:
         self.release()
 
     def tailer(self, group: str, site: str) -> LogTailer:
-        """A group's DATA. One that has failed is not used again."""
+        """Return the tailer of a group's DATA at a site; a new one if the last has failed."""
         with _lock:
             tailer = self._tailers.get((group, site))
             if tailer is None or tailer.has_failed:
@@ -89,7 +89,7 @@ class Shared:
             return tailer
 
     def hub(self, group: str, site: str) -> CastHub:
-        """What this process has delivered of a group in all orders. One that has failed is not used again."""
+        """Return the hub of a group at a site; a new one if the last has failed."""
         tailer = self.tailer(group, site)
         with _lock:
             hub = self._hubs.get((group, site))
@@ -98,12 +98,12 @@ class Shared:
             return hub
 
     def heartbeats(self, group: str, site: str) -> Heartbeats:
-        """Those of a group's members at a site."""
+        """Return the heartbeats of a group's members at a site."""
         with _lock:
             return self._heartbeats.setdefault((group, site), Heartbeats(self._heartbeat_producers))
 
     def release(self) -> None:
-        """One less uses it; the last one closes it."""
+        """Release a reference; the last one closes all."""
         with _lock:
             self.users -= 1
             if self.users:

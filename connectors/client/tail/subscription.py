@@ -1,6 +1,6 @@
-"""One sender's ear at a group's DATA: what the feed's thread tells it, from the offset on at which it knows the log.
+"""A sender's subscription to a group's DATA: its own and control records, from the offset of a known state on.
 
-It says that it will listen before it asks for the state of the log, and what comes meanwhile is kept for it.
+The sender subscribes before it asks for the state of the log. Records that come in between are kept for it.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from ordering.sequencer.sequencer import SequencerState
 
 
 class Listener(Protocol):
-    """Who hears what comes. Called by the feed's thread. What it raises, it is told by `end`, and nothing more."""
+    """The receiver of records. Called by the tailer's thread. After an error that it raises, only `end` is called."""
 
     def receive(self, records: Sequence[Effective]) -> None:
-        """Own and control records, in order."""
+        """Take own and control records, in order."""
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
-        """Records were missed; this is the state behind them."""
+        """Take the state behind records that were missed."""
 
     def look_after(self) -> None:
-        """Some ten times a second at least: do what is due."""
+        """Do all work that is due. Called at least ten times a second."""
 
     def end(self, error: Exception) -> None:
-        """Nothing more comes."""
+        """Take the error after which no more records come."""
 
 
 class RecordSource(Protocol):
-    """What a hearing needs of its feed (`connectors.client.tail.log_tailer`)."""
+    """The part of a `connectors.client.tail.log_tailer.LogTailer` that a subscription needs."""
 
     notifying: threading.RLock
 
     def end(self) -> tuple[Start, SequencerState]:
-        """Where DATA ends now, and the state there. Raises BrokerUnreachable."""
+        """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
 
     def forget(self, subscription: Subscription) -> None:
-        """It is closed. Called under `telling`."""
+        """Call a closed subscription no more. Called under `notifying`."""
 
     def release(self) -> None:
-        """One less uses the feed."""
+        """Release a reference."""
 
 
 class Subscription:
-    """One sender's ear. Its methods but `close` and `end` are called under the feed's `telling`."""
+    """The subscription of one sender. Its methods, except `close` and `end`, are called under `LogTailer.notifying`."""
 
     def __init__(self, tailer: RecordSource, key: bytes) -> None:
         self.key = key
         self._tailer = tailer
         self._listener: Listener | None = None
         self._kept: list[Effective] = []
-        self._from = 0  # what stands before is in the state that the listener knows
+        self._from = 0  # earlier records are in the state that the listener knows
         self._missed: HistoryUnavailable | None = None
         self._has_failed = False
         self._is_closed = False
 
     def end(self) -> tuple[Start, SequencerState]:
-        """Where DATA ends now, and the state there. Raises BrokerUnreachable."""
+        """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
         return self._tailer.end()
 
     def begin(self, listener: Listener, offset: int) -> None:
-        """The listener hears everything from `offset` on, which `end` has told."""
+        """Let the listener receive everything from `offset` on, which `end` has returned."""
         with self._tailer.notifying:
             self._listener, self._from = listener, offset
             kept, self._kept = self._kept, []
             if self._missed is not None:
                 missed, (start, state) = self._missed, self._tailer.end()
                 self._from = start.offset
-                self.tell(lambda each: each.catch_up(missed, state))
+                self.notify(lambda each: each.catch_up(missed, state))
             self.receive(kept)
 
     def receive(self, records: list[Effective]) -> None:
-        """Pass them on, or keep them."""
+        """Pass records on to the listener, or keep them until there is one."""
         if self._listener is None:
             if not self._has_failed:
                 self._kept += records
@@ -83,26 +83,26 @@ class Subscription:
         if records and records[0].offset < self._from:
             records = [record for record in records if record.offset >= self._from]
         if records:
-            self.tell(lambda listener: listener.receive(records))
+            self.notify(lambda listener: listener.receive(records))
 
     def miss(self, gone: HistoryUnavailable, state: SequencerState) -> None:
-        """Records were missed."""
+        """Let the listener catch up: records were missed."""
         self._missed = gone if self._listener is None else None
-        self.tell(lambda listener: listener.catch_up(gone, state))
+        self.notify(lambda listener: listener.catch_up(gone, state))
 
-    def tell(self, call: Callable[[Listener], None]) -> None:
-        """Call it, unless it is not there. A listener that fails hears nothing more."""
+    def notify(self, call: Callable[[Listener], None]) -> None:
+        """Call the listener, if there is one. A listener that fails is ended, and called no more."""
         listener = self._listener
         if listener is None:
             return
         try:
             call(listener)
-        except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
+        except Exception as error:  # noqa: BLE001 - one member's failure ends that member alone
             self._listener, self._has_failed = None, True
             listener.end(error)
 
     def close(self) -> None:
-        """When this returns, the listener is not called any more."""
+        """Close it; when this returns, the listener is called no more."""
         with self._tailer.notifying:
             if self._is_closed:
                 return

@@ -1,7 +1,7 @@
-"""The last records of a log, for those who are near its end: a window that one thread fills.
+"""A cache of the last records of a log. One thread fills it; readers near the log's end read from it.
 
-Who follows asks for what stands at an offset, and waits until it is there. What is further back is not in the window
-any more. The window's lock is a leaf: nothing else is locked under it.
+A reader asks for the batch at its offset, and waits until it is there. Older records are not in the cache. The lock is
+a leaf: no other lock is taken under it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import NamedTuple
 from connectors.kafka.log.effective import Effective
 
 KEPT_RECORDS = 1_000
-"""So many records the window holds for those who are about to follow."""
+"""The records that the cache keeps, even if all readers have read them, for readers that are about to join."""
 
 NEAR_RECORDS = 50_000
-"""Who reads by itself and is not further back, is about to follow: what comes stays for it."""
+"""A reader of Kafka that is at most this far back is about to join: new records stay for it."""
 
 MAX_RECORDS = 100_000
-"""So many it holds at most, for those who have not read them."""
+"""The most records that the cache keeps for readers that have not read them."""
 
 MAX_BYTES = 32 * 1024 * 1024
 """The same in bytes of payloads and headers."""
 
 
 class TailBatch(NamedTuple):
-    """What was taken from `start` <= offset < `end`. `epoch` is in force at the end."""
+    """The effective records at `start` <= offset < `end`. `epoch` is in force at the end; `size` is in bytes."""
 
     start: int
     end: int
@@ -39,38 +39,38 @@ class TailBatch(NamedTuple):
 
 
 class TailCache:
-    """Thread-safe. It is open from `open` to `close`."""
+    """The cache. Thread-safe. It is open from `open` to `close`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._batches: deque[TailBatch] = deque()
         self._is_open = False
-        self._position = 0  # its end
+        self._position = 0  # the offset behind its last batch
         self._count = self._bytes = 0
         self._read_up_to: dict[object, int] = {}
-        """Where each who follows, or is about to, is."""
+        """The offset of each reader that has joined, or is about to."""
 
     def open(self, position: int) -> None:
-        """It begins there, with nothing in it."""
+        """Open it, empty, at an offset."""
         with self._changed:
             self._empty(position)
             self._is_open = True
 
     def move(self, position: int, unless: threading.Event) -> None:
-        """Nothing is in it, and it goes on from there; unless that is set."""
+        """Empty it, and go on from an offset; unless the event is set."""
         with self._changed:
             if not unless.is_set():
                 self._empty(position)
 
     def close(self) -> None:
-        """Those who wait for something go on; nothing is in it any more."""
+        """Empty it, wake the waiting readers, and forget all readers."""
         with self._changed:
             self._empty(0)
             self._read_up_to.clear()
             self._end()
 
     def end(self) -> None:
-        """Those who wait for something go on: nothing more comes."""
+        """Wake the waiting readers: no more batches come."""
         with self._changed:
             self._end()
 
@@ -83,12 +83,12 @@ class TailCache:
         self._position, self._count, self._bytes = position, 0, 0
 
     def wake(self) -> None:
-        """Let followers look whether there is something for them that is not in the log."""
+        """Let readers check a condition other than more records."""
         with self._changed:
             self._changed.notify_all()
 
     def add(self, batch: TailBatch, unless: threading.Event) -> None:
-        """What was taken behind its end; unless that is set."""
+        """Append a batch; unless the event is set."""
         with self._changed:
             if unless.is_set():
                 return
@@ -108,10 +108,10 @@ class TailCache:
         is_too_much = self._count > MAX_RECORDS or self._bytes > MAX_BYTES
         return is_too_much or (oldest.end <= read_by_all and self._count > KEPT_RECORDS)
 
-    # --- who follows ---
+    # --- readers ---
 
     def approach(self, who: object, offset: int) -> bool:
-        """For who reads by itself and has come there: whether it can follow. If it is near, it soon can."""
+        """Whether a reader of Kafka may join at `offset`. If it is near, the cache keeps new records for it."""
         with self._changed:
             if self._is_open and self._position - offset <= NEAR_RECORDS:
                 self._read_up_to[who] = max(self._first, self._read_up_to.get(who, 0))
@@ -120,25 +120,25 @@ class TailCache:
             return self._holds(offset)
 
     def join(self, who: object, offset: int) -> bool:
-        """Follow from there; whether the window has what stands there. If not, `leave`."""
+        """Join at `offset`; return whether the cache reaches back to there. If not, `leave`."""
         with self._changed:
             self._read_up_to[who] = offset
             return self._holds(offset)
 
     def leave(self, who: object) -> None:
-        """It follows no more."""
+        """Forget a reader."""
         with self._changed:
             self._read_up_to.pop(who, None)
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
-        """Wait for that, which `wake` tells of."""
+        """Wait up to `timeout` seconds until `until` is true; `wake` lets it check."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_open or until(), timeout)
 
     def batch_at(
         self, who: object, offset: int, timeout: float, or_when: Callable[[], bool] = bool
     ) -> TailBatch | None:
-        """What stands there, if the window has it. An empty one if nothing comes; None if it is further back."""
+        """Return the batch at `offset`; an empty one if none comes within `timeout` seconds, None if it is older."""
         with self._changed:
             self._read_up_to[who] = offset
             if self._is_open and offset >= self._position:
