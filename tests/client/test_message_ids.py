@@ -180,7 +180,7 @@ class TestClones:
             assert ordered(kafka) == ["one's 1", "two's 2"]
             with pytest.raises(Superseded, match="another process has sent as nyc/alice under our incarnation 7"):
                 two.broadcast(b"3")
-            with pytest.raises(Superseded, match="what was ordered as local seqno 2"):
+            with pytest.raises(Superseded, match="the message ordered as local seqno 2 is not ours"):
                 one.broadcast(b"one's 2").result(WAIT)
             two.close()
             one.close()

@@ -220,7 +220,7 @@ def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, grou
         for text in (b"2", b"3"):
             newer.broadcast(text, order="fifo").result(WAIT)
         eventually(lambda: older._sending.forwarder is None or older._sending.forwarder.has_ended)
-        with pytest.raises(Superseded, match="nobody takes our casts"):
+        with pytest.raises(Superseded, match="no member takes our casts"):
             older.broadcast(b"lost", order="fifo")
         older.close()
         assert newer.broadcast(b"4", order="fifo").result(WAIT) == 3

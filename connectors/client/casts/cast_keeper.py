@@ -1,11 +1,11 @@
-"""The casts of a sender from `broadcast` until they are written, through all its lives; on disk, with an outbox.
+"""Keep a sender's casts from `broadcast` until they are written, through all its incarnations; on disk, with an outbox.
 
-Invariant. Each entry has a place, 1, 2, 3 … in the order in which the application gave them. With an outbox the file
-has every entry before it leaves, and its id before it is sent under it. So what is on its way after a crash can be told
-from what is not (`ordering.casts.left_casts`). What is written leaves the file by and by: a cast that is sent once more
-does no harm.
+Invariant. Each entry has a place, 1, 2, 3 …, in the order in which the application gave them. With an outbox the file
+has every entry before it is sent, and its id before it is sent under that. So after a crash, casts that may be in
+flight can be told from the others (`ordering.casts.left_casts`). Written casts are deleted from the file in batches:
+sending a cast once more does no harm.
 
-All is called under `Incarnations.changed`.
+The lock. All methods are called under `Incarnations.changed`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class UnwrittenCast:
-    """A message in FIFO or causal order that is not known to be written. `receipt`: None of an earlier process's."""
+    """A message in fifo or causal order that is not known to be written.
+
+    `receipt` is None if an earlier process accepted the message.
+    """
 
     place: int
     order: str
@@ -47,25 +50,25 @@ class UnwrittenCast:
     headers: Headers
     receipt: CastReceipt | None = None
     cast: Cast | None = None
-    """As it has left, without what it says."""
+    """The cast as it was sent, without its payload and headers; None if it was not."""
     seqno: int = 0
-    """Up to there DATA was delivered then."""
+    """The last seqno of DATA delivered when it was sent."""
     is_numbered: bool = False
-    """Whether the outbox knows that."""
+    """Whether the outbox has `cast` and `seqno`."""
 
     @property
     def size(self) -> int:
-        """What it counts against the member's limits, in bytes."""
+        """Return the bytes that it counts against the member's limits."""
         return message_bytes(self.payload, self.headers)
 
     @property
     def left(self) -> LeftCast:
-        """For the next life."""
+        """Return it as the core's `LeftCast`, for the next incarnation."""
         return LeftCast(self.order, self.payload, self.headers, self.cast)
 
 
 class CastKeeper:
-    """One sender's, through all lives in a process."""
+    """The keeper of one sender's casts, through all incarnations in a process."""
 
     def __init__(self, outbox: Outbox | None) -> None:
         self.outbox = outbox
@@ -74,7 +77,7 @@ class CastKeeper:
         self._forgotten_at = time.monotonic()
 
     def keep(self, order: str, payload: bytes, headers: Headers) -> UnwrittenCast:
-        """A message that the application gives. Raises EnvironmentProblem: then it is not accepted."""
+        """Keep a message, and return its entry. Raises EnvironmentProblem: then the message is not accepted."""
         if self._last is None:
             self._last = self.outbox.last_cast() if self.outbox is not None else 0
         place = self._last + 1
@@ -84,7 +87,7 @@ class CastKeeper:
         return UnwrittenCast(place, order, payload, headers)
 
     def leaves(self, entry: UnwrittenCast) -> bool:
-        """It is about to be sent; whether it may."""
+        """Write the id of an entry that is about to be sent to the outbox; return whether it may be sent."""
         if self.outbox is None or entry.is_numbered:
             return True
         assert entry.cast is not None
@@ -97,7 +100,7 @@ class CastKeeper:
         return True
 
     def written(self, entry: UnwrittenCast) -> None:
-        """It need not be sent any more."""
+        """Note that an entry is written, and need not be sent again."""
         if self.outbox is not None:
             self._written.append(entry.place)
             now = time.monotonic()
@@ -105,20 +108,21 @@ class CastKeeper:
                 self.forget()
 
     def forget(self) -> None:
-        """What is written leaves the file."""
+        """Delete written casts from the outbox."""
         if self.outbox is None or not self._written:
             return
         try:
             self.outbox.forget_casts(self._written)
         except EnvironmentProblem as error:
-            _logger.warning("what is written stays in the outbox: %s", error)
+            _logger.warning("written casts stay in the outbox: %s", error)
             return
         self._written, self._forgotten_at = [], time.monotonic()
 
 
 class UnwrittenCasts(NamedTuple):
-    """What earlier lives have left, in its order; `settled` of those that are gone, as `ordering.casts.left_casts` has
-    it.
+    """The casts that earlier incarnations did not see written, in their order.
+
+    `settled` has the count of delivered casts of each incarnation that is gone (`ordering.casts.left_casts`).
     """
 
     entries: Sequence[UnwrittenCast] = ()
@@ -126,39 +130,40 @@ class UnwrittenCasts(NamedTuple):
 
 
 def unwritten_casts(
-    connection: Connection, group: str, address: Address, outbox: Outbox | None, left: Sequence[UnwrittenCast] | None
+    connection: Connection, group: str, address: Address, outbox: Outbox | None, entries: Sequence[UnwrittenCast] | None
 ) -> UnwrittenCasts:
-    """`left`: by the last life in this process; else it is what the outbox has.
+    """Return the casts that a new incarnation has to send.
 
-    Raises EnvironmentProblem, BrokerUnreachable; Superseded, if nothing tells any more what was delivered of it.
+    `entries` are handed over by the last incarnation in this process; None: the outbox has them. Raises
+    EnvironmentProblem, BrokerUnreachable; Superseded if it can't be found out any more which of them were delivered.
     """
-    if left is None:
+    if entries is None:
         kept = outbox.casts(str(address)) if outbox is not None else []
-        left = [
+        entries = [
             UnwrittenCast(place, each.order, each.payload, each.headers, None, each.cast, seqno, True)
             for place, each, seqno in kept
         ]
-    in_views = [entry.seqno for entry in left if entry.cast is not None and entry.cast.view != NO_VIEW]
+    in_views = [entry.seqno for entry in entries if entry.cast is not None and entry.cast.view != NO_VIEW]
     if not in_views:
-        return UnwrittenCasts(left)
+        return UnwrittenCasts(entries)
     try:
-        return UnwrittenCasts(left, settled_in(connection, group, address.site, min(in_views)))
+        return UnwrittenCasts(entries, settled_in(connection, group, address.site, min(in_views)))
     except HistoryUnavailable as gone:
         raise Superseded(
             f"which messages of {address} in fifo or causal order were delivered can't be told any more ({gone}). "
-            "If they stand in an outbox, delete the file to give them up."
+            "If an outbox has them, delete the file to give them up."
         ) from gone
 
 
 def settled_in(connection: Connection, group: str, site: str, seqno: int) -> dict[MemberIncarnation, int]:
-    """Of the lives that have gone since then, how many of their casts were delivered.
+    """Return the count of delivered casts of each incarnation that left the group's views after `seqno`.
 
     Raises HistoryUnavailable, BrokerUnreachable.
     """
     with DataLog(connection, group, site) as log:
         start = log.after(seqno, or_end=True)
         state = log.state(start.offset)
-        if state.membership.flush.id:  # what its members have said in it is to be read, too
+        if state.membership.flush.id:  # the members' answers in the flush have to be read, too
             start = log.after(state.membership.flush.id - 1)
             state = log.state(start.offset)
         end, partition = log.end(), log.partition

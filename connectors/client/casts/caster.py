@@ -1,16 +1,16 @@
-"""The casts of one life on their way to the log, and the gate that keeps its total messages behind them.
+"""Send the casts of one incarnation, and hold its total messages back behind them.
 
-Source: Group Communication (docs/sources.md). `ordering.casts.outgoing` decides what leaves when, and with which clock;
-here it is sent, sent again, and seen to stand in the log.
+Source: Group Communication (docs/sources.md). `ordering.casts.outgoing` decides when a message leaves, and with which
+clock. The caster sends it, sends it again, and sees that the log has it.
 
-Invariant. The table holds the casts that have left and were not read back from the log, in the order of their numbers.
-It is sent in that order, again and again until all were read (`connectors.client.tail.go_back_n`). So a cast that is
-taken out of it stands in the log behind all that its life had cast before.
+Invariant. The table holds the casts that were sent and not read back from the log, in the order of their numbers. It is
+sent in that order, again and again until all were read (`connectors.client.tail.go_back_n`). So a cast that is removed
+from it lies in the log behind all earlier casts of its incarnation.
 
-A message that leaves goes into the table and to the producer in one step, under the members' lock. What an earlier
-life, or process, has left leaves first (`ordering.casts.left_casts`). What this one leaves is handed over to the next
-one, and an outbox keeps it (`connectors.client.casts.cast_keeper`). Without that, a crash loses what was not in the
-log: without a view nobody has it, and in a view nobody has delivered it, or all who go on do.
+A cast enters the table and goes to the producer in one step, under the member's lock. Unwritten casts of an earlier
+incarnation, or process, leave first (`ordering.casts.left_casts`). This incarnation hands its own to the next one, and
+an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an outbox, a crash loses casts that are not in the
+log. Outside of views no member has such a cast. In a view, either no member has delivered it, or all that go on do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ordering.membership.membership import MemberIncarnation
 
 
 class Caster:
-    """One life's. All but the hub's calls are made under the members' lock. `close` it."""
+    """The sender of one incarnation's casts. All calls but the hub's are made under the member's lock. `close` it."""
 
     def __init__(
         self,
@@ -52,8 +52,10 @@ class Caster:
         heard: Callable[[], object],
         end: Callable[[Exception], object],
     ) -> None:
-        """`left`: by earlier lives. `heard` is called, under the lock, when something may have changed; `end`, without
-        it, when nothing more will. Raises BrokerUnreachable.
+        """Begin, with the unwritten casts of earlier incarnations in `left`.
+
+        `heard` is called under the lock when a message may leave; `end` without it when the hub has failed. Raises
+        BrokerUnreachable.
         """
         self.life = life
         self._topic = topic
@@ -69,7 +71,7 @@ class Caster:
         self._waiting: deque[UnwrittenCast] = deque()
         self._table: deque[UnwrittenCast] = deque()
         self._as_they_were = 0
-        """How many of the table an earlier life had sent in no view."""
+        """The count of casts in the table that an earlier incarnation had sent in no view."""
         self._bytes = sum(entry.size for entry in left.entries)
         self._is_closed = self._has_failed = False
         with hub.lock:
@@ -91,32 +93,32 @@ class Caster:
 
     @property
     def pending(self) -> int:
-        """Casts that were accepted, may leave or have left, and are not read back from the log."""
+        """Return the count of accepted casts that were not read back from the log, without those in `_left`."""
         return len(self._waiting) + len(self._table)
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether nothing of an earlier life stands before what is cast now."""
+        """Whether no cast of an earlier incarnation has to come before the next one."""
         return not self._left and not self._as_they_were
 
     @property
     def waiting_totals(self) -> int:
-        """How many of the last records in the forward table may not be sent yet."""
+        """Return how many of the last records in the forward table may not be sent yet."""
         return self._outgoing.waiting_totals
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that it was given has left, and its casts stand in the log."""
+        """Whether all messages have left, and all casts are in the log."""
         return self._outgoing.is_settled
 
     def has_room(self, size: int) -> bool:
-        """Whether one more cast of `size` may wait."""
+        """Whether there is room for one more cast of `size` bytes."""
         limits = self._limits
         kept = self.pending + len(self._left)
         return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
 
     def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
-        """Take a message, if it `has_room`. Raises UsageError for an order that can't be kept, EnvironmentProblem."""
+        """Accept a message, if it `has_room`. Raises UsageError if the order can't be kept, EnvironmentProblem."""
         with self._hub.lock:
             self._outgoing.check(order)
         entry = self._keeper.keep(order, payload, headers)
@@ -131,14 +133,14 @@ class Caster:
         self._waiting.append(entry)
 
     def total(self, kind: str, flush_id: int = 0) -> None:
-        """The next record of the forward table takes its place behind what was cast before."""
+        """Queue the next record of the forward table behind the casts before it."""
         if kind == FLUSH_OK:
             self._outgoing.flush_ok(flush_id)
         else:
             self._outgoing.send(TOTAL, b"", (), kind)
 
     def release(self) -> Iterator[Headers]:
-        """Send what casts may leave; for each record of the forward table that may, what stands beside its headers."""
+        """Send the casts that may leave; yield the extra headers of each record of the forward table that may."""
         if self._has_failed:
             return
         self._take_up_what_was_left()
@@ -152,17 +154,17 @@ class Caster:
                 self._leave(message, seqno)
 
     def knows(self, flush_id: int) -> bool:
-        """Whether the START_FLUSH is delivered here."""
+        """Whether the record with seqno `flush_id`, a START_FLUSH, is delivered here."""
         with self._hub.lock:
             return self._hub.receiver.seqno >= flush_id
 
     def may_cast_behind(self, view_seqno: int) -> bool:
-        """Whether the first view is delivered here, and this life knows its count."""
+        """Whether the first view is delivered here, and the count of this incarnation's casts in it is known."""
         with self._hub.lock:
             return self._hub.receiver.seqno >= view_seqno and self._outgoing.knows_its_count
 
     def inherit(self, local_seqno: int) -> None:
-        """Up to there, the forward table has what an earlier start, or life, has left."""
+        """Note that the forward table up to `local_seqno` is from an earlier start, or incarnation."""
         self._outgoing.inherit(local_seqno)
 
     def _take_up_what_was_left(self) -> None:
@@ -196,7 +198,7 @@ class Caster:
         self._send(entry)
 
     def _send(self, entry: UnwrittenCast) -> None:
-        """If it is to wait for those ahead of it, the file gets no number of it, either."""
+        """Send an entry, unless a failure is to be repaired first: then the outbox gets no number for it, either."""
         assert entry.cast is not None
         if self._sending.has_failed:
             return
@@ -211,14 +213,14 @@ class Caster:
             self._send(entry)
 
     def hand_over(self) -> list[UnwrittenCast]:
-        """What the next life is to cast, in the order in which the application gave it. Nothing more leaves."""
+        """Return the casts for the next incarnation, in the order in which they were accepted. Send no more."""
         entries = sorted((*self._table, *self._waiting, *self._left), key=lambda entry: entry.place)
         self._has_failed = True
         self._forget_all()
         return entries
 
     def fail(self, error: AbcastError) -> None:
-        """The receipts of what is not in the log fail. Nothing more leaves."""
+        """Fail the receipts of all casts that are not in the log. Send no more."""
         self._has_failed = True
         for entry in (*self._table, *self._waiting, *self._left):
             if entry.receipt is not None:
@@ -231,7 +233,7 @@ class Caster:
         self._bytes = 0
 
     def close(self, error: AbcastError) -> None:
-        """Send nothing more."""
+        """Fail the pending receipts, and send no more."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -243,14 +245,14 @@ class Caster:
     # --- without the lock ---
 
     def look_after(self) -> None:
-        """Send again what is due."""
+        """Send the table again, if that is due."""
         if self._table and not self._is_closed:
             self._sending.send_again_if_due()
 
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | OrderedRecord]) -> None:
-        """Casts of its address stand in the log; this was delivered, in its order. Called by the hub's thread.
+        """Take casts of this address read from the log, and the records delivered. Called by the hub's thread.
 
-        Raises Superseded: outside of views, nothing but a newer life's casts tells that nobody takes ours any more.
+        Raises Superseded if a newer incarnation has cast in no view: there, nothing else shows that ours are ignored.
         """
         with self._changed:
             if self._is_closed or self._has_failed:
@@ -259,7 +261,7 @@ class Caster:
                 if cast.view == NO_VIEW and cast.incarnation > self._newest:
                     raise Superseded(
                         f"another process has started as {self.life.address}, with incarnation {cast.incarnation} "
-                        f"(ours is {self._newest}): nobody takes our casts any more. Run one process per member."
+                        f"(ours is {self._newest}): no member takes our casts any more. Run one process per member."
                     )
                 self._take_out(cast)
             with self._hub.lock:
@@ -268,18 +270,18 @@ class Caster:
             self._heard()
 
     def failed(self, error: Exception) -> None:
-        """The hub has ended: what waits would wait for ever."""
+        """End: the hub has failed, and waiting casts would wait for ever."""
         self._end(error)
 
     def _take_out(self, cast: Cast) -> None:
-        """It stands in the log. If it is not the first of the table, those before it are sent again."""
+        """Remove a cast that is in the log, if it is the table's first. If not, earlier ones are sent again."""
         ours = self._table[0].cast if self._table else None
         if ours is None or ours[:3] != cast[:3] or ours.view != cast.view:
             return
         is_as_it_was = cast.view == NO_VIEW and cast.life != self._outgoing.in_no_view
         with self._hub.lock:
             if cast.view != NO_VIEW and self._outgoing.was_put_out:
-                return  # what counts of it is known with the view
+                return  # the view tells whether it counts
             if is_as_it_was:
                 self._as_they_were -= 1
             elif cast.view == NO_VIEW:
@@ -290,7 +292,7 @@ class Caster:
         self._sending.note_progress()
 
     def _is_written(self, entry: UnwrittenCast) -> None:
-        """It stands in the log, or was delivered."""
+        """Settle an entry that is in the log, or was delivered."""
         self._bytes -= entry.size
         self._keeper.written(entry)
         if entry.receipt is not None and entry.cast is not None:

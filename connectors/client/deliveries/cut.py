@@ -1,13 +1,13 @@
-"""A cut through all orders of a group: where a joiner goes on that got its application's state from a member.
+"""A cut through all orders of a group: the place where a joiner goes on behind a state that a member has supplied.
 
-Invariant. A cut says what had been delivered to the supplier's application when `get_state` was called, in all orders,
-and from where on to read what was not. It is a state of `ordering.casts.merging` taken between two deliveries, with
-nothing delivered by the rules and not yet given to the application. So it is closed under "delivered before", and who
-begins there is given exactly what is not in it (`ordering.casts.causal`, "Late joiners").
+Invariant. A cut has the messages, in all orders, that the supplier's application had been given when `get_state` was
+called, and the place to read the others from. It is a state of `ordering.casts.merging`, taken between two deliveries,
+while the rules have delivered nothing more than the application was given. So it is closed under "delivered before",
+and a joiner that begins there gets exactly the messages that are not in it (`ordering.casts.causal`, "Late joiners").
 
-Offsets mean something in the Kafka that they are of. In another one a joiner reads all casts that are there, and its
-receivers discard what the cut has: all that is cast in views. Of casts in no view, it may be given some that were sent
-before the supplier itself began to read.
+Offsets are valid in one Kafka only. In another Kafka a joiner reads all casts from their beginning. Its receivers
+discard the casts in views that the cut has. Of casts in no view, it may get some that were sent before the supplier
+itself began to read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _LENGTH_BYTES = 4
 
 
 class Cut(NamedTuple):
-    """What was delivered, and of each partition of casts the offset to read on from. `cluster_id`: of which Kafka."""
+    """The messages delivered, as a `state`, and the offset to read on from for each partition of casts.
+
+    The offsets are of the Kafka with this `cluster_id`.
+    """
 
     state: MergedState
     offsets: Mapping[TopicPartition, int]
@@ -35,18 +38,18 @@ class Cut(NamedTuple):
 
     @property
     def seqno(self) -> int:
-        """The last one that it counts."""
+        """Return the last seqno that the cut counts."""
         return self.state.causal.seqno
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Encode it as JSON."""
         offsets = [[*place, offset] for place, offset in sorted(self.offsets.items())]
         body = {"format": FORMAT, "cluster": self.cluster_id, "offsets": offsets, "state": self.state.to_bytes().hex()}
         return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Cut:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Decode the result of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
             body = json.loads(raw)
             if body["format"] != FORMAT:
@@ -60,12 +63,12 @@ class Cut(NamedTuple):
 
 
 def packed(cut: Cut, state: bytes) -> bytes:
-    """A cut, and the application's state there, as one."""
+    """Encode a cut, and the application's state there, as one string of bytes."""
     raw = cut.to_bytes()
     return len(raw).to_bytes(_LENGTH_BYTES, "big") + raw + state
 
 
 def unpacked(raw: bytes) -> tuple[Cut, bytes]:
-    """Inverse of `packed`. Raises ProtocolViolation."""
+    """Decode the result of `packed`. Raises ProtocolViolation."""
     end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "big")
     return Cut.from_bytes(raw[_LENGTH_BYTES:end]), raw[end:]

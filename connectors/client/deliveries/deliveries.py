@@ -1,10 +1,10 @@
-"""Deliveries: the messages of a group, in the total order, from any seqno on.
+"""Deliver the messages of a group in total order, from any seqno on.
 
-The *position* is what Kafka remembers under the member's name: the last seqno up to which the application has taken
-everything (`connectors.client.memory.bookmark`). A run that begins at a seqno of the application's choice stands beside
-it and moves nothing, unless it is told to be the member's own.
+The *position* of a member is the last seqno up to which its application has taken everything. Kafka keeps it under the
+member's name (`connectors.client.memory.bookmark`). A run that begins at a seqno of the application's choice does not
+move the position, unless the application asks for that.
 
-A name that has once had a position does not begin at seqno 1 because Kafka has forgotten it: see
+A name that has once had a position does not begin at seqno 1 because Kafka has forgotten the position: see
 `connectors.client.memory.member_memory`.
 """
 
@@ -42,21 +42,21 @@ POLL_S = 0.1
 
 
 class PositionUse(Enum):
-    """What a run does with the position that Kafka remembers."""
+    """The use that a run makes of the position in Kafka."""
 
     OWN = "own"
-    """It goes on from there (or begins at a seqno that the member knows to be its own), and moves it forward."""
+    """Go on from it (or begin at a seqno that the member knows to be its own), and move it forward."""
     BESIDE = "beside"
-    """Nothing."""
+    """Leave it alone."""
     ANEW = "anew"
-    """It puts it to where the application has said, also backward."""
+    """Move it to the application's seqno, even backward, and on from there."""
 
 
 class Deliveries:
-    """One run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
+    """A run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
 
-    A message counts as *taken* as `connectors.client.values.stream` says. If the run is the member's own, what was
-    taken is remembered under its name, at least every COMMIT_EVERY_S seconds and at the end.
+    `connectors.client.values.stream` says when a message is *taken*. If the run moves the member's position, that is
+    committed every COMMIT_EVERY_S seconds and at the end.
     """
 
     def __init__(
@@ -73,10 +73,22 @@ class Deliveries:
         between: Callable[[Deliveries], None] | None = None,
         position: PositionUse = PositionUse.OWN,
     ) -> None:
-        """`counted`: up to this seqno the application has the messages already, and gets the events only.
+        """Prepare a run; connect to nothing yet.
 
-        `between` is called by the application's thread, between two deliveries and when there is nothing new: see
-        `taken_seqno`. Raises UsageError.
+        Args:
+            connection: the member's.
+            group: the group's name.
+            address: the member's.
+            from_seqno: begin at this seqno; None: behind the position.
+            timeout: seconds without a message after which the run ends; None: never.
+            ledger: read from it what retention has dropped.
+            events: return views and other events in their places, too.
+            counted: a seqno up to which the application has the messages already: of those it gets the events only.
+            between: called by the application's thread, between two deliveries and when there is nothing new. It may
+                read `taken_seqno` and `cut`.
+            position: the use of the position in Kafka.
+
+        Raises UsageError.
         """
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
@@ -102,32 +114,32 @@ class Deliveries:
         self._stopping.set()
 
     def take(self) -> None:
-        """What is in hand counts as taken."""
+        """Count the message in hand as taken."""
         self._bookmark.take()
 
     @property
     def taken_seqno(self) -> int:
-        """Up to this seqno the application has taken everything, this run's start being where it began."""
+        """Return the seqno up to which the application has taken everything; at first, the one before the start."""
         return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
 
     def cut(self) -> Cut | None:
-        """Where the application stands in all orders; None if it is given the total one only."""
+        """Return the cut at the application's place in all orders; None if the run has the total order only."""
         return None
 
     def run(self) -> Iterator[Delivery | Event]:
-        """The messages, and the events if asked for.
+        """Yield the messages, and the events if asked for.
 
         Raises:
-            BrokerUnreachable: at the start; later, the run waits until the broker is back.
-            HistoryUnavailable: retention has dropped what comes next, and no ledger has it.
-            PositionLost: Kafka has forgotten how far this name was.
+            BrokerUnreachable: no broker answers at the start; later, the run waits until one does.
+            HistoryUnavailable: retention has dropped the next message, and no ledger has it.
+            PositionLost: Kafka has lost the position of this name.
         """
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
                 yield from self._deliver(memory)
             finally:
-                # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                # While the interpreter shuts down, no thread is left to talk to Kafka.
                 if not sys.is_finalizing():
                     try:
                         self._bookmark.commit()
@@ -167,7 +179,7 @@ class Deliveries:
                 return
 
     def _begin(self, memory: MemberMemory) -> int:
-        """The first seqno. Raises PositionLost."""
+        """Set the bookmark; return the first seqno. Raises PositionLost."""
         remember = None if self._position is PositionUse.BESIDE else memory.remember_taken
         if self.from_seqno is None:
             committed = memory.position()
@@ -178,7 +190,7 @@ class Deliveries:
         return self.from_seqno
 
     def _places(self, memory: MemberMemory) -> Iterator[Iterable[Place]]:
-        """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; nothing now and then."""
+        """Yield batches of places from `_next_seqno` on, from Kafka or the ledger; an empty one if nothing is new."""
         while True:
             try:
                 yield from self._from_kafka(memory)
@@ -188,7 +200,7 @@ class Deliveries:
                         f"{gone} The group's ledger has it: give Member(ledger=DIR) the ledger's directory."
                     ) from gone
                 before = self._next_seqno
-                self._silence.broken(time.monotonic())  # the ledger has something, whatever Kafka took to say no
+                self._silence.broken(time.monotonic())  # the time that Kafka took to refuse is no silence
                 for places in read_ledger(self.ledger, self.group, before, self._events):
                     yield places
                     if places:
@@ -202,8 +214,8 @@ class Deliveries:
     def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
         first = self._next_seqno
         tailer = memory.shared.tailer(self.group, self.address.site)
-        # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not there any
-        # more is another matter, about which `after` complains.
+        # A seqno of the application's choice may be in the future, and is waited for. A position was once reached: if
+        # the log ends before it, `after` raises.
         start, end = tailer.after(first - 1, or_end=self.from_seqno is not None)
         self._silence.expect(end)
         with closing(tailer.read_from(start)) as reader:
@@ -214,7 +226,7 @@ class Deliveries:
                     wanted = effective
                     if effective[0].seqno < first:
                         wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
-                    # One after the other: a delivery that the application has done with is gone before the next one.
+                    # Lazily: a delivery that the application is done with is freed before the next one is made.
                     yield places_of(wanted) if isinstance(wanted, Messages) else map(self._place, wanted)
                     self._next_seqno = max(first, effective[-1].seqno + 1)
                 else:
@@ -230,20 +242,22 @@ class Deliveries:
 
 
 def _is_total(what: Delivery | Event) -> bool:
-    """Whether it is a message that a state may count."""
+    """Whether `what` is a message in total order, which a state may count."""
     return isinstance(what, Delivery) and what.order == TOTAL
 
 
 def delivery_of(record: Effective) -> Delivery:
-    """What the application sees of a message."""
+    """Return the delivery of a message."""
     seqno, _, _, key, incarnation, local_seqno, epoch, view, forwarded_at_ms, headers, value, timestamp_ms = record
-    given = without_depends(headers) if headers else ()
-    which = seqno, address_of(key), incarnation, local_seqno
-    return _make((*which, value or b"", given, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None))
+    own_headers = without_depends(headers) if headers else ()
+    message_id = address_of(key), incarnation, local_seqno
+    return _make(
+        (seqno, *message_id, value or b"", own_headers, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None)
+    )
 
 
 def places_of(messages: Messages) -> Iterator[Place]:
-    """`delivery_of` each, and its place, without Python's work for each."""
+    """Yield the delivery of each message, with its place: `delivery_of` by columns."""
     columns = messages.columns
     deliveries = map(
         _make,
@@ -267,4 +281,4 @@ def places_of(messages: Messages) -> Iterator[Place]:
 
 
 _make: Callable[[tuple[Any, ...]], Delivery] = functools.partial(tuple.__new__, Delivery)
-"""Of all its fields. There are many deliveries: to pass each by its name takes twice as long."""
+"""Make a delivery from a tuple of all its fields. Passing each by its name takes twice as long."""

@@ -1,21 +1,21 @@
-"""Deliveries in all orders: the total ones in theirs, and among them the casts.
+"""Deliver the messages of a group in all orders: total messages in theirs, and casts among them.
 
-Where a run begins:
+A run begins at one of these places:
 
-* with the member's first view: there the hub knows the vector, and hands over (`connectors.client.tail.cast_hub`);
-* at the cut of a state that another member has supplied (`connectors.client.deliveries.cut`); the events from the first
-  view on up to there are given before;
-* at the group's first record: nothing was delivered before, so all of it is given; if retention has dropped some casts,
-  those of views from the first one on that was decided later, as to a newcomer;
-* anywhere else, as a newcomer: casts of views are given from the next view on, those of no view from about there on.
-  (By the brokers' clocks, and from a minute before: what is read too early is passed over, and what a view needs stands
-  behind it.)
+* The member's first view. There the hub knows the vector, and hands it over (`connectors.client.tail.cast_hub`).
+* The cut of a state that another member has supplied (`connectors.client.deliveries.cut`). The events between the first
+  view and the cut are delivered before.
+* The group's first record. Nothing was delivered before, so the run delivers everything. If retention has dropped some
+  casts, it delivers casts of views as a newcomer does: from the first view on that was decided later.
+* Any other seqno, as a newcomer. Casts of views are delivered from the next view on, casts of no view from about that
+  time on. (The brokers' clocks decide, less a minute. Casts that are read too early are skipped, and casts that a view
+  needs lie behind it.)
 
-Invariant. What the application is given was delivered by the hub before, if its member has one. What was given and not
-taken is given again by the next run of the same life.
+Invariant. The hub has delivered each message before the application gets it, if the member has a hub. A message that
+was not taken is delivered again by the next run of the same incarnation.
 
-A crash loses the place among the casts: the next start joins anew, or begins as a newcomer.
-`connectors.client.deliveries.deliveries` says what is remembered of the total order.
+A crash loses the place among the casts: the next start joins anew, or begins as a newcomer. The position in the total
+order is kept, as `connectors.client.deliveries.deliveries` says.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BEGIN_TIMEOUT_S = 30.0
 
 
 class MergedSource:
-    """What one member delivers of all orders, over all runs that go on from each other. `close` it."""
+    """The source of a member's deliveries in all orders, for one run after another. `close` it."""
 
     def __init__(
         self,
@@ -70,7 +70,11 @@ class MergedSource:
         life: MemberIncarnation | None = None,
         cut: Cut | None = None,
     ) -> None:
-        """`hub`: of a member that has one; `life`: begin with its first view; `cut`: begin there."""
+        """Open nothing yet.
+
+        `hub` is the member's, if it has one. The source begins at `cut` if there is one, else with the first view of
+        the incarnation `life` if there is one, else at a seqno.
+        """
         self.connection = connection
         self.group = group
         self.address = address
@@ -82,7 +86,10 @@ class MergedSource:
         self._waits_until_s: float | None = None
 
     def may_open(self, timeout: float) -> bool:
-        """Wait so long at most until it is known where it begins. Raises AbcastError if that takes BEGIN_TIMEOUT_S."""
+        """Wait up to `timeout` seconds until the beginning is known; return whether it is.
+
+        Raises AbcastError if that takes BEGIN_TIMEOUT_S in all.
+        """
         if self._log is not None or self._cut is not None or self._life is None:
             return True
         assert self.hub is not None
@@ -95,9 +102,10 @@ class MergedSource:
         raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
 
     def open(self, first: int, *, or_end: bool = True) -> MergedLog:
-        """The log, from that seqno on if it was not open; once it may. `or_end`: DATA need not reach that far.
+        """Return the merged log, opened at seqno `first` if it was not open. `may_open` has to be true.
 
-        Raises BrokerUnreachable, HistoryUnavailable, TopicMissing; ProtocolViolation, as `DataLog.after` does.
+        With `or_end`, DATA may end before `first`. Raises BrokerUnreachable, HistoryUnavailable, TopicMissing, and
+        ProtocolViolation as `DataLog.after` does.
         """
         if self._log is None:
             self._shared = self._shared or share(self.connection)
@@ -107,8 +115,8 @@ class MergedSource:
             except HistoryUnavailable as gone:
                 why = str(gone).removesuffix(" Read on from the ledger.")
                 raise HistoryUnavailable(
-                    f"{why} Deliveries with casts come from Kafka alone: begin later (`from_seqno`), and read what is "
-                    "older with `abcast query`."
+                    f"{why} Deliveries with casts come from Kafka alone: begin later (`from_seqno`), and read older "
+                    "messages with `abcast query`."
                 ) from gone
             self._log = MergedLog(self._shared.tailer(self.group, self.address.site), topics, begin)
         return self._log
@@ -168,9 +176,10 @@ class MergedSource:
             )
 
     def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int | None:
-        """Until when, in ms, at most, what retention has dropped was written; None if it has dropped nothing.
+        """Return a time, in ms, before which all dropped casts were written; None if retention has dropped none.
 
-        The copy of another site's topic may lack what was dropped there before it was made. Raises BrokerUnreachable.
+        The copy of another site's topic may lack casts that were dropped there before the copy was made. Raises
+        BrokerUnreachable.
         """
         own = str(Topic(self.group, "cast", self.address.site))
         ends = consumer.end_offsets(list(beginnings))
@@ -194,13 +203,13 @@ class MergedSource:
 
 
 def _since(consumer: Consumer, ends: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
-    """Where the first casts stand that are not older."""
+    """Return the offset of the first cast written at `at_ms` or later, by partition."""
     found = consumer.offsets_for_times(dict.fromkeys(ends, at_ms))
     return {place: int(at.offset) if (at := found.get(place)) is not None else end for place, end in ends.items()}
 
 
 class MergedDeliveries(Deliveries):
-    """One run through a source."""
+    """A run through a source of all orders."""
 
     def __init__(
         self,
@@ -212,7 +221,10 @@ class MergedDeliveries(Deliveries):
         is_shared: bool,
         **options: Any,
     ) -> None:
-        """`is_shared`: other runs go on from this one, so the source stays open. `options`: those of `Deliveries`."""
+        """Prepare a run. With `is_shared`, later runs go on from this one, so the source stays open.
+
+        `options` are passed to `Deliveries`.
+        """
         super().__init__(source.connection, source.group, source.address, from_seqno, timeout, ledger, **options)
         self._source = source
         self._is_shared = is_shared
@@ -220,14 +232,14 @@ class MergedDeliveries(Deliveries):
         self._log: MergedLog | None = None
 
     def take(self) -> None:
-        """What is in hand counts as taken."""
+        """Count the message in hand as taken."""
         super().take()
         if self._log is not None and self._in_hand is not None and self._log.ready[0] is self._in_hand:
             self._log.ready.popleft()
         self._in_hand = None
 
     def run(self) -> Iterator[Any]:
-        """The messages, and the events if asked for. Raises as `Deliveries.run` does."""
+        """Yield the messages, and the events if asked for. Raises as `Deliveries.run` does."""
         try:
             yield from super().run()
         finally:
@@ -246,7 +258,7 @@ class MergedDeliveries(Deliveries):
         seqno = max(first - 1, self._counted)
         while True:
             if not log.ready:
-                # Only now: what was read and waits for the hub stood there, too, and is not given yet.
+                # Only now: records that were read, and wait for the hub, were in the log, too.
                 self._silence.read_up_to(log.position)
                 log.step(log.read(POLL_S))
                 yield []
@@ -270,7 +282,7 @@ class MergedDeliveries(Deliveries):
                 self._next_seqno = seqno + 1
 
     def _events_of_a_state(self, memory: MemberMemory) -> Iterator[list[Place]]:
-        """Of what a state counts, the events are given all the same."""
+        """Yield the events up to the last seqno that a state counts: the state has the messages only."""
         with contextlib.closing(self._from_kafka(memory)) as reading:
             for batch in reading:
                 places = list(batch)
@@ -279,7 +291,7 @@ class MergedDeliveries(Deliveries):
                     return
 
     def cut(self) -> Cut | None:
-        """Where the application stands in all orders; None while something is delivered here and not taken by it."""
+        """Return the cut at the application's place in all orders; None while it has not taken all deliveries."""
         log = self._log
         if log is None or log.ready or log.merger.causal.seqno < self.taken_seqno:
             return None
@@ -306,7 +318,7 @@ class MergedDeliveries(Deliveries):
 
 
 def cast_delivery(cast: Cast) -> Delivery:
-    """A cast as an application sees it."""
+    """Return the delivery of a cast."""
     return Delivery(
         0,
         cast.sender,

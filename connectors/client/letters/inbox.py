@@ -1,26 +1,26 @@
-"""The receiving half of unicast: the letters to one member, in the order of its inbox log.
+"""The inbox: receive the letters to one member, in the order of its inbox log.
 
-All letters to a member stand in one partition of its site's inbox topic, the one that Kafka's usual partitioner gives
-the member's address. What is taken is a pure function of that partition (`ordering.letters.inbox`), so the number of
-partitions must stay what it was at the first letter, and no retention may drop the log's beginning. `abcast maintain`
-may: it notes what the rule had made of it (`ordering.letters.letter_care`), and a run begins with that.
+All letters to a member are in one partition of its site's inbox topic, chosen from the member's address by Kafka's
+usual partitioner. The accepted letters are a pure function of that partition (`ordering.letters.inbox`). So the number
+of partitions must never change after the first letter, and no retention may drop the log's beginning. `abcast maintain`
+may: it notes the state of the rule where it cuts (`ordering.letters.letter_care`), and a run begins with that.
 
-Invariant. What the application was given are the letters that the rule takes, each once, as long as this run lasts. The
-offset up to which they were *taken* is committed (`connectors.client.memory.bookmark`). After kill -9 a run reads the
-partition from its beginning, makes the received table again, and gives what stands at the committed offset or behind
-it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
-offset Kafka has forgotten is told so (`connectors.client.memory.member_memory`).
+Invariant. A run gives the application the letters that the rule accepts, each once. The offset up to which they were
+*taken* is committed (`connectors.client.memory.bookmark`). After kill -9 a run reads the partition from its beginning,
+restores the rule's state, and gives the letters from the committed offset on. So none is lost, and at most the letters
+of the last half second come again; their numbers tell. If Kafka has lost the offset of a name, the run raises
+PositionLost (`connectors.client.memory.member_memory`).
 
-The partition is the log that it was (`connectors.kafka.log.same_log_consumer`). With the offset stands a trace of a
-record below it, which a run compares as it comes by: else a log that was made anew, or has lost its end, and has grown
-again would give nothing up to that offset.
+The partition stays the log that it was (`connectors.kafka.log.same_log_consumer`). The commit has a trace of a record
+below the offset, and a run compares that record when it reads it. Otherwise a log that was made anew, or has lost its
+end, and has grown again would give no letters up to that offset.
 
-A run that is overtaken by such a purge begins again with the newer note. A letter that was deleted although this name
-had not taken it is told (HistoryUnavailable). A run that is to begin at the beginning takes what is left; what is
-deleted before it has come there is told.
+A run that is overtaken by a purge begins again with the newer note. If a letter was deleted before this name took it,
+the run raises HistoryUnavailable. A run from the beginning gives the letters that are left, and raises only if some are
+deleted later, before it has read them.
 
-The cost: a start reads all that is left of the partition, payloads of other receivers included (Kafka sends no headers
-alone); memory is one row a sender.
+The cost: a start reads the whole partition, payloads of other receivers included (Kafka can't send headers alone).
+Memory is one row for each sender.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 def inbox_partition(connection: Connection, consumer: Consumer, group: str, address: Address) -> TopicPartition:
-    """Where a member's letters are: the partition in which a producer puts its address as the key.
+    """Return the partition of a member's letters, which a producer chooses for its address as the key.
 
     Raises TopicMissing, BrokerUnreachable.
     """
@@ -68,9 +68,9 @@ def inbox_partition(connection: Connection, consumer: Consumer, group: str, addr
 
 
 class Inbox:
-    """One run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
+    """A run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
 
-    A letter counts as *taken* as `connectors.client.values.stream` says.
+    `connectors.client.values.stream` says when a letter is *taken*.
     """
 
     def __init__(
@@ -82,7 +82,11 @@ class Inbox:
         *,
         from_beginning: bool = False,
     ) -> None:
-        """Raises UsageError."""
+        """Prepare a run; connect to nothing yet.
+
+        After `timeout` seconds without a letter the run ends; None: never. With `from_beginning` it gives all letters
+        that are left, and commits from there. Raises UsageError.
+        """
         if timeout is not None and timeout < 0:
             raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
         self.connection = connection
@@ -96,9 +100,9 @@ class Inbox:
         self._reader = InboxReader()
         self._failing = False
         self._known: Trace | None = None
-        """Of a record that an earlier run has read, and this one has yet to meet."""
+        """The trace of a record that an earlier run has read, until this run has compared it."""
         self._read_last: Trace | None = None
-        """Of the last record up to which all is taken, or one before."""
+        """The trace to commit: of the last record read before which every letter is taken."""
         self._bookmark = Bookmark(f"{address}'s inbox")
 
     def stop(self) -> None:
@@ -106,11 +110,11 @@ class Inbox:
         self._stopping.set()
 
     def take(self) -> None:
-        """What is in hand counts as taken."""
+        """Count the letter in hand as taken."""
         self._bookmark.take()
 
     def run(self) -> Iterator[Letter]:
-        """The letters.
+        """Yield the letters.
 
         Raises BrokerUnreachable (at the start), TopicMissing, HistoryChanged, HistoryUnavailable, PositionLost.
         """
@@ -120,7 +124,7 @@ class Inbox:
                 with closing(self.connection.consumer()) as consumer:
                     yield from self._receive(memory, consumer)
             finally:
-                # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                # While the interpreter shuts down, no thread is left to talk to Kafka.
                 if not sys.is_finalizing():
                     try:
                         self._bookmark.commit()
@@ -133,11 +137,11 @@ class Inbox:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
         self._log = SameLogConsumer(consumer, self._changed)
         try:
-            if self.from_beginning:  # what is remembered may be of another log
+            if self.from_beginning:  # the committed offset may be of another log
                 memory.remember_letters_taken(partition, 0)
             first, self._known = memory.letters_taken(partition)
         except PositionLost:
-            self._begin(consumer, partition, 0)  # that letters are gone is told first
+            self._begin(consumer, partition, 0)  # raises first if letters are gone, too
             raise
         self._bookmark.begin(PositionMark(first, first), first, functools.partial(self._remember, memory, partition))
         silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
@@ -182,10 +186,11 @@ class Inbox:
     def _begin(
         self, consumer: Consumer, partition: TopicPartition, taken: int, read_to: int | None = None
     ) -> tuple[int, int]:
-        """Go to the log's first record, with what is noted of all before; where the log begins and ends now.
+        """Go to the log's first record, with the note on deleted ones; return the log's first and end offsets.
 
-        `read_to`: where this run would read on, if it has begun before. Raises HistoryUnavailable if a part is missing,
-        and nothing is noted of it that can be read, or if letters in it were not taken.
+        `taken` is the first offset whose letter was not taken. `read_to` is the offset at which this run would read on,
+        if it has begun before. Raises HistoryUnavailable if records are missing without a readable note on them, or if
+        a deleted letter was not taken.
         """
         beginning, end = self._span(consumer, partition)
         base, is_noted = NO_BASE, beginning == 0
@@ -196,7 +201,7 @@ class Inbox:
             before, (beginning, end) = beginning, self._span(consumer, partition)
             if beginning == before:
                 break
-            is_noted = False  # the notes may be of the beginning before, or of this one
+            is_noted = False  # the notes may be on the old beginning, or on the new one
         if not is_noted or end < taken:
             raise HistoryUnavailable(
                 f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
@@ -204,14 +209,14 @@ class Inbox:
             )
         if base.is_damaged:
             raise HistoryUnavailable(
-                f"letters to {self.address} were deleted, and what is noted of those below offset {base.below} of "
+                f"letters to {self.address} were deleted, and the note on the letters below offset {base.below} of "
                 f"{partition.topic}-{partition.partition} can't be read: which come next is not known. "
                 "Take a new name."
             )
         if self._has_missed(base, taken, read_to):
             raise HistoryUnavailable(
-                f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps them for "
-                "so long and no longer. inbox(from_beginning=True) gives those that are left."
+                f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps letters "
+                "for a limited time. inbox(from_beginning=True) gives the letters that are left."
             )
         self._reader = InboxReader(base.received)
         self._log.read({partition: beginning})
@@ -220,10 +225,10 @@ class Inbox:
         return beginning, end
 
     def _has_missed(self, base: Base, taken: int, read_to: int | None) -> bool:
-        """Whether letters were deleted that this run is to give.
+        """Whether letters were deleted that this run should give.
 
-        One from the beginning gives what is left when it begins. If it is overtaken later, letters that it had not read
-        are in the base's table, and not in its own.
+        A run from the beginning gives the letters that are left when it begins. If a purge overtakes it later, letters
+        that it had not read are in the base's table, and not in its own.
         """
         if not self.from_beginning:
             return base.lost > taken
@@ -242,7 +247,7 @@ class Inbox:
         except AuthorizationError as error:
             raise self.connection.refused(error, "READ", partition.topic) from None
         except KafkaError as error:
-            # The consumer connects again by itself; all we have to do is to ask again.
+            # The consumer connects again by itself.
             if not self._failing:
                 _logger.warning("reading %s: %r; trying again", partition.topic, error)
             self._failing = True
@@ -253,7 +258,7 @@ class Inbox:
         return records
 
     def _compare(self, partition: TopicPartition, record: Any) -> None:
-        """See that what an earlier run has read stands there. Raises HistoryChanged."""
+        """Check that the log still has the record that an earlier run has read. Raises HistoryChanged."""
         known = self._known
         if known is not None and record.offset >= known.offset:
             self._known = None
@@ -268,7 +273,7 @@ class Inbox:
         )
 
     def _judge(self, record: Any, is_new: bool) -> Letter | None:
-        """The letter, if the record is one for this member and the next one of its sender."""
+        """Return the letter, if the record is one to this member, and the next one of its sender; else None."""
         key, headers = self._key, record.headers
         # Other members' letters cost no more than this comparison.
         if record.key != key:

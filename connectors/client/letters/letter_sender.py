@@ -1,18 +1,20 @@
-"""The sending half of unicast: a member's letters to other members, each receiver's in order, until Kafka has them.
+"""Send a member's letters to other members, in order for each receiver, until Kafka has them.
 
-A letter goes to the inbox topic of the receiver's site *in the sender's own Kafka*; where that site has another Kafka,
-a relay copies the topic. No sequencer is involved, and no acknowledgement by the receiver: the log is durable.
+A letter goes to the inbox topic of the receiver's site *in the sender's own Kafka*. If that site has another Kafka, a
+relay copies the topic. No sequencer is involved. The receiver sends no acknowledgement: the log is durable.
 
-Invariant: the table holds, in the order of sending, all letters that are not *acknowledged*. A letter is acknowledged
-when its own produce request and those of all letters before it succeeded, and its record stands behind the records of
-all earlier acknowledged letters in its partition. So whatever is acknowledged is taken by the receiver's rule
-(`ordering.letters.inbox`), which drops what follows a gap.
+Invariant. The table holds, in the order of sending, all letters that are not *acknowledged*. A letter is acknowledged
+when the produce requests of it and of all earlier letters have succeeded, and its record lies behind the records of all
+earlier acknowledged letters in its partition. So the receiver's rule (`ordering.letters.inbox`), which drops a letter
+that follows a gap, accepts every acknowledged one.
 
-After a failed request a new producer sends the table from its beginning, also what succeeded behind the failure: that
-followed a gap. Repeats are dropped by the receiver (`connectors.client.tail.go_back_n`).
+After a failed request a new producer sends the table from its beginning, including letters that succeeded behind the
+failure, since they followed a gap. The receiver drops repeats (`connectors.client.tail.go_back_n`).
 
-A crash of the process loses what is in the table, the letters whose receipts have no result; the next start has a new
-incarnation, whose letters count from 1, so that no gap is left behind.
+A crash loses the table: the letters whose receipts have no result. The next start has a new incarnation, whose letters
+count from 1, so no gap is left.
+
+The lock. `_changed` guards the table; no other lock is taken under it.
 """
 
 import contextlib
@@ -45,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A letter that is not acknowledged. `sent`: of its newest produce request; None if there was none yet."""
+    """A letter that is not acknowledged. `sent` is its newest produce request; None if there was none yet."""
 
     topic: str
     payload: bytes
@@ -61,7 +63,10 @@ class LetterSender:
     def __init__(
         self, connection: Connection, group: str, address: Address, incarnation: int, limits: SendingLimits
     ) -> None:
-        """`incarnation`: higher than that of every earlier start that sent letters. Raises BrokerUnreachable."""
+        """Start the thread. `incarnation` is higher than in every earlier start that sent letters.
+
+        Raises BrokerUnreachable.
+        """
         self.connection = connection
         self.group = group
         self.address = address
@@ -74,8 +79,8 @@ class LetterSender:
         self._table: deque[_Entry] = deque()
         self._bytes = 0
         self._sent = 0
-        self._last: dict[str, int] = {}  # the last local seqno by receiver
-        self._written: dict[TopicPartition, int] = {}  # offset of the last acknowledged record
+        self._last: dict[str, int] = {}  # the last local seqno, by receiver
+        self._written: dict[TopicPartition, int] = {}  # the offset of the last acknowledged record
         self._shared = share(connection)
         try:
             producer = self._shared.producers.lease()
@@ -87,12 +92,12 @@ class LetterSender:
         self._thread = threading.Thread(target=self._run, name=f"abcast-letters-{group}-{address}", daemon=True)
         self._thread.start()
 
-    # --- what applications call ---
+    # --- called by applications ---
 
     def send(
         self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None, kind: str = LETTER
     ) -> LetterReceipt:
-        """Number the letter, keep it, send it. Raises TopicMissing, BrokerUnreachable, LetterTableFull."""
+        """Number the letter, keep it, and send it. Raises TopicMissing, BrokerUnreachable, LetterTableFull."""
         topic, to = self._inbox_topic(receiver.site), str(receiver)
         size = message_bytes(payload, headers)
         with self._changed:
@@ -125,7 +130,7 @@ class LetterSender:
             )
 
     def close(self) -> None:
-        """Stop at once. What is not acknowledged may be lost: its receipts raise NotWrittenInTime."""
+        """Stop at once. Letters that are not acknowledged may be lost: their receipts raise NotWrittenInTime."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
@@ -206,7 +211,7 @@ class LetterSender:
                 if self._table:
                     self._sending.send_again_if_due()
         except Exception as error:
-            # Whatever it is, the applications that wait must hear of it.
+            # Any error must reach the waiting application.
             _logger.error("%s stops sending letters", self.address, exc_info=not isinstance(error, AbcastError))
             failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
             with self._changed:
@@ -227,18 +232,18 @@ class LetterSender:
                 self._changed.notify_all()
 
     def _is_written(self, sent: Sent) -> bool:
-        """Whether the table's first letter stands where the invariant wants it; notes a failure if not."""
+        """Whether the table's first letter lies where the invariant wants it. Note a failure if not."""
         if sent.failed():
             self._sending.note_failure(sent.exception)
             return False
         place, offset = sent.value.topic_partition, sent.value.offset
         if offset <= self._written.get(place, -1):
-            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} stands before an earlier letter")
+            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} lies before an earlier letter")
             return False
         self._written[place] = offset
         return True
 
 
 def _wait_for(sent: Sent, timeout: float) -> None:
-    with contextlib.suppress(KafkaError):  # a failure, or not done in time: `sent` itself tells
+    with contextlib.suppress(KafkaError):  # `sent` itself tells of a failure, or that it is not done
         sent.get(timeout)

@@ -1,4 +1,4 @@
-"""Reads old messages from the ledger, for members that come back after retention."""
+"""Read old messages from the ledger, for members that come back after retention has dropped them from Kafka."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ordering.participant.events import Event, EventReader
 
 
 def check_can_read_a_ledger() -> None:
-    """Whether the packages that it takes are installed. Raises UsageError."""
+    """Raise UsageError if a package that reading a ledger needs is not installed."""
     missing = [name for name in ("deltalake", "pyarrow") if find_spec(name) is None]
     if missing:
         raise UsageError(f"ledger= needs {' and '.join(missing)}: pip install 'abcast[jobs]'.")
@@ -26,10 +26,10 @@ def check_can_read_a_ledger() -> None:
 def read_ledger(
     directory: Location, group: str, from_seqno: int, events: EventReader | None = None
 ) -> Iterator[list[Place]]:
-    """The ledger's rows of the group from `from_seqno` on, as places in the order.
+    """Yield the ledger's rows of the group from `from_seqno` on, as places in the order.
 
-    The places of messages have deliveries; with `events`, those of views and the like have the events that it sees.
-    Raises as `read_rows`.
+    The place of a message has its delivery. With `events`, the place of a view or of another event has that. Raises as
+    `read_rows` does.
     """
     for rows in read_rows(directory, group, from_seqno):
         yield [_place(row, events) for row in rows]
@@ -37,8 +37,8 @@ def read_ledger(
 
 def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
     data, offset = decode_row(row), row.get("data_offset")
-    # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
-    # say more than where the next seqno is found.
+    # Rows of an earlier layout have no offset. It was seqno - 1 or more, and a place needs only an offset from which
+    # the next seqno is found.
     next_offset = data.seqno if offset is None else offset + 1
     if data.kind != MESSAGE:
         return data.seqno, next_offset, _event(data, events)

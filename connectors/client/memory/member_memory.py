@@ -1,32 +1,33 @@
-"""What Kafka remembers of a member's name between two runs of it: its incarnation, how far it has delivered, and how
-far it has taken its letters.
+"""A member's memory in Kafka between two runs: its incarnation, its position, and the letters that it has taken.
 
-All are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`. Two have their number in the
-commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. The third, on the
-member's partition of the INBOX topic, is the offset itself; its metadata has the trace of a record before it
+All three are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`. Two have their number in
+the commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. The third, on
+the member's partition of the INBOX topic, is the offset itself. Its metadata has the trace of a record before it
 (`after=OFFSET:DIGEST`), so that another log is told from the one that was read.
 
-Kafka forgets a committed offset when nothing was committed for `offsets.retention.minutes` (7 days unless the broker
-says otherwise), and anybody may reset or delete it with Kafka's tools. So:
+Kafka forgets a committed offset after `offsets.retention.minutes` without a commit (7 days by default), and an operator
+may reset or delete it with Kafka's tools. So:
 
-*Positions.* Invariant: no name begins at the first message, or letter, again without being told to. Before the first
-position of a name above the beginning is committed, a *note* that it has one is written to the group's memory topic,
-which is compacted and keeps it for good. Where Kafka has no position, the notes are read: a name without one is new,
-and begins at the beginning; one that has it gets PositionLost. A crash between the steps does no harm: the beginning
-itself is committed first, so a note never stands without a position for Kafka to forget. The commit on the memory topic
-remembers that the note was written; if it is forgotten, the note is written again. An offset on DATA that somebody has
-set stands for the seqno that comes there.
-A group without that topic (it was created by an earlier version) is served as before, with a warning: for it, a name
-that Kafka has forgotten is a new one. `abcast topics create` creates what is missing.
+*Positions.* Invariant: no name begins at the first message, or letter, again unless the application asks for it. Before
+the first position of a name above the beginning is committed, a *note* that it has one is written to the group's memory
+topic, which is compacted and keeps it for good. If Kafka has no position, the notes are read. A name without a note is
+new, and begins at the beginning; a name with a note gets PositionLost. A crash between the steps does no harm: the
+beginning itself is committed first, so there is never a note without a position that Kafka may forget. The commit on
+the memory topic remembers that the note was written; if Kafka forgets it, the note is written again. An offset on DATA
+that an operator has set means the seqno at that offset.
+A group without that topic (an earlier version created it) is served as before, with a warning: in it, a name that Kafka
+has forgotten is new. `abcast topics create` creates the topic.
 
-*The incarnation* needs no note. What was ever ordered is found in DATA. For letters, and where nothing was ordered, the
-time makes each start higher than all before, unless the clock was set back by more than Kafka's memory.
-The clock of this machine may be wrong, so it is compared with that of the broker which writes its times on what this
-name sends. If they are more than a day apart, the earlier one counts: a time that is ahead would be this name's for
-good, and one that is behind is made up for by what was ordered. What an earlier start has remembered from a clock
-that was ahead is left out: the group takes no record of such a life (`FUTURE_INCARNATION`).
+*The incarnation* needs no note. DATA has every incarnation that was ever ordered. For letters, and for a name without
+an ordered message, the time makes each start higher than all before, unless the clock was set back by more than Kafka's
+memory.
+The clock of this machine may be wrong. So it is compared with the clock of the broker that stores this name's records.
+If they are more than a day apart, the earlier one counts: an incarnation from a clock ahead would be this name's for
+good, while one from a clock behind is raised above all that was ordered. A remembered incarnation from a clock ahead is
+ignored: the group takes no record of it (`FUTURE_INCARNATION`).
 
-The cost: one more produce request a name; the notes, some 50 bytes a name, are read by names that are new or forgotten.
+The cost: one more produce request for each name. The notes, some 50 bytes a name, are read by names that are new or
+forgotten.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from ordering.base.names import Address, Topic
 from ordering.base.records import CLOCK_AHEAD_MS, HEARTBEAT, MAX_NUMBER
 
 LIVES_PER_MS = 100_000
-"""An incarnation is the time in ms, followed by five random digits."""
+"""Incarnations in a millisecond: an incarnation is the time in ms, followed by five random digits."""
 
 _INCARNATION = "incarnation="
 _SEQNO = "seqno="
@@ -62,24 +63,27 @@ _DELIVERIES = "deliveries"
 _LETTERS = "letters"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _CLOCK_IS_SET_MS = 1_700_000_000_000
-"""November 2023. A machine that tells an earlier time has none."""
+"""November 2023. A machine with an earlier time has no clock that is set."""
 _TAKEN_TIMEOUT_S = 2.0  # deliveries wait for this commit, and the next one makes up for it
 _logger = logging.getLogger(__name__)
 
 
 class MemberMemory:
-    """The memory of one member's name. Not thread-safe; close it."""
+    """The memory of one member's name. Not thread-safe. `close` it."""
 
     def __init__(self, connection: Connection, group: str, address: Address, *, sends: bool = False) -> None:
-        """`sends`: it is to write FORWARD. Raises BrokerUnreachable, KafkaRefused, TopicMissing."""
+        """Check that the topics are there. With `sends`, check the right to write FORWARD, too.
+
+        Raises BrokerUnreachable, KafkaRefused, TopicMissing.
+        """
         self.connection = connection
         self.group = group
         self.address = address
         self.forward = TopicPartition(str(Topic(group, "forward", address.site)), 0)
         self.data = TopicPartition(str(Topic(group, "data", address.site)), 0)
         self._notes = TopicPartition(str(Topic(group, "memory", address.site)), 0)
-        self._noted: set[str] | None = None  # what the commit on the memory topic says
-        self._found: set[str] | None = None  # what the topic itself says
+        self._noted: set[str] | None = None  # the notes in the commit on the memory topic
+        self._found: set[str] | None = None  # the notes in the topic itself
         self._may_note = True
         self._name = f"abcast.member.{group}.{address.site}.{address.name}"  # of a consumer group
         self.shared = share(connection)
@@ -101,19 +105,19 @@ class MemberMemory:
     # --- the incarnation ---
 
     def incarnation(self) -> int:
-        """The highest incarnation that was ever claimed, 0 if none is remembered. Raises BrokerUnreachable."""
+        """Return the last claimed incarnation, 0 if Kafka remembers none. Raises BrokerUnreachable."""
         return self._recall(self.forward, _INCARNATION) or 0
 
     def remember_incarnation(self, incarnation: int) -> None:
-        """Must return before the first message of the incarnation is sent. Raises BrokerUnreachable."""
+        """Commit an incarnation, before its first message is sent. Raises BrokerUnreachable."""
         self._commit({self.forward: _offset(0, f"{_INCARNATION}{incarnation}")}, self.connection.timeout)
 
     def claim_incarnation(self, above: int, claimed: set[int]) -> int:
-        """A new incarnation, remembered: higher than all claimed before and than `above`.
+        """Choose and commit a new incarnation, higher than all claimed before and than `above`; return it.
 
-        It is added to `claimed` first: it may be remembered although nobody says so. Two processes that claim one at
-        the same instant get different ones, so that one of them supersedes the other. For a name that Kafka has long
-        forgotten, it is higher than those before in time. Raises BrokerUnreachable, UsageError.
+        It is added to `claimed` before the commit, which may succeed although it raises. Two processes that claim at
+        the same instant get different incarnations, so that one supersedes the other. For a name that Kafka has
+        forgotten, the clock makes the new one higher than earlier ones. Raises BrokerUnreachable, UsageError.
         """
         remembered = self.incarnation()
         if self.is_of_a_wrong_clock(remembered):
@@ -134,18 +138,18 @@ class MemberMemory:
         return incarnation
 
     def is_of_a_wrong_clock(self, incarnation: int) -> bool:
-        """Whether it is so far ahead of the broker's clock that the group takes no record of it."""
+        """Whether an incarnation is so far ahead of the broker's clock that the group takes no record of it."""
         return incarnation > highest_incarnation(self.broker_ms)
 
     def _time_ms(self) -> int:
-        """The time of this machine, unless its clock is wrong."""
+        """Return the time of this machine, in ms; another one if its clock is wrong."""
         own_ms, broker_ms = time.time_ns() // 1_000_000, self.broker_ms
         if not broker_ms or abs(own_ms - broker_ms) <= CLOCK_AHEAD_MS:
             return own_ms
         days = (own_ms - broker_ms) / 86_400_000
         _logger.warning(
-            "the clock of this machine is %.1f days %s that of the Kafka broker: see which of them is wrong. %s takes "
-            "the earlier time, if that may be one",
+            "the clock of this machine is %.1f days %s the Kafka broker's clock: see which of them is wrong. %s takes "
+            "the earlier time, unless it is before November 2023",
             abs(days),
             "ahead of" if days > 0 else "behind",
             self.address,
@@ -154,7 +158,10 @@ class MemberMemory:
 
     @cached_property
     def broker_ms(self) -> int:
-        """The time of the broker that takes what this name sends, or 0. It is asked with a heartbeat of no life."""
+        """Return the time, in ms, of the broker that stores this name's records; 0 if it does not answer.
+
+        It is asked by a heartbeat of incarnation 1, which no member has.
+        """
         producers, headers = self.shared.producers, forward_headers(1, 1, kind=HEARTBEAT)
         with contextlib.suppress(KafkaError, KafkaRefused):
             producer = producers.lease()
@@ -165,14 +172,17 @@ class MemberMemory:
                 producers.release(producer)
         return 0
 
-    # --- how far it has delivered ---
+    # --- the position in the total order ---
 
     def taken(self) -> int | None:
-        """The last seqno that the application took; None if Kafka does not say. Raises BrokerUnreachable."""
+        """Return the last seqno that the application took; None if Kafka has none. Raises BrokerUnreachable."""
         return self._recall(self.data, _SEQNO)
 
     def position(self) -> int:
-        """The same, 0 for a name that is new. Raises PositionLost for one that is not, BrokerUnreachable."""
+        """Return the last seqno that the application took; 0 for a new name.
+
+        Raises PositionLost if Kafka has lost it, BrokerUnreachable.
+        """
         committed = self._committed(self.data)
         if committed is None:
             if self._has_note(_DELIVERIES):
@@ -185,12 +195,18 @@ class MemberMemory:
         return self._seqno_before(int(committed.offset))
 
     def remember_taken(self, seqno: int, offset: int) -> None:
-        """`offset`: where to read on, shown as the lag by Kafka's own tools. Raises BrokerUnreachable (after 2 s)."""
+        """Commit the last seqno taken, and the offset to read on from, which Kafka's tools show as the lag.
+
+        Raises BrokerUnreachable (after 2 s).
+        """
         self._note(_DELIVERIES, self.data, f"{_SEQNO}0")
         self._commit({self.data: _offset(offset, f"{_SEQNO}{seqno}")}, _TAKEN_TIMEOUT_S)
 
     def _seqno_before(self, offset: int) -> int:
-        """The last seqno below an offset that somebody has set, with `kafka-consumer-groups --reset-offsets` say."""
+        """Return the last seqno below an offset that an operator has set, with `kafka-consumer-groups` say.
+
+        Raises PositionLost.
+        """
         try:
             with DataLog(self.connection, self.group, self.address.site) as log:
                 if log.base() is None:
@@ -208,14 +224,13 @@ class MemberMemory:
             "the last seqno that the application has taken; 1 is the group's first message."
         )
 
-    # --- how far it has taken its letters ---
+    # --- the letters taken ---
 
     def letters_taken(self, inbox: TopicPartition) -> tuple[int, Trace | None]:
         """Return the offset up to which the application took its letters, and the trace of a record below it.
 
-        The offset is 0 for a name that is new. None: there was no record, or an earlier version has kept the offset.
-
-        Raises PositionLost for one that is not, BrokerUnreachable.
+        The offset is 0 for a new name. The trace is None if there was no record, or an earlier version has committed
+        the offset. Raises PositionLost if Kafka has lost the offset, BrokerUnreachable.
         """
         committed = self._committed(inbox)
         if committed is not None:
@@ -230,7 +245,7 @@ class MemberMemory:
         return 0, None
 
     def remember_letters_taken(self, inbox: TopicPartition, offset: int, known: Trace | None = None) -> None:
-        """Remember `offset`, the first whose record the application has not taken, and what stands before it.
+        """Commit the first offset whose record the application has not taken, and the trace of one below.
 
         Raises BrokerUnreachable (after 2 s).
         """
@@ -240,7 +255,7 @@ class MemberMemory:
     # --- notes ---
 
     def _note(self, what: str, place: TopicPartition, beginning: str) -> None:
-        """See that there is a note of the position at `place` before that is above the beginning."""
+        """Write the note of a position, before the position at `place` is above the beginning."""
         if self._noted is None:
             self._noted = self._known_notes()
         if what in self._noted:
@@ -252,7 +267,7 @@ class MemberMemory:
         self._noted.add(what)
 
     def _known_notes(self) -> set[str]:
-        """The notes that are known to be written: that saves writing them again."""
+        """Return the notes that the commit says are written: they need not be written again."""
         if not self._has_notes():
             return set()
         try:
@@ -263,7 +278,7 @@ class MemberMemory:
         return set((committed.metadata or "").split()) if committed is not None else set()
 
     def _has_notes(self) -> bool:
-        """Whether the topic is there, and for us to use."""
+        """Whether the memory topic is there, and this member may use it."""
         if not self._may_note:
             return False
         with contextlib.suppress(KafkaRefused):
@@ -302,7 +317,7 @@ class MemberMemory:
             self._give_up_notes(f"can't be written ({error})")
 
     def _has_note(self, what: str) -> bool:
-        """Whether there ever was a position above the beginning, as far as notes tell."""
+        """Whether the topic has a note, so that there was a position above the beginning."""
         if self._found is None and self._has_notes():
             try:
                 self._found = self._read_notes()
@@ -311,7 +326,7 @@ class MemberMemory:
         return self._found is not None and what in self._found
 
     def _read_notes(self) -> set[str]:
-        """This name's notes. Reads those of all names."""
+        """Read the notes of all names; return this name's."""
         place, keys, found = self._notes, {self._key(what): what for what in (_DELIVERIES, _LETTERS)}, set()
         with contextlib.closing(self.connection.consumer()) as consumer:
             with self.connection.reachable("READ", place.topic):
@@ -319,7 +334,7 @@ class MemberMemory:
             for record in read_range(self.connection, consumer, place, int(beginning), int(end)):
                 if record.key in keys and record.value is not None:
                     found.add(keys[record.key])
-                elif record.key in keys:  # an operator has taken the note away
+                elif record.key in keys:  # an operator has deleted the note
                     found.discard(keys[record.key])
         return found
 
@@ -333,7 +348,7 @@ class MemberMemory:
         return None if committed is None else _told(committed, prefix)
 
     def _committed(self, partition: TopicPartition) -> Any:
-        """The committed offset with its metadata, or None."""
+        """Return the committed offset with its metadata, or None."""
         return self.shared.metadata.committed(self._name, [partition]).get(partition)
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:

@@ -1,15 +1,15 @@
-"""The outbox: a member's forward table on disk, so that what was accepted survives the process.
+"""The outbox: a member's forward table on disk, so that accepted messages survive the process.
 
-A SQLite file of one member (WAL, `synchronous=NORMAL`: every accepted message survives kill -9; a power failure may
-take the last ones). It holds the incarnation too, so a restart *continues* it: what is sent again carries the same
-message ids, and the sequencer drops what it has already. Together: exactly once.
+It is a SQLite file of one member (WAL, `synchronous=NORMAL`: every accepted message survives kill -9; a power failure
+may lose the last ones). It holds the incarnation, too, and a restart *continues* that: a message that is sent again has
+the same id, and the sequencer drops it if it is a repeat. Together: exactly once.
 
-A second process can't open the file. Acknowledged rows are deleted in batches; rows that are ordered but not yet
-deleted do no harm, since DATA tells on the next start. The file says from where on to look there: every row that it
-still has is ordered behind `seqno`, if it is.
+A second process can't open the file. Acknowledged rows are deleted in batches. Rows that are ordered but not yet
+deleted do no harm, since the next start finds them in DATA. The file says where to look: every row that it still has is
+ordered behind `seqno`, if it is ordered.
 
-Casts stand in a table of their own, in the order in which they were accepted, until they are known to be written. A row
-gets the id of its cast before that is sent (`ordering.casts.left_casts` says what becomes of it after a restart).
+Casts are in a table of their own, in the order in which they were accepted, until they are known to be written. A row
+gets the id of its cast before the cast is sent (`ordering.casts.left_casts` says what happens to it after a restart).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ordering.participant.forward_table import Pending
 
 FORGET_RECORDS = 1000
 FORGET_SECONDS = 1.0
-"""Acknowledged rows are deleted when there are so many, or this long after the last deletion."""
+"""Acknowledged rows are deleted when there are this many, or this long after the last deletion."""
 
 _APPLICATION_ID = 0x61626361  # "abca": tells our file from another application's
 _SCHEMA = f"""
@@ -53,11 +53,11 @@ CREATE TABLE IF NOT EXISTS casts (
 
 _NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
 _KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
-"""Columns are named: a later version may have added some, which are left alone."""
+"""The statement names its columns: a later version may have added some, which are left alone."""
 
 
 class KeptCast(NamedTuple):
-    """A cast in the file. If it has left, DATA was delivered up to `seqno` then."""
+    """A cast in the file. If it was sent, DATA was delivered up to `seqno` then."""
 
     place: int
     left: LeftCast
@@ -65,9 +65,9 @@ class KeptCast(NamedTuple):
 
 
 class Outbox:
-    """The outbox file of one member. Not thread-safe: the member locks around it.
+    """The outbox file of one member. Not thread-safe: the member calls it under its lock.
 
-    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted; `seqno` is None
+    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted. `seqno` is None
     in a file of an earlier version.
     """
 
@@ -81,7 +81,7 @@ class Outbox:
         self.path = Path(path)
         self._forgotten_at = time.monotonic()
         with self._explained():
-            # By its whole path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
+            # By its absolute path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
             self._database = sqlite3.connect(
                 self.path.absolute(), timeout=0.5, isolation_level=None, check_same_thread=False
             )
@@ -107,11 +107,11 @@ class Outbox:
         elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
             execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
         execute(_CASTS)
-        # A write makes sure that the lock is an exclusive one, also where the file was only read so far.
+        # A write makes the lock an exclusive one, even if the file was only read so far.
         execute("UPDATE owner SET acknowledged = acknowledged")
         owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
         if owner is None:
-            # Killed between creating the tables and the first row.
+            # The process was killed between creating the tables and the first row.
             owner = (group, member, 0, 0, None)
             execute(_NEW_OWNER, owner[:2])
         if owner[:2] != (group, member):
@@ -127,10 +127,10 @@ class Outbox:
         self._database.close()
 
     def begin(self, incarnation: int, keep: Sequence[Pending] = (), seqno: int = 0) -> None:
-        """Start an incarnation at local seqno 1, with the messages `keep`. Whatever else was pending is dropped.
+        """Start an incarnation at local seqno 1, with the messages `keep`; drop all others.
 
-        `seqno`: the last one in DATA, before anything of this incarnation. In one step: a crash leaves all of the old
-        or all of the new. Raises EnvironmentProblem.
+        `seqno` is the last one in DATA before any record of this incarnation. The file changes in one step: a crash
+        leaves all of the old, or all of the new. Raises EnvironmentProblem.
         """
         with self._explained():
             self._database.execute("BEGIN")
@@ -144,14 +144,14 @@ class Outbox:
         self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
 
     def pending(self) -> Iterator[Pending]:
-        """What was accepted and not forgotten, in increasing order of local seqnos. Raises EnvironmentProblem."""
+        """Yield the messages in the file, in increasing order of local seqnos. Raises EnvironmentProblem."""
         with self._explained():
             rows = self._database.execute("SELECT local_seqno, payload, headers FROM pending ORDER BY local_seqno")
             for local_seqno, payload, headers in rows:
                 yield Pending(local_seqno, payload, _decode(headers))
 
     def last(self) -> int:
-        """The highest local seqno given in this incarnation. Raises EnvironmentProblem."""
+        """Return the highest local seqno used in this incarnation. Raises EnvironmentProblem."""
         with self._explained():
             (highest,) = self._database.execute("SELECT max(local_seqno) FROM pending").fetchone()
         return max(self.acknowledged, highest or 0)
@@ -162,9 +162,10 @@ class Outbox:
             self._database.execute(_KEEP, (local_seqno, payload, _encode(headers)))
 
     def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
-        """Everything up to `local_seqno` is ordered, and no more up to `seqno`: forget it, unless that is better later.
+        """Delete the messages up to `local_seqno`, which are ordered; later ones are ordered behind `seqno`, if at all.
 
-        `seqno`: None if it is not known better than before.
+        Deletions are batched, unless `at_once`. `seqno` is None if it is no better known than before. Raises
+        EnvironmentProblem.
         """
         ordered = local_seqno - self.acknowledged
         now = time.monotonic()
@@ -182,7 +183,7 @@ class Outbox:
     # --- casts ---
 
     def last_cast(self) -> int:
-        """The highest place of a cast in the file, 0 if there is none. Raises EnvironmentProblem."""
+        """Return the highest place of a cast in the file, 0 if there is none. Raises EnvironmentProblem."""
         with self._explained():
             (highest,) = self._database.execute("SELECT max(place) FROM casts").fetchone()
         return int(highest or 0)
@@ -194,7 +195,7 @@ class Outbox:
             self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
 
     def number_cast(self, place: int, cast: Cast, seqno: int) -> None:
-        """It leaves as that, where DATA is delivered up to `seqno`. Raises EnvironmentProblem."""
+        """Note the id under which a cast is sent, and the last `seqno` delivered then. Raises EnvironmentProblem."""
         with self._explained():
             self._database.execute(
                 "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ? WHERE place = ?",
@@ -202,14 +203,14 @@ class Outbox:
             )
 
     def forget_casts(self, places: Sequence[int]) -> None:
-        """They are written. Raises EnvironmentProblem."""
+        """Delete casts that are written. Raises EnvironmentProblem."""
         with self._explained():
             self._database.execute("BEGIN")
             self._database.executemany("DELETE FROM casts WHERE place = ?", [(place,) for place in places])
             self._database.execute("COMMIT")
 
     def casts(self, sender: str) -> list[KeptCast]:
-        """What was accepted and is not known to be written, in that order. Raises EnvironmentProblem."""
+        """Return the casts that are not known to be written, in the order of acceptance. Raises EnvironmentProblem."""
         with self._explained():
             rows = self._database.execute(
                 "SELECT place, casting, payload, headers, seqno, incarnation, local_seqno, view FROM casts "
@@ -236,7 +237,7 @@ class Outbox:
                 ) from error
             raise EnvironmentProblem(
                 f"the outbox {self.path} can't be used ({error}). Is its directory there and writable, is the disk "
-                "full? If the file is damaged, move it away: the member then starts anew, without what was pending."
+                "full? If the file is damaged, move it away: the member then starts anew, without its pending messages."
             ) from error
 
     def _is_open_transaction(self) -> bool:
