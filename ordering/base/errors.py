@@ -32,7 +32,7 @@ class UsageError(AbcastError):
 
 
 class EnvironmentProblem(AbcastError):
-    """A lack of the machine: Java, disk space, a free port, the network."""
+    """A problem of the machine: no Java, a full disk, a port in use, no network."""
 
 
 class BrokerUnreachable(AbcastError):
@@ -76,7 +76,10 @@ class LetterTableFull(AbcastError):
 
 
 class NotWrittenInTime(AbcastError):
-    """A letter was accepted, but Kafka did not acknowledge it within the timeout. It may still be written."""
+    """A letter, or a message in fifo or causal order, was accepted, but not written within the timeout.
+
+    It may still be written.
+    """
 
     retriable = True
 

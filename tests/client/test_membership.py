@@ -137,7 +137,7 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
         b.connect()
         receipts = []
         with a.flush(WAIT):
-            with pytest.raises(UsageError, match="nobody may send"):
+            with pytest.raises(UsageError, match="no member may send"):
                 a.broadcast(b"x")
             sender = threading.Thread(target=lambda: receipts.append(b.broadcast(b"after")))
             sender.start()

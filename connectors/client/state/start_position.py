@@ -1,7 +1,7 @@
-"""Where a member's own deliveries begin, and where they go on: what `connect` was asked for, and what has come of it.
+"""The start of a member's own deliveries, as `connect` was asked for, and the place where the next run goes on.
 
-They begin with the first view, with a seqno that the application names, or behind what a state counts that another
-member has supplied (`connectors.client.state.state_transfer`). Each run goes on where the one before ended.
+Deliveries begin with the first view, at a seqno that the application names, or behind a state that another member has
+supplied (`connectors.client.state.state_transfer`). Each run goes on where the one before ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 class StartPosition:
-    """One member's. Not thread-safe: `connect` and `deliveries` of one member do not run side by side."""
+    """The start position of one member. Not thread-safe: a member's `connect` and `deliveries` do not run at once."""
 
     def __init__(
         self,
@@ -50,19 +50,22 @@ class StartPosition:
         self.ledger = ledger
         self.transfer = transfer
         self.sources: Callable[[bool, Cut | None], MergedSource] | None = None
-        """Makes a source of all orders, for a member with casts; from its first view on (True), or from a cut."""
+        """A function that makes a source of all orders, for a member with casts.
+
+        With True the source begins with the member's first view, with a cut at that.
+        """
         self.hub: Callable[[], CastHub | None] = lambda: None
         self._cut: Cut | None = None
         self._source: MergedSource | None = None
         self._first_view = 0
         self.is_ready = False
-        """Whether the member has what it has asked for in `connect`."""
+        """Whether `connect` has succeeded."""
         self._first_seqno: int | None = None
         self._counted_seqno = 0
-        self._newest: Deliveries | None = None  # that goes on from the one before
+        self._newest: Deliveries | None = None  # the last run, which the next one continues
 
     def check(self, choice: Choice) -> None:
-        """Whether the arguments fit together. Raises UsageError."""
+        """Check that the arguments of `connect` fit together. Raises UsageError."""
         from_ledger, state, or_history, from_seqno = choice
         if state and (self.transfer is None or self.transfer.set_state is None):
             raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
@@ -78,7 +81,11 @@ class StartPosition:
             raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
 
     def enter(self, view: ViewChange, choice: Choice, current: Callable[[], ViewChange | None], timeout: float) -> None:
-        """What is to be done after the first view. `current`: the newest one. Raises StateUnavailable, and more."""
+        """Choose the start after the first view `view`, and fetch the state if `choice` asks for it.
+
+        `current` returns the newest view. `timeout` is in seconds. Raises StateUnavailable, NotOrderedInTime,
+        BrokerUnreachable, UsageError.
+        """
         counted: int | None = None
         first = 1 if choice.from_ledger else choice.from_seqno
         if self.transfer is not None:
@@ -94,17 +101,17 @@ class StartPosition:
         self.is_ready = True
         if first is not None or counted is not None:
             self._newest = None
-        # One that was in the view when its process started has no first view to begin with.
+        # A member that was in the view when its process started has no first view to begin with.
         self._first_seqno = first or view.seqno or (counted + 1 if counted is not None else None)
         self._counted_seqno = counted or 0
         self._first_view = view.seqno
         self.close()
 
     def deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
-        """What goes on where the last run of this member's own ended."""
+        """Return a run that goes on where the last one ended."""
         first = self._first_seqno
         taken = self._newest.taken_seqno if self._newest is not None else 0
-        if taken:  # that does not come again
+        if taken:  # taken messages do not come again
             first = max(first or 0, taken + 1)
         if self.sources is not None:
             return self._merged(first, timeout, events=events)
@@ -139,17 +146,17 @@ class StartPosition:
         return self._newest
 
     def close(self) -> None:
-        """Disconnect. The runs have ended."""
+        """Disconnect. Called when all runs have ended."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
     def _has_history(self, view: ViewChange) -> bool:
-        """Whether a message was ordered before its first view. Raises BrokerUnreachable."""
+        """Whether a message was ordered before the first view. Raises BrokerUnreachable."""
         reader = Reader()
         with DataLog(self.connection, self.group, self.address.site) as log:
             if log.beginning() > 0:
-                return True  # what was dropped was not empty
+                return True  # retention has dropped records
             for stored in log.records(0, log.end()):
                 data = stored.data
                 is_taken = reader.judge(data) is Verdict.TAKE

@@ -1,5 +1,6 @@
-"""Letters of the kind `state`: what joiner and supplier say to each other
-(`connectors.client.state.state_transfer`).
+"""Letters of the kind `state`: the messages between a joiner and a supplier.
+
+`connectors.client.state.state_transfer` has the protocol.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ class RequestId(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A joiner asks for a state that counts at least the messages up to `seqno`; `with_casts`: at a cut."""
+    """A joiner's request for a state that counts at least the messages up to `seqno`; `with_casts`, at a cut."""
 
     seqno: int
     with_casts: bool = False
 
     def headers(self) -> Headers:
-        """As a letter's headers."""
+        """Encode it as a letter's headers."""
         numbers = [self.seqno, 1] if self.with_casts else [self.seqno]
         return ((H_STATE, json.dumps(["request", *numbers]).encode("ascii")),)
 
 
 class Chunk(NamedTuple):
-    """Chunk `number` (from 0) of `total` of the state at `seqno`."""
+    """Chunk `number` (from 0) of `total` of the state at `seqno`. The letter's payload is the chunk."""
 
     request: RequestId
     seqno: int
@@ -42,7 +43,7 @@ class Chunk(NamedTuple):
     total: int
 
     def headers(self) -> Headers:
-        """As a letter's headers."""
+        """Encode it as a letter's headers."""
         return ((H_STATE, json.dumps(["chunk", *self.request, *self[1:]]).encode("ascii")),)
 
 
@@ -52,15 +53,15 @@ class Nothing(NamedTuple):
     request: RequestId
 
     def headers(self) -> Headers:
-        """As a letter's headers."""
+        """Encode it as a letter's headers."""
         return ((H_STATE, json.dumps(["nothing", *self.request]).encode("ascii")),)
 
 
 def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | None:
-    """What a letter of the kind `state` says; None if it says nothing of that."""
+    """Decode a letter of the kind `state`; return None if it is malformed."""
     try:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
-    except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
+    except (KeyError, TypeError, ValueError, RecursionError):  # ten thousand brackets raise the last one
         return None
     if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
         return None
@@ -75,7 +76,7 @@ def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | No
 
 @dataclass(slots=True)
 class StateAssembly:
-    """The answer to one request, as far as it has come. Takes each chunk once and in order, all of one answer."""
+    """The part of the answer to one request that has come. It takes each chunk of one answer once, in order."""
 
     supplier: str
     request: RequestId
@@ -84,12 +85,12 @@ class StateAssembly:
     """The supplier's incarnation, the state's seqno, the number of its chunks."""
     chunks: list[bytes] = field(default_factory=list)
     is_nothing: bool = False
-    """It has none."""
+    """Whether the supplier has answered that it has no state."""
     incarnation: int = 1
-    """The supplier's in the view: what an earlier life of its name says is not for us."""
+    """The supplier's incarnation in the view: letters of an earlier one are ignored."""
 
     def accept(self, letter: WrittenLetter, what: Chunk | Nothing) -> bool:
-        """Whether it was the next chunk, or the answer that there is none."""
+        """Take a letter; return whether it was the next chunk, or the answer that there is no state."""
         if (letter.sender, what.request) != (self.supplier, self.request) or letter.incarnation < self.incarnation:
             return False
         if isinstance(what, Nothing):

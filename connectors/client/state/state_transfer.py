@@ -1,43 +1,45 @@
-"""State transfer: a joiner gets the application's state from a member, in letters, and delivers what comes after it.
+"""State transfer: a joiner gets the application's state from a member, in letters, and delivers the later messages.
 
-Both halves are here, the joiner's and the supplier's; `connectors.client.state.state_letters` has what they say.
+This module has both halves, the joiner's and the supplier's; `connectors.client.state.state_letters` has their letters.
 
-Invariant. A state is the pair (bytes, p): what `get_state` returned in the thread that iterates the supplier's
-`deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
-chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on, and the events
-from its first view on. So every message is either in the state or delivered after it, whichever member supplies the
-state. p is not below the joiner's first view. Joiners of a group without members have no state to get: they begin with
-that view if no message was ordered before it, and are told if there was one.
+Invariant. A state is a pair (bytes, p). `get_state` returned the bytes in the thread that iterates the supplier's
+`deliveries()`, between two deliveries, when that had taken exactly the messages up to seqno p. The joiner takes all
+chunks of one such pair, or none. Its own deliveries give the messages from p + 1 on, and the events from its first view
+on. So every message is either in the state or delivered after it, whichever member supplies the state. p is not below
+the joiner's first view. In a group without other members there is no state to get: the joiner begins with its view if
+no message was ordered before, and raises StateUnavailable if there was one.
 
-*Casts.* Between two members with casts, p is a *cut* (`connectors.client.deliveries.cut`): what the supplier's
-application had been given in all orders. The joiner takes it when its own hub has delivered all that it counts
-(`ordering.casts.delivery_status`): then the joiner's FLUSH_OK says it, and all who go on deliver it, also if the
-supplier is killed in the midst. If its hub never will, since the supplier and others have died, and the view has come
-without some of what they had delivered, the state is void, and the joiner asks again. A joiner with casts gets no state
-of a member without. (A member that was wrongly taken for dead, and goes on, may have been given casts that the others
-were not; its state counts them, too.)
+*Casts.* Between two members with casts, p is a *cut* (`connectors.client.deliveries.cut`): the messages of all orders
+that the supplier's application had been given. The joiner installs the state when its own hub has delivered everything
+that the cut counts (`ordering.casts.delivery_status`). Then the joiner's FLUSH_OK names those messages, and all members
+that go on deliver them, even if the supplier is killed. Its hub may never deliver them: the supplier and others have
+died, and the view came without some of their deliveries. Then the state is void, and the joiner asks again. A joiner
+with casts gets no state from a member without. (A member that was wrongly taken for dead may have been given casts that
+the others were not; its state counts them, too.)
 
-The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
-one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
-(incarnation, local seqno), which every chunk of the answer repeats: what belongs to an earlier request is dropped.
+The supplier is the oldest other member. When it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
+one. When all were asked in vain, it begins again, twice as patient. A request is named by its letter's (incarnation,
+local seqno), which every chunk of the answer repeats: chunks of an earlier request are dropped.
 
-A member that has asked for a state itself, and got none yet, has none to give, and says so at once (`Nothing`). When
-every other life of the newest view has said that, in this view, nobody is left who has the state: all who had it have
-died, and the joiners would wait for each other for ever. A new view makes void what was told before it: a life that has
-got the state since then, from one that is gone now, is asked again.
+A member that has asked for a state itself, and got none yet, has none to give, and answers so at once (`Nothing`). When
+every other member of the newest view has answered so in this view, no member has the state: all that had it have died,
+and the joiners would wait for each other for ever. A new view voids earlier answers: a member that has got the state
+since then, from one that is gone now, is asked again.
 
-*Between members only.* Whoever may write into an inbox topic can ask in any name. So a request is answered only if its
-sender is in the view that the supplier knows, and a chunk is taken only from the life that was asked, which is in the
-joiner's view. A letter of an incarnation below that of the view's life is nobody's of that view.
+*Between members only.* Any client that may write into an inbox topic can send a request in any name. So a request is
+answered only if its sender is in the view that the supplier knows. A chunk is taken only from the incarnation that was
+asked, which is in the joiner's view. A letter of a lower incarnation is from no member of that view.
 
-*The letters.* They are of the kind `state` and numbered together with the other letters, so `inbox()` judges them by
-the same rule, and passes them over. The transfer reads them with a consumer of its own, which begins at the inbox's
-end just before the JOIN (no member asks or answers this life earlier), commits nothing, and needs no received table: a
+*The letters* are of the kind `state`, and numbered together with the other letters. So `inbox()` judges them by the
+same rule, and skips them. The transfer reads them with a consumer of its own. That begins at the inbox's end just
+before the JOIN (no member asks or answers this incarnation earlier), commits nothing, and needs no received table: a
 request is taken if it is newer than the last one of its sender, a chunk if it is the next one, which is go-back-N
-again. So neither of the two readers has a position that the other could move.
+again. So neither reader has a position that the other could move.
 
-The cost: a member with `get_state` reads its inbox partition all the time; a state stays in the inbox topic, as every
+The cost: a member with `get_state` reads its inbox partition all the time. A state stays in the inbox topic, as every
 letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW chunks in the supplier's letter table.
+
+The lock. `_changed` guards the requests and the awaited answer; docs/protocols/locks.md has the order of locks.
 """
 
 from __future__ import annotations
@@ -71,16 +73,16 @@ from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import ViewChange
 
 CHUNK_BYTES = 512 * 1024
-"""The most that one letter carries of a state."""
+"""The largest part of a state in one letter."""
 
 WINDOW = 8
-"""Chunks to one joiner that wait for Kafka, at most: the application's own letters find room beside them."""
+"""The most chunks to one joiner that wait for Kafka: the application's own letters find room beside them."""
 
 PATIENCE_S = 5.0
-"""So long a joiner waits for the next chunk before it asks another member."""
+"""Seconds that a joiner waits for the next chunk before it asks another member."""
 
 MAX_ASKED = 1_000
-"""Requests that wait, at most: of more, most are no member's. The oldest is forgotten, and its joiner asks again."""
+"""The most waiting requests: of more, most are no member's. The oldest is dropped, and its joiner asks again."""
 
 WRITE_TIMEOUT_S = 30.0
 
@@ -91,7 +93,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Asked(NamedTuple):
-    """A request that was not answered yet."""
+    """A request that is not answered yet."""
 
     joiner: Address
     id: RequestId
@@ -100,25 +102,25 @@ class _Asked(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """A state was set that counts the total messages up to `seqno`, and what the cut has."""
+    """The count of a state that was set: total messages up to `seqno`, and the cut's messages, if there is one."""
 
     seqno: int
     cut: Cut | None = None
 
 
 class StatePosition(Protocol):
-    """Where an application stands in its deliveries."""
+    """An application's place in its deliveries."""
 
     @property
     def taken_seqno(self) -> int:
-        """Up to there it has taken all."""
+        """Return the seqno up to which the application has taken everything."""
 
     def cut(self) -> Cut | None:
-        """What it has taken in all orders; None if it can't be said just now."""
+        """Return the cut at the application's place in all orders; None if there is none just now."""
 
 
 class StateTransfer:
-    """One member's part in state transfers. Thread-safe. `close` it."""
+    """A member's part in state transfers. Thread-safe. `close` it."""
 
     def __init__(
         self,
@@ -132,7 +134,17 @@ class StateTransfer:
         *,
         casts: bool = False,
     ) -> None:
-        """`send` sends a letter of the kind `state`, `current` tells the newest view. `casts`: the member has them.
+        """Start nothing yet.
+
+        Args:
+            connection: the member's.
+            group: the group's name.
+            address: the member's.
+            send: sends a letter of the kind `state`.
+            get_state: the application's, if it supplies its state.
+            set_state: the application's, if it takes a state.
+            current: returns the newest view.
+            casts: whether the member takes part in fifo and causal order.
 
         Raises UsageError.
         """
@@ -142,9 +154,9 @@ class StateTransfer:
         self.connection = connection
         self.group = group
         self.address = address
-        self._lacks_state = False  # it has asked for one; until it is ready, it has none to give
+        self._lacks_state = False  # it has asked for a state; until it is ready, it has none to give
         self.is_ready = False
-        """Whether the application has the group's state, so that it may be asked for it."""
+        """Whether the application has the group's state, so that `get_state` may be called."""
         self.set_state = set_state
         self._get_state = get_state
         self._send = send
@@ -154,8 +166,8 @@ class StateTransfer:
         self._changed = threading.Condition(threading.Lock())
         self._stopping = threading.Event()
         self._assembly: StateAssembly | None = None
-        self._requests: dict[str, _Asked] = {}  # the newest of each joiner
-        self._newest: dict[str, RequestId] = {}  # as above; grows with the senders, as the inbox's own table does
+        self._requests: dict[str, _Asked] = {}  # the newest waiting request of each joiner
+        self._newest: dict[str, RequestId] = {}  # the newest of all; grows with the senders, as the inbox's table does
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -174,7 +186,7 @@ class StateTransfer:
         self._start_thread(lambda: self._read(consumer, partition), "state")
 
     def close(self) -> None:
-        """End the threads. An answer that is not complete stays so: its joiner asks another member."""
+        """End the threads. The joiner of an incomplete answer asks another member."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
@@ -191,9 +203,14 @@ class StateTransfer:
         timeout: float,
         hub: CastHub | None = None,
     ) -> Fetched | None:
-        """Get the state and set it. None if no other member was in the group before.
+        """Get the state and set it. Return None if no other member has one.
 
-        `joined` is this member's first view, `current` tells the newest one. `hub`: of a member with casts.
+        Args:
+            joined: this member's first view.
+            current: returns the newest view.
+            timeout: seconds to wait for a state.
+            hub: of a member with casts.
+
         Raises NotOrderedInTime, UsageError.
         """
         own, deadline, patience = str(self.address), time.monotonic() + timeout, PATIENCE_S
@@ -202,13 +219,13 @@ class StateTransfer:
         try:
             self._begin_to_fetch()
             asked: set[MemberIncarnation] = set()
-            told, told_in = set[MemberIncarnation](), joined  # who has none, as of that view
+            without_state, said_in = set[MemberIncarnation](), joined  # members without a state, as of that view
             while True:
                 view = current() or joined
                 others = [life for life in view.lives if life.address != own]
-                if view != told_in:
-                    told, told_in = set(), view
-                if told >= set(others):
+                if view != said_in:
+                    without_state, said_in = set(), view
+                if without_state >= set(others):
                     return None
                 supplier = next((life for life in others if life not in asked), None)
                 if supplier is None:
@@ -221,7 +238,7 @@ class StateTransfer:
                 if assembly.is_complete and (fetched := self._install(assembly, hub, patience)) is not None:
                     return fetched
                 if assembly.is_nothing:
-                    told.add(supplier)
+                    without_state.add(supplier)
                 elif time.monotonic() >= deadline:
                     raise NotOrderedInTime(
                         f"{own} has joined, but got no state within {timeout:g} s; the last one it asked was "
@@ -232,7 +249,7 @@ class StateTransfer:
             self._assembly = None
 
     def _begin_to_fetch(self) -> None:
-        """From here on this member has nothing to give; who has asked before is told so."""
+        """Note that this member has no state to give, and answer so to the joiners that have asked."""
         with self._changed:
             self._lacks_state = True
             waiting = list(self._requests.values())
@@ -241,7 +258,7 @@ class StateTransfer:
 
     def _ask(self, supplier: MemberIncarnation, seqno: int) -> StateAssembly:
         request = Request(seqno, self._casts)
-        with self._changed:  # the answer must not be read before we know the request's number
+        with self._changed:  # the answer must not be read before the request's number is known
             receipt = self._send(Address.parse(supplier.address), b"", request.headers())
             number = RequestId(receipt.incarnation, receipt.local_seqno)
             self._assembly = StateAssembly(supplier.address, number, time.monotonic(), incarnation=supplier.incarnation)
@@ -255,7 +272,7 @@ class StateTransfer:
         patience: float,
         deadline: float,
     ) -> None:
-        """Until the answer is there, or none comes."""
+        """Wait until the answer is complete, or none comes. Raises UsageError if the member is closed."""
         with self._changed:
             while not (assembly.is_complete or assembly.is_nothing):
                 if self._stopping.is_set():
@@ -268,7 +285,7 @@ class StateTransfer:
                 self._changed.wait(POLL_S)
 
     def _install(self, assembly: StateAssembly, hub: CastHub | None, patience: float) -> Fetched | None:
-        """Set the state; None if it is void."""
+        """Set the state, and return its count; return None if it is void."""
         assert assembly.answer is not None
         assert self.set_state is not None
         self._assembly = None
@@ -291,7 +308,7 @@ class StateTransfer:
     # --- the supplier ---
 
     def between(self, position: StatePosition) -> None:
-        """Answer the joiners that have asked. The application's thread calls it, and stands there."""
+        """Answer the joiners that have asked. Called by the application's thread, between two deliveries."""
         if not self._requests or not self.is_ready or self._get_state is None:
             return
         taken = position.taken_seqno
@@ -304,10 +321,10 @@ class StateTransfer:
             if not isinstance(state, bytes):
                 raise TypeError(f"get_state returned {type(state).__name__}, not bytes")
         except Exception:
-            # The application's mistake must not end its deliveries: the joiner asks the next member.
+            # The application's mistake must not end its deliveries. The joiner asks the next member.
             _logger.exception("%s can't supply its state", self.address)
             state = None
-        with self._changed:  # also those that have asked, or asked again, in the meantime
+        with self._changed:  # includes joiners that have asked, or asked again, since
             due = [asked for asked in self._due(taken) if cut is not None or not asked.with_casts]
             for asked in due:
                 del self._requests[str(asked.joiner)]
@@ -316,9 +333,9 @@ class StateTransfer:
                 self._supply(asked, state, taken, cut if asked.with_casts else None)
 
     def _due(self, taken: int) -> list[_Asked]:
-        """The members' requests that can be answered; those of nobody in the view are dropped.
+        """Return the members' requests that can be answered; drop requests of strangers.
 
-        What the deliveries have reached, the sending half, which knows the view, may not have reached yet.
+        The deliveries may be ahead of the sending half, which knows the view: then a request waits.
         """
         view = self._current()
         due = [asked for asked in list(self._requests.values()) if asked.seqno <= taken]
@@ -337,7 +354,7 @@ class StateTransfer:
                 state = packed(cut._replace(cluster_id=self.connection.cluster_id()), state)
             total = max(1, -(-len(state) // CHUNK_BYTES))
             for number in range(total):
-                # A newer request of the joiner makes this answer worthless.
+                # A newer request of the joiner makes this answer useless.
                 if self._stopping.is_set() or self._newest[str(asked.joiner)] != asked.id:
                     return
                 if len(waiting) >= WINDOW:
@@ -362,7 +379,7 @@ class StateTransfer:
                 polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
                 is_failing = is_failing and not polled
             except KafkaError as error:
-                # The consumer connects again by itself. What can't be got is asked for again by the joiner.
+                # The consumer connects again by itself, and the joiner asks again for what it missed.
                 if not is_failing:
                     _logger.warning("reading %s: %r; trying again", partition.topic, error)
                 is_failing = True
@@ -372,7 +389,7 @@ class StateTransfer:
                 try:
                     self._take(record)
                 except Exception:
-                    # Whatever a letter is, it must not end what all joiners wait for.
+                    # No letter may end the thread that all joiners depend on.
                     _logger.exception("%s: skipped a letter at offset %d", self.address, record.offset)
         consumer.close()
 
@@ -409,7 +426,7 @@ class StateTransfer:
         return self._casts or not asked.with_casts
 
     def _say_nothing(self, asked: _Asked) -> None:
-        """The request is kept all the same: it is answered when there is a state, if it still counts then."""
+        """Answer that there is no state yet. The request is kept: it is answered later, if it still counts then."""
         if _is_strangers(asked, self._current()):
             return
         try:
@@ -419,11 +436,11 @@ class StateTransfer:
 
 
 def _is_members(asked: _Asked, view: ViewChange | None) -> bool:
-    """Whether a life of that view has asked. With an outbox its letters may have a higher incarnation."""
+    """Whether a member of the view has asked. With an outbox its letters may have a higher incarnation."""
     lives = view.lives if view is not None else ()
     return any(life.address == str(asked.joiner) and life.incarnation <= asked.id.incarnation for life in lives)
 
 
 def _is_strangers(asked: _Asked, view: ViewChange | None) -> bool:
-    """Whether nobody of the view has asked, although it is as new as the joiner's first one."""
+    """Whether a stranger has asked: no member of the view, although the view is as new as the joiner's first one."""
     return view is not None and asked.seqno <= view.seqno and not _is_members(asked, view)
