@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or giv
 
 
 class Role(str, Enum):
-    """Who needs them. A user may have several roles."""
+    """The roles that need rights. A user may have several."""
 
     member = "member"
     observer = "observer"
@@ -82,8 +82,8 @@ def apply(
 ) -> None:
     """Give a role its rights, and no others. It does so in the Kafka that is configured.
 
-    Log in as one who may give rights (ALTER of the cluster). What is there already stays. A relay has two ends: where
-    these are two Kafkas, do it in both.
+    Log in as a user who may give rights (ALTER of the cluster). Existing rights stay. A relay has two ends: if these
+    are two Kafkas, do it in both.
     """
     from connectors.kafka.topics.rights import grant
 

@@ -67,7 +67,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Read the options before a command."""
 
 
 app.command()(run)
@@ -95,14 +95,14 @@ app.command()(package)
 
 
 def command() -> TyperGroup:
-    """All of `abcast` as one command."""
+    """Return the whole of `abcast` as one command."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     return group
 
 
 def main() -> None:
-    """The entry point of the `abcast` command."""
+    """Run the `abcast` command: its entry point."""
     run_command(command())
 
 

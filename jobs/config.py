@@ -1,4 +1,4 @@
-"""`abcast config`: what is in force, and where each value comes from."""
+"""`abcast config`: the values in force, and the source of each."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OF_ALL = {
     "transport": "",
     "log_level": "INFO",
 }
-"""What holds for all commands beside Kafka, and the defaults."""
+"""The options of all commands besides Kafka's, with their defaults."""
 _PREFIX = "ABCAST_"
 _SECRET = ("PASSWORD", "SECRET", "TOKEN")
 
 
 class ConfiguredValue(NamedTuple):
-    """One value: `source` is a file with its table, a variable, an argument, or the default."""
+    """A value of the configuration. `source`: a file with its table, a variable, an argument, or the default."""
 
     name: str
     value: str
@@ -57,7 +57,7 @@ def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig =
 
 
 def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[ConfiguredValue]:
-    """Each value. Raises UsageError for what can't be read, or can't be."""
+    """Yield each value. Raises UsageError for an unreadable file, or an impossible value."""
     from connectors.kafka.connection.client_configuration import SERVERS_VARIABLE, ClientConfiguration
     from connectors.kafka.login.security import SECRETS, Security
     from connectors.kafka.transport import choose
@@ -99,7 +99,7 @@ def _whence(file: ConfigurationFile) -> str:
 
 
 def _others(values: Mapping[str, Any], path: str) -> Iterator[ConfiguredValue]:
-    """What single commands have been elsewhere, in tables of the file and in variables."""
+    """Yield the values of single commands, from tables of the file and from variables."""
     from connectors.kafka.connection.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
     from connectors.storage.settings import PREFIX as OF_STORAGE
 

@@ -96,10 +96,10 @@ def deliver(
             )
             if casts and events and as_json:
                 typer.echo(json.dumps({"event": BEGIN}))
-            for what in _told_of(stream, client, from_seqno):
+            for what in _with_waits_shown(stream, client, from_seqno):
                 is_message = hasattr(what, "payload")
                 typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))
-                stream.taken()  # it is printed: `echo` flushes
+                stream.taken()  # printed already, as `echo` flushes
                 taken += is_message
                 if taken == count:
                     break
@@ -107,8 +107,8 @@ def deliver(
             interruption.taken()
 
 
-def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:
-    """What the stream has. A terminal is told for what it waits, once each time it has waited for WAITED_S."""
+def _with_waits_shown(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:
+    """Yield from the stream. On a terminal, say what it waits for, once each time it has waited for WAITED_S."""
     if not sys.stderr.isatty():
         yield from stream
         return
@@ -137,7 +137,7 @@ def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) 
 
 @dataclass
 class _Waiting:
-    """For what is waited, since when, and whether the user knows."""
+    """The current wait: for which deliveries, since when, and whether the user was told."""
 
     what: str
     since: float = field(default_factory=time.monotonic)
@@ -169,7 +169,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Text that stays on its line, and that a terminal does not obey: what controls it stands as in Python."""
+    """Escape control characters as Python does, so that the text stays on its line and can't control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from connectors.isis.process import Event, IsisProcess
 
 IN_FLIGHT_MESSAGES = 4_096
-"""Messages that are handed to the process before the first of them are ordered."""
+"""The most messages that are handed to the process and not ordered yet."""
 
 
 def isis(

@@ -72,20 +72,21 @@ def maintain(
 ) -> None:
     """Merge and delete old files of the ledger; purge Kafka.
 
-    Small files are merged, old ones deleted; so are records of FORWARD, letters that were taken, and dead letters; with
-    --sites, also letters that have arrived at other sites. It may run beside the jobs; `abcast run --maintain-every 1h`
-    does the same. FORWARD is purged below what DATA says was considered, of groups of one site and of a mesh. Prints
-    files and bytes before and after.
+    Small files are merged, and old ones deleted; so are records of FORWARD, letters that were taken, and dead letters;
+    with --sites, also letters that have arrived at other sites. It may run beside the jobs; `abcast run
+    --maintain-every 1h` does the same. FORWARD is purged up to the records that DATA counts as considered, for groups
+    of one site and of a mesh. Prints files and bytes before and after.
 
-    With --data-retention, what is older than that when DATA's newest record was written is deleted, up to a snapshot
-    that the ledger below --data covers. With other sites, it takes --sites: what a neighbour lacks is kept.
+    With --data-retention, records of DATA that are older than that, counted from its newest record, are deleted, up to
+    a snapshot that the ledger below --data covers. With other sites, it takes --sites: records that a neighbour lacks
+    are kept.
 
-    With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
-    member of the view. A sender that lives notices, and goes on.
+    With --forget-senders the sequencer forgets every sender that is no member of the view and had nothing ordered for
+    so long, by the broker's time. A sender that still runs notices, and goes on.
 
-    A group that fails ends no other: what is wrong is said at the end, and the exit code is 1.
+    A group that fails does not stop the others: the errors are shown at the end, and the exit code is 1.
 
-    With --why, the EPOCH topic tells that you did so, and `abcast status` shows it.
+    With --why, the EPOCH topic records your reason, and `abcast status` shows it.
     """
     pause_s = seconds(every, "--every") if every is not None else None
     kept_s, letters_s = seconds(dead_letters, "--dead-letters"), seconds(letters, "--letters")
@@ -105,7 +106,13 @@ def maintain(
     kept = {"dead letters": dead_letters, "letters": letters, "DATA": data_retention, "idle senders": forget_senders}
     what = ", ".join(f"{name} older than {text}" for name, text in kept.items() if text)
     wanted = MaintenanceOptions(
-        *(kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site), data_s, _lacking(topology, site)),
+        kept_s,
+        idle_s,
+        letters_s,
+        dry_run,
+        _purge_of_copies(topology, site),
+        data_s,
+        _lacking(topology, site),
         act=act_of_this_user("purge", what, why) if why else None,
     )
     session = functools.cache(lambda: _session(data))
@@ -123,12 +130,12 @@ def maintain(
             _logger.warning("maintain: %s Trying again in %.0f s.", error, pause_s)
         if pause_s is None:
             return
-        wanted = replace(wanted, act=None)  # it is told once
+        wanted = replace(wanted, act=None)  # EPOCH records it once
         time.sleep(pause_s)
 
 
 def _session(data: Location) -> SparkSession:
-    """Spark, whose JVM has our standard error as its output: Delta prints there what VACUUM has done."""
+    """Start Spark with this process's standard error as the JVM's output: Delta prints VACUUM's results there."""
     output = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -139,7 +146,7 @@ def _session(data: Location) -> SparkSession:
 
 
 def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
-    """What deletes letters to other sites from the copies that stand here."""
+    """Return the function that purges letters to other sites from their copies here."""
     if sites is None:
         return lambda *_: ()
     from connectors.relay.letter_copies import purge_copies
@@ -148,7 +155,7 @@ def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
 
 
 def _lacking(sites: Sites | None, site: str) -> Lacking | None:
-    """What tells whether the neighbours have what is to be deleted of DATA."""
+    """Return the check of whether the neighbours have the DATA that is to be deleted."""
     if sites is None:
         return None
     from connectors.relay.lacking import lacking_beside
@@ -157,7 +164,7 @@ def _lacking(sites: Sites | None, site: str) -> Lacking | None:
 
 
 def kept_of_data(text: str | None) -> float | None:
-    """For how many seconds DATA is kept; None: for ever. Raises UsageError."""
+    """Return the seconds for which DATA is kept; None: for ever. Raises UsageError."""
     kept_s = seconds(text, "--data-retention") if text is not None else None
     if kept_s is not None and kept_s < SHORTEST_DATA_S:
         raise UsageError(f"--data-retention is {text!r}: give 2h or more. Readers are in the middle of what is newer.")
@@ -165,7 +172,7 @@ def kept_of_data(text: str | None) -> float | None:
 
 
 def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None = None) -> MakeJob:
-    """What makes the job that does so every so many seconds, beside others."""
+    """Return the maker of the job that maintains a site every `pause_s` seconds, beside others."""
 
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
         from connectors.ledger.maintenance_job import MaintenanceJob, MaintenanceOptions
@@ -179,7 +186,7 @@ def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None =
 
 
 def seconds(text: str, name: str) -> float:
-    """A duration such as 90s, 30m, 1h or 7d. Raises UsageError."""
+    """Return the seconds of a duration such as 90s, 30m, 1h or 7d. Raises UsageError."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
     if match is None or int(match[1]) * _UNITS[match[2]] < SHORTEST_S:
         raise UsageError(f"{name} is {text!r}: give a number and s, m, h or d, such as 1h, and {SHORTEST_S}s or more.")

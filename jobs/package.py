@@ -1,4 +1,4 @@
-"""`abcast package`: what the executors of a Spark cluster need, and the line that starts a job there."""
+"""`abcast package`: the package for the executors of a Spark cluster, and the command that starts a job there."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def package(
 ) -> None:
     """Write what a Spark cluster's executors need.
 
-    It goes to DIR: jars, our code, and its libraries. Executors need nothing of abcast but this. What is printed is the
-    spark-submit line that starts a job there; options of the job follow it. With --data s3a://… the jars for tables
-    on S3 are among them.
+    It goes to DIR: jars, abcast's code, and its libraries. Executors need nothing else of abcast. The printed line
+    starts a job there with spark-submit; options of the job follow it. With --data s3a://… the jars for tables on S3
+    are included.
     """
     require("pyspark")
     from connectors.local.jars import FOR_SPARK

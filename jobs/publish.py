@@ -66,7 +66,7 @@ def publish(
 
 
 class _Published:
-    """What was broadcast, and how much of it is ordered: messages of one sender are ordered in their order."""
+    """Counts of messages broadcast and ordered: a sender's messages are ordered in the order of sending."""
 
     def __init__(self, timeout: float) -> None:
         self.sent = self.ordered = 0
@@ -86,11 +86,11 @@ class _Published:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something that was sent is not known to be ordered."""
+        """Whether some messages are not known to be ordered."""
         return self.ordered < self.sent
 
     def publish(self, client: MemberClient, lines: IO[bytes]) -> None:
-        """Broadcast them all, and wait until they are ordered. Raises UsageError for a line that can't be sent."""
+        """Broadcast all lines, and wait until they are ordered. Raises UsageError for a line that can't be sent."""
         refused: UsageError | None = None
         with Progress("publishing") as progress:
             for number, line in enumerate(lines, 1):

@@ -47,7 +47,7 @@ def run(
     """Run the sequencer and the ledger in one Spark application. It is what most people start.
 
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
-    which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
+    which carries its records to the neighbouring sites; and a site that follows a home has no sequencer.
     """
     pause_s = seconds(maintain_every, "--maintain-every") if maintain_every is not None else None
     data_s = kept_of_data(data_retention)

@@ -23,9 +23,9 @@ from ordering.base.errors import AbcastError, UsageError, counted
 from ordering.base.names import DEFAULT_SITE, Topic
 
 SHORTEST_SILENCE_MS = 3_000
-"""A member sends a heartbeat each second. With less than some of them, members that live are taken for dead."""
+"""The least silence: members send a heartbeat each second, and after too few seconds living ones would be suspected."""
 SHORTEST_FLUSH_MS = 1_000
-"""A flush takes two batches of the sequencer at least."""
+"""The least timeout of a flush, which takes at least two batches of the sequencer."""
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Create, list, delete and upgrade the topics of groups."
@@ -61,10 +61,10 @@ def create(
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Create what is missing of a group's topics. They have the settings that the promises need.
+    """Create the missing topics of a group. They have the settings that the promises need.
 
-    Timestamps are the broker's, nothing is dropped by age or size. The data topic has one partition: its log is what
-    orders. With a replication factor of 3, every write is on two brokers before it counts.
+    Timestamps are the broker's, nothing is dropped by age or size. The data topic has one partition, whose log is the
+    order. With a replication factor of 3, every write is on two brokers before it counts.
 
     The options on members can be given again later, alone: they hold from when the sequencer has read them.
     """
@@ -93,7 +93,7 @@ def create(
 
 
 def _warn_of_rows(group: str, ledger: Location) -> None:
-    """Say so if a ledger has rows of a group that begins."""
+    """Warn if a ledger has rows of a group that begins."""
     try:
         if not ledger.exists():
             return
@@ -120,8 +120,8 @@ def upgrade(
 ) -> None:
     """Give a group the newest format, for good.
 
-    Do so once all of its processes know it: whoever does not stops, and says which version to install. It is in force
-    once the sequencer starts again.
+    Do so once all of its processes know it: a process that does not stops, and says which version to install. It is in
+    force once the sequencer starts again.
     """
     from connectors.kafka.topics.upgrade import upgrade as upgraded
 

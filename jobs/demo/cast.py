@@ -1,4 +1,4 @@
-"""Who takes part in the demo: members that broadcast at the same time (one is to be killed), and three observers."""
+"""The participants of the demo: members that broadcast at the same time (one is to be killed), and three observers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 OBSERVERS = ("observer-1", "observer-2", "observer-3")
 EARLY = 0.6
-"""So much of what they have to say they say without waiting for the takeover."""
+"""The share of their messages that members send without waiting for the takeover."""
 
 _POLL_S = 0.05
 
 
 class Observer:
-    """What one of them has delivered, in its order, and when; and the views that it saw."""
+    """The deliveries of an observer, in order, with their times, and the views that it saw."""
 
     def __init__(self) -> None:
         self.taken: list[Delivery] = []
         self.times: list[float] = []
-        """When each of them was delivered."""
+        """The time of each delivery."""
         self.views: list[ViewChange] = []
 
     def watch(self, member: Member) -> None:
@@ -48,25 +48,25 @@ class Observer:
 
     @property
     def seqno(self) -> int:
-        """The last one it has delivered."""
+        """The last seqno that it has delivered."""
         return self.taken[-1].seqno if self.taken else 0
 
 
 class DemoProcesses:
-    """All of them, in threads of this process but for `mortal`, which has a process. A context manager."""
+    """The participants, in threads of this process; `mortal` has a process of its own. A context manager."""
 
     def __init__(
         self, connection: Connection, group: str, site: str, lines: Mapping[str, Sequence[bytes]], log: Path
     ) -> None:
-        """`lines`: what each member broadcasts, under its address."""
+        """Prepare the participants. `lines`: the messages of each member, by its address."""
         self.lines = lines
         self.receipts: list[Receipt] = []
         self.observers = {name: Observer() for name in OBSERVERS}
         by_size = sorted(lines, key=lambda member: -len(lines[member]))
         self.mortal = by_size[1] if len(by_size) > 1 else None
-        """The one that is killed, if there is another one left then."""
+        """The member that is killed, if there are others."""
         self.unsaid = 0
-        """How many messages that one did not come to say."""
+        """The number of messages that `mortal` did not send."""
         self._connection, self._group, self._site, self._log = connection, group, site, log
         self._process: Started | None = None
         self._begin, self._go_on, self._leave = threading.Event(), threading.Event(), threading.Event()
@@ -78,7 +78,7 @@ class DemoProcesses:
         self._members = contextlib.ExitStack()
 
     def __enter__(self) -> DemoProcesses:
-        """Let the observers deliver and the members join; returns when all members are in one view."""
+        """Let the observers deliver and the members join; return when all members are in one view."""
         from connectors import Member
 
         for name, observer in self.observers.items():
@@ -88,7 +88,7 @@ class DemoProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let all leave; at once, if something has failed or was interrupted."""
+        """Let all leave; at once after a failure or an interruption."""
         if kind is not None:
             self._stop.set()
         self._begin.set()
@@ -102,10 +102,10 @@ class DemoProcesses:
             thread.join(PATIENCE_SECONDS)
 
     def speak(self, seconds: float) -> None:
-        """Let the members join, and broadcast for so long, all at the same time."""
+        """Let the members join, and broadcast for `seconds`, all at the same time."""
         for member, lines in self.lines.items():
             if member == self.mortal:
-                # It does not come to say the rest.
+                # It is killed before it sends the rest.
                 arguments = [self._connection.bootstrap_servers, self._group, member, str(seconds * EARLY)]
                 given = b"".join(line + b"\n" for line in lines[: round(len(lines) * EARLY)])
                 self._process = Started(f"{__package__}.member", arguments, self._log, given)
@@ -117,11 +117,11 @@ class DemoProcesses:
         self._begin.set()
 
     def go_on(self) -> None:
-        """Let them say what they have kept for after the takeover."""
+        """Let the members send the messages that they have kept for after the takeover."""
         self._go_on.set()
 
     def kill_the_mortal(self, show: Callable[[], None]) -> tuple[ViewChange, float]:
-        """Kill it; the view without it, and how many seconds later that had come to all observers."""
+        """Kill `mortal`; return the view without it, and the seconds until all observers had that view."""
         assert self._process is not None
         self._process.kill()
         at = time.monotonic()
@@ -137,7 +137,7 @@ class DemoProcesses:
         return views[first_without], took
 
     def await_end(self, show: Callable[[], None]) -> int:
-        """Wait until all is ordered and delivered; the last seqno of it."""
+        """Wait until all messages are ordered and delivered; return the last seqno."""
         self.wait(lambda: self._speaking == 0, "all messages were ordered", show)
         last = max(receipt.result(PATIENCE_SECONDS) for receipt in self.receipts)
         self.wait(
@@ -146,7 +146,7 @@ class DemoProcesses:
         return last
 
     def wait(self, condition: Callable[[], object], what: str, show: Callable[[], None] = lambda: None) -> None:
-        """Until that holds. Raises what a thread has failed with; NotOrderedInTime."""
+        """Wait until the condition holds. Raises the error of a thread; NotOrderedInTime."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if self._failures:
@@ -173,7 +173,7 @@ class DemoProcesses:
                 self._speaking -= 1
             self._leave.wait(PATIENCE_SECONDS)
             if self._stop.is_set():
-                raise InterruptedError  # so that it closes without waiting for what is not ordered
+                raise InterruptedError  # so that it closes without waiting for unordered messages
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         def guarded() -> None:

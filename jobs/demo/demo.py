@@ -36,10 +36,10 @@ EARTHQUAKES = Path(__file__).resolve().parent / "earthquakes" / "earthquakes.jso
 GROUP, SITE = "demo", "local"
 MARKER = ".made-by-abcast-demo"
 SUSPECT_AFTER_MS = 4000
-"""A member that is killed is to be out of the view before the audience is."""
+"""Short, so that the audience sees a killed member leave the view."""
 
 SPEAKING_SECONDS = 18.0
-"""So long the members broadcast; the sequencer is killed when a part of it is over."""
+"""The time for which the members broadcast; the sequencer is killed after a part of it."""
 
 KILLED_AFTER = 0.15
 DEFAULT_WIDTH = 100
@@ -51,7 +51,7 @@ Lines = dict[str, list[bytes]]
 
 
 class Mode(str, Enum):
-    """How sites are ordered."""
+    """The mode of the sites."""
 
     hub = "hub"
     mesh = "mesh"
@@ -59,7 +59,7 @@ class Mode(str, Enum):
 
 
 class Survived(NamedTuple):
-    """What was killed, and what the observers saw of it."""
+    """The moments of the kills, and their effects on the observers, in sentences."""
 
     moments: list[Moment]
     sentences: list[str]
@@ -93,7 +93,7 @@ def demo(
     """
     require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:
-        logging.getLogger().setLevel(logging.WARNING)  # that members send again, say, is what is to be expected here
+        logging.getLogger().setLevel(logging.WARNING)  # resends of members, say, are expected here
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     began = time.monotonic()
     names = None if site_names is None else parse_names(site_names)
@@ -115,7 +115,7 @@ def demo(
 
 
 def _empty_directory(data: Path) -> Path:
-    """Where the demo works: what an earlier one has left there is deleted. Raises UsageError."""
+    """Return the demo's directory, after deleting an earlier demo's files. Raises UsageError."""
     from connectors.local.broker import EmbeddedBroker
 
     directory = (data / "demo").absolute()
@@ -138,7 +138,7 @@ def _empty_directory(data: Path) -> Path:
 
 
 def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: bool) -> bool:
-    """The demo of one site; whether there are anomalies."""
+    """Run the demo of one site; return whether there are anomalies."""
     from connectors.kafka.connection.connection import Connection
     from connectors.kafka.topics.settings import change_settings
     from connectors.kafka.topics.topics import create_topics
@@ -187,17 +187,17 @@ class _Jobs:
         self._sequencer.await_ready(PATIENCE_SECONDS)
 
     def start_the_ledger(self) -> None:
-        """With the engine that has none. Spark takes longer to start than that engine, so it comes later."""
+        """Start the ledger with the process engine, which has none. It comes later, as Spark takes longer to start."""
         if self._engine is Engine.process:
             self._ledger = self._started("ledger")
 
     def check(self) -> None:
-        """Raises EnvironmentProblem if one has ended."""
+        """Raise EnvironmentProblem if a job has ended."""
         for job in self._all():
             job.check()
 
     def kill_the_sequencer(self) -> None:
-        """Kill -9; and start another, which goes on some seconds later."""
+        """Kill the sequencer (kill -9), and start another, which goes on some seconds later."""
         self._sequencer.kill()
         self._sequencer = self._started(*self._command)
 
@@ -211,7 +211,7 @@ class _Jobs:
 
 
 def _perform(cast: DemoProcesses, jobs: _Jobs) -> tuple[Survived, int]:
-    """All of them speak; sequencer and member are killed meanwhile. What was seen of it, and the last seqno."""
+    """Let all members send, and kill the sequencer and a member; return the effects, and the last seqno."""
     total = sum(map(len, cast.lines.values()))
     first = cast.observers[OBSERVERS[0]]
     say(f"{len(cast.lines)} members join, and broadcast {total} messages; {len(OBSERVERS)} observers deliver")
@@ -248,7 +248,7 @@ def _perform(cast: DemoProcesses, jobs: _Jobs) -> tuple[Survived, int]:
 
 
 def _read_earthquakes() -> Lines:
-    """The reports by network, in the order of the feed: each network broadcasts its own."""
+    """Return the reports by network, in the order of the feed: each network broadcasts its own."""
     lines: Lines = {}
     for line in EARTHQUAKES.read_bytes().splitlines():
         lines.setdefault(f"{SITE}/{json.loads(line)['network']}", []).append(line)
@@ -256,7 +256,7 @@ def _read_earthquakes() -> Lines:
 
 
 def _read_lines(file: Path, members: int) -> Lines:
-    """The lines of a file, dealt to the members in turn."""
+    """Return the lines of a file, dealt to the members in turn."""
     try:
         everything = file.read_bytes().splitlines()
     except OSError as error:
@@ -269,7 +269,7 @@ def _read_lines(file: Path, members: int) -> Lines:
 
 @contextlib.contextmanager
 def _progress(cast: DemoProcesses, total: int, check: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """A bar for each observer; gives what brings them up to date, after a `check`."""
+    """Show a bar for each observer; yield the function that checks and then updates the bars."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -297,7 +297,7 @@ def _await_ledger(path: Path, last: int) -> None:
 def _conclude(
     connection: Connection, directory: Path, cast: DemoProcesses, survived: Survived, last: int, *, is_feed: bool
 ) -> bool:
-    """Show what came out: the order, the picture, the verdict, a query. Whether there are anomalies."""
+    """Show the order, the picture, the verdict and a query; return whether there are anomalies."""
     from connectors.diagnosis.check import check_data, check_ledger
     from ordering.base.records import MessageId
     from ordering.checker.checker import Checker
@@ -331,7 +331,7 @@ def _conclude(
 
 
 def _query(directory: Path, *, is_feed: bool) -> None:
-    """Queries over what was ordered."""
+    """Run queries over the ledger and show their answers."""
     from connectors.ledger.sql import question
     from jobs.terminal.rows import show_table
 

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 180.0
 
 
 def speak(member: Member, lines: Sequence[bytes], seconds: float, stop: threading.Event) -> Iterator[Receipt]:
-    """Broadcast the lines, one after another, so that all take so many seconds; ends early if told to stop."""
+    """Broadcast the lines, one after another, spread over `seconds`; end early after `stop`."""
     if not lines:
         return
     began = time.monotonic()
@@ -41,7 +41,7 @@ def _broadcast(member: Member, line: bytes, stop: threading.Event) -> Receipt:
 
 
 def main() -> None:
-    """Speak, and stay until killed."""
+    """Send the lines, and stay until killed."""
     from connectors import Member
     from connectors.kafka.connection.connection import Connection
 

@@ -1,4 +1,4 @@
-"""Pictures of a total order: a lane for each sender by seqno, and below what each observer has delivered.
+"""Pictures of a total order: a lane for each sender, by seqno, and below it the deliveries of each observer.
 
 Pure functions from deliveries to text and to SVG. Two observers that deliver the same in the same order have the same
 row; a swap, a gap or a repeat shows as a difference.
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 MAX_LANES = 12
-"""Who sends the most has a lane in the terminal; the others share one."""
+"""The lanes in the terminal, for the senders with the most messages; the others share one more."""
 
 COLOURS = (
     *("#3266ad", "#d1572c", "#3f8f5b", "#8a5ab0", "#b8860b", "#2a9d9d"),
@@ -23,7 +23,7 @@ COLOURS = (
 _WIDTH, _LEFT, _RIGHT = 1200, 150, 24
 _TOP, _LANE, _BAR, _GAP, _NAME = 114, 26, 30, 10, 20
 _NUMBERS = 8
-"""So many seqnos stand below the lanes, or one less or more."""
+"""The number of seqnos below the lanes, or one less or more."""
 _LEGEND = (
     "A tick is a message at its place in the order, in the lane of its sender. Below, each observer's deliveries as "
     "they came: the same bands in each row mean the same order."
@@ -31,21 +31,21 @@ _LEGEND = (
 
 
 class DeliveryMark(NamedTuple):
-    """One delivery: its place in the order, and who sent it."""
+    """A delivery: its place in the order, and its sender."""
 
     seqno: int
     sender: str
 
 
 class Moment(NamedTuple):
-    """What happened just before the delivery of a seqno."""
+    """An event just before the delivery of a seqno."""
 
     seqno: int
     text: str
 
 
 class Story(NamedTuple):
-    """What each observer delivered, in its order, and what happened meanwhile."""
+    """The deliveries of each observer, in order, and the events between them."""
 
     observed: Mapping[str, Sequence[DeliveryMark]]
     moments: Sequence[Moment] = ()
@@ -57,13 +57,13 @@ class Story(NamedTuple):
 
     @property
     def senders(self) -> list[str]:
-        """Who sent the most comes first."""
+        """Return the senders, those with the most messages first."""
         counts = Counter(mark.sender for mark in self.order)
         return sorted(counts, key=lambda sender: (-counts[sender], sender))
 
 
 def terminal(story: Story, width: int, middle: int) -> list[str]:
-    """The lines of a picture of so many columns: as many deliveries as find room, those around the seqno `middle`."""
+    """Return the lines of a picture `width` columns wide: as many deliveries around the seqno `middle` as fit."""
     senders = story.senders
     letters = dict(zip(senders, LETTERS, strict=False))
     label = min(28, max((len(name) + 2 for name in (*senders[:MAX_LANES], *story.observed)), default=0))
@@ -94,7 +94,7 @@ def terminal(story: Story, width: int, middle: int) -> list[str]:
 
 
 def svg(story: Story, title: str) -> str:
-    """The whole order as a page of SVG."""
+    """Return the whole order as an SVG document."""
     senders, order = story.senders, story.order
     last = max((mark.seqno for marks in story.observed.values() for mark in marks), default=1)
     lanes_end = _TOP + _LANE * len(senders)
@@ -128,20 +128,20 @@ def svg(story: Story, title: str) -> str:
         top = lanes_end + 40 + (_BAR + _GAP) * number
         parts.append(_label(observer, top + _BAR / 2))
         for sender in senders:
-            # Drawn where the observer has it in its own count: one that misses or repeats a message is out of step.
+            # Drawn by the observer's own count: an observer that misses or repeats a message is out of step.
             xs = [x(count) for count, mark in _counted(marks, order) if mark.sender == sender]
             parts.append(_ticks(xs, top, _BAR, tick, colours[sender], "observer"))
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _numbers(last: int) -> list[int]:
-    """The seqnos to name: the first, the last, and round ones between, of which none stands too near to these."""
+    """Return the seqnos to label: the first, the last, and round ones between, not too near to these."""
     step = next(first * 10**power for power in range(20) for first in (1, 2, 5) if first * 10**power * _NUMBERS >= last)
     return sorted({1, last, *(seqno for seqno in range(step, last, step) if min(seqno, last - seqno) > step / 2)})
 
 
 def _counted(marks: Sequence[DeliveryMark], order: Sequence[DeliveryMark]) -> list[tuple[int, DeliveryMark]]:
-    """The observer's nth delivery stands where the order has its nth."""
+    """Place the observer's nth delivery at the nth seqno of the order."""
     beyond = order[-1].seqno if order else 0
     return [
         (order[number].seqno if number < len(order) else beyond + number - len(order) + 1, mark)
@@ -160,7 +160,7 @@ def _label(name: str, middle: float) -> str:
 
 
 def _moment(x: float, number: int, moment: Moment, height: int) -> list[str]:
-    """A line through all lanes; the texts take turns in two rows, and stand on the side where there is room."""
+    """Draw a line through all lanes; the texts alternate between two rows, on the side with more room."""
     anchor, away = ("end", -6) if x > _WIDTH / 2 else ("start", 6)
     y = _TOP - 34 + 18 * (number % 2)
     across = f'x1="{x:.1f}" y1="{y - 10}" x2="{x:.1f}" y2="{height - 20}"'

@@ -1,4 +1,4 @@
-"""The processes that the demo starts to kill them: each in a session of its own, and gone when the demo is."""
+"""The processes that the demo starts and kills: each in a session of its own, and gone when the demo is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from ordering.base.errors import EnvironmentProblem
 
 READY = "ready;"
-"""What a job says when it works."""
+"""The text that a job prints when it works."""
 
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
@@ -26,12 +26,12 @@ _WATCHDOG = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class Started:
-    """A Python module as a process, with all that it starts. What it says goes to the file `log`."""
+    """A Python module as a process, with all that it starts. Its output goes to the file `log`."""
 
-    def __init__(self, module: str, arguments: Sequence[str], log: Path, given: bytes = b"") -> None:
-        """`given`: what it reads from standard input."""
+    def __init__(self, module: str, arguments: Sequence[str], log: Path, standard_input: bytes = b"") -> None:
+        """Start the process. `standard_input`: the bytes that it reads."""
         self.log = log
-        # The demo's own options hold, and none of the surroundings.
+        # Only the demo's own options count, no variables or files of the environment.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ABCAST_")}
         environment.setdefault("SPARK_SUBMIT_OPTS", _SHORT_LIVED)
         with log.open("ab") as output:
@@ -52,10 +52,10 @@ class Started:
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(given)
+            stdin.write(standard_input)
 
     def await_ready(self, timeout: float) -> None:
-        """Wait until it says that it works. Raises EnvironmentProblem if it ends, or takes too long."""
+        """Wait until the process prints READY. Raises EnvironmentProblem if it ends, or takes too long."""
         deadline = time.monotonic() + timeout
         while READY not in self._said():
             self.check()
@@ -64,7 +64,7 @@ class Started:
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises EnvironmentProblem if it has ended, with what it said last."""
+        """Raise EnvironmentProblem, with the last line of output, if the process has ended."""
         if self._process.poll() is not None:
             lines = self._said().strip().splitlines()
             raise EnvironmentProblem(
@@ -72,11 +72,11 @@ class Started:
             )
 
     def kill(self) -> None:
-        """As kill -9 does, with all that it has started."""
+        """Kill the process (kill -9), with all that it has started."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """In order, or by force when that takes too long."""
+        """Stop the process in order; by force if that takes too long."""
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_S)

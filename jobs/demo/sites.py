@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 GROUP = "demo"
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = 8.0
-"""How long the link stays cut."""
+"""The time for which the link stays cut."""
 CUT_SECONDS_OF_AGREEING = 30.0
-"""The same of sites that agree: long enough for the others to go on without the one."""
+"""The same for sites that agree: long enough for the others to go on without the one."""
 _LOOK_EVERY_S = 1.0
 
 _ORDERS = {
@@ -36,7 +36,7 @@ _ORDERS = {
 
 
 def parse_names(text: str) -> list[str]:
-    """The sites of `nyc,sfo`. Raises UsageError."""
+    """Return the sites of a text such as `nyc,sfo`. Raises UsageError."""
     names = [check_site(name) for name in text.split(",")]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(f"--sites {text!r}: give two different names or more, such as nyc,sfo.")
@@ -44,7 +44,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path) -> bool:
-    """Run it all: a list of messages for each member; return whether there are anomalies."""
+    """Run the demo of several sites; return whether there are anomalies. `messages`: a list for each member."""
     with _sites(names, mode, directory) as sites:
         from connectors.spark.session import build_session
 
@@ -61,7 +61,7 @@ def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: 
 
 @contextlib.contextmanager
 def _sites(names: Sequence[str], mode: str, directory: Path) -> Iterator[Sites]:
-    """A running cluster with the group's topics for each site, described in `directory/sites.toml`."""
+    """Start a cluster with the group's topics for each site, described in `directory/sites.toml`."""
     from connectors.kafka.connection.sites import read_sites
     from connectors.kafka.topics.topics import create_topics
     from connectors.local.broker import EmbeddedBroker
@@ -118,7 +118,7 @@ def _link(spark: SparkSession, sites: Sites, directory: Path, directions: Sequen
 def _cut_and_heal(
     spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
 ) -> dict[str, list[Delivery]]:
-    """A third of the messages with the link, a third while it is cut, the rest when it is healed."""
+    """Send a third of the messages with the link, a third while it is cut, and the rest after it is healed."""
     from connectors import Member
 
     total = sum(map(len, dealt.values()))
@@ -149,7 +149,7 @@ def _cut_and_heal(
 
 
 def _cut(sites: Sites) -> list[Direction]:
-    """What is cut: all; where sites agree, a majority of three or more stays together, and goes on."""
+    """Return the directions to cut: all; of three or more sites that agree, a majority stays together and goes on."""
     last = list(sites.connections)[-1]
     is_one = sites.mode == "isis" and len(sites.connections) > 2
     return [way for way in sites.directions() if not is_one or last in way]

@@ -1,4 +1,4 @@
-"""What both demos say, and how they show what came out."""
+"""The output of both demos: lines about events, digests of the order, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """A line about what happens. On a terminal, progress bars are drawn below it."""
+    """Print a line about an event. On a terminal, progress bars are drawn below it."""
     from rich import get_console
 
     get_console().print(f"● {text}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def show_order(deliveries: Mapping[str, Sequence[Delivery]]) -> None:
-    """A digest of what each observer delivered, which only the same order makes."""
+    """Print a digest of each observer's deliveries, which is equal only for the same order."""
     for observer, delivered in deliveries.items():
         order = hashlib.sha256()
         for d in delivered:
@@ -30,7 +30,7 @@ def show_order(deliveries: Mapping[str, Sequence[Delivery]]) -> None:
 
 
 def show_verdict(anomalies: Sequence[Anomaly]) -> None:
-    """What the checker has found."""
+    """Print the checker's anomalies, and the verdict."""
     for anomaly in anomalies:
         typer.echo(f"    {anomaly.name}: {anomaly.detail}; seqnos {anomaly.seqnos}")
     say(f"verdict: {f'{len(anomalies)} anomalies' if anomalies else 'every promise holds'}")

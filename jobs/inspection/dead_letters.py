@@ -29,7 +29,7 @@ def list_(
     last: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest dead letters, oldest first. It tells what was refused, why, and where it stands in FORWARD."""
+    """List the newest dead letters, oldest first. It shows each record, the reason, and its place in FORWARD."""
     from connectors.diagnosis.dead_letters import read_dead_letters
     from jobs.terminal.rows import show_table, write_json
 

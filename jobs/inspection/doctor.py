@@ -1,4 +1,4 @@
-"""`abcast doctor`: what is in order, what is not, and what to do."""
+"""`abcast doctor`: checks of all that abcast needs, with what to do about a failure."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def doctor(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at all that has to be in order, and say what to do.
+    """Check all that abcast needs, and say what to do.
 
-    Exit code 1 if something is not in order. One after the other: the brokers' names, TCP, TLS, the login; topics,
-    rights and settings of the groups; whether a sequencer is alive; the ledger. A `-` is what is not needed, or
-    can't be known.
+    Exit code 1 if a check fails. One after the other: the brokers' names, TCP, TLS, the login; topics, rights and
+    settings of the groups; whether a sequencer is alive; the ledger. A `-` marks a check that is not needed, or not
+    possible.
     """
     from connectors.diagnosis.doctor import examine
     from ordering.base.errors import UsageError

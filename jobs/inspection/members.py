@@ -11,7 +11,7 @@ from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, 
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 
-_KEPT = "It has sent meanwhile, has joined, or began less than a day ago"
+_KEPT = "It has sent something by now, has joined, or began less than a day ago"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and forget the senders of a group.")
 
@@ -50,9 +50,8 @@ def forget(
 ) -> None:
     """Forget senders that will not come again. The sequencer's state is one row less for each.
 
-    Refused for members of the view, and for whom has begun less than a day ago. No message is ordered twice by it. A
-    sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
-    letter.
+    Refused for members of the view, and for senders that began less than a day ago. No message is ordered twice by it.
+    A sender that comes again begins a new incarnation, as each start does; messages under the old one are dead letters.
     """
     from connectors.kafka.log.acts import act_of_this_user, record_act
     from connectors.kafka.topics.senders import forget_senders, known_senders
@@ -76,6 +75,6 @@ def forget(
         for address in done.asked_for:
             typer.echo(f"{address}: asked for, and forgotten once a sequencer of the group has read it")
     if kept:
-        # One request is waited for before the next is made.
+        # A new request is possible only once the last one was read.
         why = "It was not asked for: ask again then" if done.asked_for else _KEPT
         raise AbcastError(f"{', '.join(kept)}: not forgotten. {why}.")

@@ -26,14 +26,14 @@ SHOWN_ROWS = 1000
 
 
 class SqlEngine(str, Enum):
-    """What runs the SQL."""
+    """The engine that runs the SQL."""
 
     duckdb = "duckdb"
     spark = "spark"
 
 
 class OutputFormat(str, Enum):
-    """What an answer is written as."""
+    """The format of an answer."""
 
     table = "table"
     json = "json"
@@ -88,7 +88,7 @@ def query(
 
 
 def _check_names(columns: Sequence[str]) -> None:
-    """Raise UsageError for two of one name, where a row has its values by these."""
+    """Raise UsageError if two columns have one name: rows are written by these names."""
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
         raise UsageError(f'two columns are called {twice}: give one another name ("AS …"), or take --format csv.')
@@ -142,7 +142,7 @@ def _write(answer: Answer, form: OutputFormat, limit: int | None, output: Path |
 
 
 def _write_whole(answer: Answer, form: OutputFormat, limit: int | None, output: Path) -> bool:
-    """Write a new file, which takes the place of the old one, and its mode, when it is whole."""
+    """Write a new file; when it is complete, it replaces the old one and takes its mode."""
     unfinished = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
         has_more = _write_file(answer, form, limit, unfinished)

@@ -1,4 +1,4 @@
-"""`abcast status`: how each group is doing, read from Kafka and from the log of the ledger's table."""
+"""`abcast status`: the status of each group, read from Kafka and from the log of the ledger's table."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def status(
     no failure.
 
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
-    that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
+    that wait to be ordered. `rate`: messages per second over the last minute. `members`: in the view. `dead`:
     dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
-    of_job = groups if group is None else None  # which may stand in a variable
+    of_job = groups if group is None else None  # a variable may have it
     chosen = ALL_GROUPS if of_job is None else GroupChoice.parse(of_job)
 
     def read() -> _Found:
@@ -86,7 +86,7 @@ def status(
 
 
 class _Found(NamedTuple):
-    """What was read, and what is wrong with groups that can't be; those of them that a job says to go on without."""
+    """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out."""
 
     rows: Sequence[GroupStatus]
     errors: Mapping[str, AbcastError] = MappingProxyType({})
@@ -94,7 +94,7 @@ class _Found(NamedTuple):
 
 
 def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: bool) -> _Found:
-    """Show them again and again, until Ctrl-C; what was read last. A broker that is away for a while is waited for."""
+    """Show the groups again and again, until Ctrl-C, also over a broker's absence; return the last reading."""
     from rich.console import Console
 
     screen = Console()
@@ -113,7 +113,7 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
 
 
 def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: str, data: Location) -> _Found:
-    """The status of each group. Raises what is wrong with all of them."""
+    """Return the status of each group. Raises the error itself if all groups have it."""
     from connectors.diagnosis.status import is_left_out, read_status
     from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
     from connectors.kafka.log.sign_of_life import read_signs
@@ -133,7 +133,7 @@ def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: 
         progress.say("looking at the groups", len(chosen))
         for name in chosen:
             try:
-                if name in leaderless:  # nothing would be answered, for seconds
+                if name in leaderless:  # questions would wait for seconds, in vain
                     raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
                 rows.append(read_status(connection, name, site, in_ledger, ledger))
             except (*START_ERRORS, BrokerUnreachable) as error:
@@ -167,13 +167,13 @@ def _show(found: _Found, site: str, *, as_json: bool) -> None:
 
 
 def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
-    """What the table has no room for."""
+    """Yield sentences on a group that have no room in the table."""
     yield str(row.sequencer)
     if row.trouble:
         yield f"the job that serves it says: {row.trouble}"
     if row.strays:
         yield (
-            f"{row.strays} of the newest records in DATA are no DATA and are passed over: who else writes there? "
+            f"{row.strays} of the newest records in DATA are no DATA and are skipped: who else writes there? "
             "`abcast check` counts all"
         )
     yield from map(str, row.open_transactions)
@@ -225,7 +225,7 @@ def _ledger_end(data: Location) -> LedgerEnd:
 
 
 def _in_ledger(data: Location) -> Mapping[str, int] | None:
-    """The last seqno of each group in the ledger below `data`, None if there is no ledger, or none that can be read."""
+    """Return the last seqno of each group in the ledger below `data`; None without a readable ledger."""
     table = data / "ledger"
     try:
         if not table.exists():
@@ -233,7 +233,7 @@ def _in_ledger(data: Location) -> Mapping[str, int] | None:
         from connectors.ledger.table_state import read_table_state
 
         held = read_table_state(table)
-    except AbcastError as error:  # what Kafka tells is worth as much without
+    except AbcastError as error:  # the status from Kafka is useful without it
         typer.echo(f"abcast: {error}", err=True)
         return None
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`abcast view`: who is in a group now."""
+"""`abcast view`: the members of a group now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def view(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the group's view: its number, and its members. The oldest is first; in a mesh, those of neighbours follow.
+    """Show the group's view: its number, and its members. The oldest is first; in a mesh, neighbours' members follow.
 
     With --json also settings and the flush.
     """

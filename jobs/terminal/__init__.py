@@ -1,1 +1,1 @@
-"""How a command is run and shown: options, errors, exit codes, signals, progress, tables."""
+"""The frame of each command: options, errors, exit codes, signals, progress, tables."""

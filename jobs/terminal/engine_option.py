@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 GARBAGE_AFTER = 50_000
-"""New values, between two looks for garbage among them."""
+"""The number of new values between two collections of garbage among them."""
 
 
 SWITCH_S = 0.0005
-"""How long a thread keeps Python for itself while another one waits: a tenth of the default."""
+"""The time for which a thread keeps Python's lock while another one waits: a tenth of the default."""
 
 
 class Engine(str, Enum):
-    """What decides the order. Both have the same core, takeover and DATA: to change it is to start the other."""
+    """The engine that decides the order. Both have the same core, takeover and DATA: start the other to change it."""
 
     spark = "spark"
     process = "process"
@@ -50,7 +50,7 @@ EngineOption = Annotated[
 
 
 class HowDecided(str, Enum):
-    """What `--agreement` may be."""
+    """The values of `--agreement`."""
 
     isis = "isis"
 
@@ -65,7 +65,7 @@ AgreementOption = Annotated[
 
 
 def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> AgreementSettings | None:
-    """With whom the site agrees on the order; None if it is decided here. Raises UsageError."""
+    """Return the settings of the agreement; None if the order is decided at this site. Raises UsageError."""
     check_site(site)
     if how is None and (sites is None or sites.mode != "isis"):
         return None
@@ -90,10 +90,10 @@ def engine_job(
     troubles: Troubles | None = None,
     fitness: Fitness | None = None,
 ) -> EngineJob:
-    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that. `troubles`: of all
-    jobs of this process. `fitness`: asked of each group before it is claimed.
+    """Return the sequencer of the site as a plain Python job; if sites agree, the site's part in the agreement.
 
-    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    `troubles`: of all jobs of this process. `fitness`: checks each group before it is claimed. Raises UsageError,
+    BrokerUnreachable, EnvironmentProblem.
     """
     from connectors.engine.job import EngineJob, EngineOptions
 
@@ -104,7 +104,10 @@ def engine_job(
         return SiteJob(reachable(connection, served), agreement, *served, troubles)
     return EngineJob(
         EngineOptions(
-            *(reachable(connection, served), site, data.absolute() / "ledger", *served),
+            reachable(connection, served),
+            site,
+            data.absolute() / "ledger",
+            *served,
             troubles=troubles,
             fitness=fitness,
         )
@@ -112,10 +115,10 @@ def engine_job(
 
 
 def tune() -> None:
-    """Set this process up for a job that is to take milliseconds."""
-    # The thread that orders must not wait for the others, which have time.
+    """Set up this process for low latency."""
+    # The thread that orders must not wait for the others, which are not urgent.
     sys.setswitchinterval(SWITCH_S)
-    # What is loaded stays, and a batch makes many values that die with it: to look through them all costs milliseconds.
+    # Loaded modules stay, and a batch makes many values that die with it: each collection would cost milliseconds.
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER, 50, 100)
 

@@ -1,17 +1,17 @@
 """Ctrl-C and SIGTERM, from the first moment of a command to its last: one line, exit code 130, nothing left running.
 
-Invariant: before and behind the command itself a signal ends the process at once, as nothing was started that would be
-left. A job looks by itself whether it is asked to stop (`stop_when_asked`, `is_asked_to_stop`): the handler only
-notes it. Any other command gets a KeyboardInterrupt, from which everything started is stopped in order.
+Invariant: before and after the command itself a signal ends the process at once, as nothing is running that would be
+left. A job polls whether it is asked to stop (`stop_when_asked`, `is_asked_to_stop`): the handler only notes it. Any
+other command gets a KeyboardInterrupt, on which everything started is stopped in order.
 
-No handler takes a lock, or calls what may take one: the code it interrupts may hold that.
+No handler takes a lock, or calls a function that may: the interrupted code may hold it.
 
-Signals that come close together are one wish: `timeout` and shells hand on what has come already, and a key that is
-held down repeats. The third wish ends the process at once.
+Signals that come close together are one request: `timeout` and shells pass on a signal that has come already, and a key
+that is held down repeats. The third request ends the process at once.
 
-KeyboardInterrupt can be lost: numpy makes an ImportError of it while it is loaded, and Python drops what is raised in
-a finalizer. So none is raised while a module is loaded, and it is raised again until the command has taken it: then
-it is being handled, or `taken` was called. What a library makes of it all the same is known by `has_come`.
+KeyboardInterrupt can be lost: numpy turns it into an ImportError while it is loaded, and Python drops exceptions of a
+finalizer. So none is raised while a module is loaded, and it is raised again until the command has taken it: then it is
+being handled, or `taken` was called. If a library turns it into another error, `has_come` still tells.
 
 This module is loaded before all others, so it loads next to nothing.
 """
@@ -30,15 +30,15 @@ from typing import Any, NoReturn
 EXIT_INTERRUPTED = 130
 SAID = "Aborted."
 AGAIN_S = 0.1
-"""So long after a signal it is looked whether it was taken."""
-ONE_WISH_S = 1.0
-"""A signal that comes sooner after the last one is the same wish."""
+"""The time after a signal at which the handler checks that it was taken."""
+ONE_REQUEST_S = 1.0
+"""The time within which a further signal is the same request."""
 FORCES = 3
-"""So many wishes end the process at once."""
+"""The number of requests that ends the process at once."""
 
 
 class _Manner(Enum):
-    """What a signal does."""
+    """The effect of a signal."""
 
     ends = "ends the process"
     is_raised = "raises KeyboardInterrupt"
@@ -46,11 +46,11 @@ class _Manner(Enum):
 
 
 class _Now:
-    """What has come so far. Only the main thread changes it, and signals."""
+    """The state of signals so far. Only the main thread, and signals, change it."""
 
     manner = _Manner.ends
     answer = SAID
-    wishes = 0
+    requests = 0
     last_s = 0.0
     is_coming = False
     is_told = False
@@ -62,18 +62,18 @@ _now = _Now()
 
 
 def end_at_once() -> None:
-    """From here on a signal ends the process."""
+    """Let a signal end the process from now on."""
     _change(_Manner.ends)
     _take()
 
 
 def raise_in_order() -> None:
-    """From here on a signal raises KeyboardInterrupt in the main thread."""
+    """Let a signal raise KeyboardInterrupt in the main thread from now on."""
     _change(_Manner.is_raised)
 
 
 def stop_when_asked(answer: str) -> None:
-    """From here on a signal is answered with this line, and `is_asked_to_stop` tells of it."""
+    """Let a signal print this line, and set `is_asked_to_stop`, from now on."""
     _now.answer = answer
     _change(_Manner.is_noted)
     if _take():
@@ -81,17 +81,17 @@ def stop_when_asked(answer: str) -> None:
 
 
 def take_back() -> None:
-    """Undo what a library has set for signals; pyspark does so with each context."""
+    """Set the handlers again after a library has replaced them, as pyspark does with each context."""
     _change(_now.manner)
 
 
 def is_asked_to_stop() -> bool:
     """Whether a signal has come."""
-    return _now.wishes > 0
+    return _now.requests > 0
 
 
 def ask_to_stop() -> None:
-    """Do what a signal does; for those that another process takes in our place. Any thread may call it."""
+    """Act like a signal, for signals that another process gets instead of this one. For any thread."""
     _note()
 
 
@@ -151,7 +151,7 @@ def _change(manner: _Manner) -> None:
 
 
 def _take() -> bool:
-    """Raise nothing more for what has come; whether there was something."""
+    """Raise nothing more for past signals; return whether one was pending."""
     if _now.is_taken:
         return False
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -160,7 +160,7 @@ def _take() -> bool:
 
 
 def _came(_number: int, _frame: FrameType | None) -> None:
-    if _now.is_coming:  # one more while this is at work: the same wish
+    if _now.is_coming:  # another one during this handler: the same request
         return
     _now.is_coming = True
     try:
@@ -181,12 +181,12 @@ def _came_again(_number: int, _frame: FrameType | None) -> None:
 
 
 def _note() -> bool:
-    """Count the wish, and answer the first one; whether it is a new one. What it writes takes no lock."""
+    """Count the request, and answer the first one; return whether it is new. Writes without a lock."""
     now_s = time.monotonic()
-    is_new = not _now.wishes or now_s - _now.last_s >= ONE_WISH_S
-    _now.wishes += is_new
+    is_new = not _now.requests or now_s - _now.last_s >= ONE_REQUEST_S
+    _now.requests += is_new
     _now.last_s = now_s
-    if _now.wishes >= FORCES:
+    if _now.requests >= FORCES:
         os._exit(EXIT_INTERRUPTED)
     if _now.manner is _Manner.is_noted:
         _answer_once()
@@ -200,7 +200,7 @@ def _answer_once() -> None:
 
 
 def _raise() -> None:
-    """Raise KeyboardInterrupt, unless it would be lost or is being handled; see to it that it is looked at again."""
+    """Raise KeyboardInterrupt, unless it would be lost or is being handled, and set the timer of the next check."""
     sys.unraisablehook = _drop_interrupts
     signal.signal(signal.SIGALRM, _came_again)
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
@@ -211,7 +211,7 @@ def _raise() -> None:
 
 
 def _is_handled() -> bool:
-    """Whether what the signal interrupts is an `except`, a `finally` or an `__exit__` that an interrupt has led to."""
+    """Whether the signal interrupts an `except`, a `finally` or an `__exit__` that runs because of an interrupt."""
     error = sys.exc_info()[1]
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
@@ -221,7 +221,7 @@ def _is_handled() -> bool:
 
 
 def _a_module_is_loaded() -> bool:
-    """Whether Python marks a module as one that is being loaded. It asks none, as some load more when asked."""
+    """Whether a module is being loaded, by Python's mark. Reads no attribute of a module: some would load more."""
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             spec = ModuleType.__getattribute__(module, "__dict__").get("__spec__")
@@ -231,7 +231,7 @@ def _a_module_is_loaded() -> bool:
 
 
 def _drop_interrupts(dropped: Any) -> None:
-    """Say nothing of an interrupt that was raised in a finalizer: it is raised again."""
+    """Ignore an interrupt in a finalizer silently: it is raised again."""
     if not isinstance(dropped.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)
 

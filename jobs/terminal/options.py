@@ -1,6 +1,6 @@
-"""The options that the commands share, and how a command is run: configuration, errors, exit codes.
+"""The options that the commands share, and the run of a command: configuration, errors, exit codes.
 
-Where a value comes from: the command line, else an ABCAST_* variable, else a configuration file, else the default.
+Sources of a value: the command line, else an ABCAST_* variable, else a configuration file, else the default.
 Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
 """
 
@@ -57,7 +57,7 @@ else:
 
 
 def location(text: object) -> Location:
-    """A directory or a URL; a configuration file may have anything there. Raises UsageError."""
+    """Parse a directory or a URL; a configuration file may have a value of any type. Raises UsageError."""
     from connectors.storage.location import parse_location
 
     if not isinstance(text, str | os.PathLike):
@@ -111,10 +111,9 @@ LookEvery = Annotated[
 
 DEFAULT_DATA = Path("abcast-data")
 OF_ALL = ("kafka", "storage")
-"""Tables that are no command's: how to be let in."""
+"""Tables of the configuration file for logins, which belong to no command."""
 _OF_KAFKA = ("bootstrap_servers", "kafka_config")
-"""What the file says of these is read where `Member` reads it, too
-(`connectors.kafka.connection.client_configuration`)."""
+"""Keys of the file that `connectors.kafka.connection.client_configuration` reads, as it does for `Member`."""
 _OF_JOBS = {
     "pyspark": "Spark",
     "py4j": "Spark",
@@ -124,18 +123,18 @@ _OF_JOBS = {
     "pandas": "pandas",
     "pyarrow": "pyarrow",
 }
-"""The modules that the extra `jobs` brings, and what they are called."""
+"""The modules of the extra `jobs`, and their names for users."""
 
 
 Command = TyperCommand | TyperGroup
 
 
 def load_config(command: TyperGroup, path: Path | None = None, *, is_script: bool = False) -> dict[str, Any]:
-    """The configuration file as typer's default map. Raises UsageError for an unreadable file or an unknown key.
+    """Return the configuration file as typer's default map. Raises UsageError for an unreadable file or unknown key.
 
     A key at the top (`bootstrap_servers = "…"`) is a default for every command that has the option; one in a table
-    (`[publish]`, `[topics.create]`) for that command only. A script knows its own options only, so it leaves to
-    `abcast` what stands outside its table.
+    (`[publish]`, `[topics.create]`) for that command only. A script knows only its own options, so it does not check
+    the keys outside its table.
     """
     file = ConfigurationFile(path)
     shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
@@ -154,7 +153,7 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
 
 
 def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name: str) -> Connection:
-    """The Kafka that was named, or is configured, for a client `abcast-<name>`. Raises UsageError."""
+    """Return the connection that was named, or is configured, for a client `abcast-<name>`. Raises UsageError."""
     from connectors.kafka.connection.client_configuration import ClientConfiguration
 
     connection = ClientConfiguration(bootstrap_servers, kafka_config).connection(client_id=f"abcast-{name}")
@@ -162,8 +161,9 @@ def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name
 
 
 def _option_names(command: Command) -> dict[str, str]:
-    """Return each name that a file may give to an option, with its parameter's; of a group, those of what is below it:
-    what only the group has is no default's.
+    """Map each name that a file may give an option to its parameter; for a group, the names of its commands' options.
+
+    A group's own options have no defaults in the file.
     """
     if isinstance(command, TyperGroup):
         return {name: value for below in command.commands.values() for name, value in _option_names(below).items()}  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def _option_names(command: Command) -> dict[str, str]:
 
 
 def _keys(command: TyperGroup, above: str = "") -> list[str]:
-    """All tables and keys of tables that a file may have."""
+    """Return all tables and keys of tables that a file may have."""
     found = []
     for name, below in command.commands.items():
         found.append(f"{above}{name}")
@@ -186,7 +186,7 @@ def _keys(command: TyperGroup, above: str = "") -> list[str]:
 
 
 def _meant(key: str, known: Sequence[str]) -> str:
-    """The key of the same table that looks like it, as a question."""
+    """Return a similar key of the same table, as a question; "" if there is none."""
     table, dot, name = key.replace("-", "_").rpartition(".")
     beside = sorted({each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == table})
     alike = difflib.get_close_matches(name, beside, 1, 0.7)
@@ -196,12 +196,12 @@ def _meant(key: str, known: Sequence[str]) -> str:
 def _defaults(
     command: Command, shared: Mapping[str, Any], table: Mapping[str, Any], name: str, unknown: list[str]
 ) -> dict[str, Any]:
-    """The default map of one command, whose part of the file is `table`; what it has beside goes to `unknown`."""
+    """Return the default map of a command. `table`: its part of the file; other keys there are added to `unknown`."""
     if not isinstance(command, TyperGroup):
         names = _option_names(command)
         unknown += [f"{name}{key}" for key in table if key not in names]
-        given = {**{key: value for key, value in shared.items() if key in names}, **table}
-        return {names.get(key, key): value for key, value in given.items()}
+        defaults = {**{key: value for key, value in shared.items() if key in names}, **table}
+        return {names.get(key, key): value for key, value in defaults.items()}
     unknown += [f"{name}{key}" for key in table if key not in command.commands or not isinstance(table[key], dict)]
     return {
         key: _defaults(below, shared, table.get(key) or {}, f"{name}{key}.", unknown)  # type: ignore[arg-type]
@@ -217,8 +217,8 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         try:
             _let_through()
             _set_up_logging()
-            # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
-            # reader of our output (say, `head`) has gone.
+            # Typer itself ends the process: 0, the code of typer.Exit, 2 for wrong usage, 130 after Ctrl-C, 1 when the
+            # reader of the output (say, `head`) is gone.
             config = load_config(command, is_script=is_script)
             _take_variables(command)
             command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
@@ -241,7 +241,7 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
 
 
 def _take_variables(command: TyperGroup) -> None:
-    """Have an option found by its own name, where its parameter has another one; name variables that mean nothing.
+    """Accept variables by an option's own name if its parameter has another; warn of variables that nothing reads.
 
     A variable that begins with no command's name may be the deployment's own.
     """
@@ -273,7 +273,7 @@ def _tell(sentence: str, code: int) -> NoReturn:
 
 
 def _in_a_sentence(error: Exception) -> str | None:
-    """What an error says to a user; None if it is a fault of ours, whose stack trace is worth more."""
+    """Return the text of an error for a user; None for a bug of abcast, whose stack trace is worth more."""
     if isinstance(error, AbcastError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -289,14 +289,14 @@ def _in_a_sentence(error: Exception) -> str | None:
 
 
 def _let_through() -> None:
-    """Write what a terminal's encoding lacks as Python writes it, instead of ending with an error."""
+    """Escape characters that a terminal's encoding lacks, instead of ending with an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 class _ToStandardError(logging.StreamHandler[Any]):
-    """Writes to what standard error is at that moment: while a progress line is shown, above that line."""
+    """Writes to the standard error of the moment: while a progress line is shown, above that line."""
 
     @property
     def stream(self) -> Any:
@@ -312,22 +312,22 @@ def _set_up_logging() -> None:
         raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
     handler = _ToStandardError()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    # What Kafka's clients say of each attempt is for whoever looks closely; errors are told in a sentence.
+    # Kafka's clients log each attempt, which few users need; errors are reported in a sentence.
     of_kafka = logging.WARNING if level == "DEBUG" else logging.CRITICAL
     for noisy, least in (("kafka", of_kafka), ("librdkafka", of_kafka), ("py4j", logging.CRITICAL)):
         logging.getLogger(noisy).setLevel(least)
-    # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
+    # py4j logs a lost JVM on the root logger, with its stack trace; the job reports it in a sentence.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
 
 
 def require(module: str) -> None:
-    """See that a module of an extra is installed, before anything is started. Raises ModuleNotFoundError."""
+    """Check that a module of an extra is installed, before anything is started. Raises ModuleNotFoundError."""
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """What is to be installed, if the error is that one of abcast's extras was not."""
+    """Return what to install if the error comes from a missing extra of abcast; None for any other."""
     needed = _OF_JOBS.get((error.name or "").split(".")[0])
     return f"needs {needed}: pip install 'abcast[jobs]'." if needed else None
 
@@ -338,7 +338,7 @@ def run_script(function: Callable[..., Any]) -> None:
         add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
     )
     app.command()(function)
-    app.callback()(lambda: None)  # else typer would make the only command the whole of it, with other variables
+    app.callback()(lambda: None)  # otherwise typer makes the only command the whole app, with other variables
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     run_command(group, [function.__name__, *sys.argv[1:]], is_script=True)

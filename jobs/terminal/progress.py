@@ -1,7 +1,7 @@
-"""Progress of a long command: one line on a terminal, with the time left; nothing where a program reads.
+"""Progress of a long command: one line on a terminal, with the time left; nothing if a program reads.
 
-It is drawn by a thread of its own, so that counting costs nothing and a command that waits still moves. Where one
-part of a command is within another, they share the line: what is within is shown once it takes a while itself.
+A thread of its own draws it, so that counting costs nothing and the line of a waiting command still moves. Nested parts
+of a command share the line: an inner part is shown once it takes a while itself.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 SHOWN_AFTER_S = 1.0
-"""What is over sooner shows nothing."""
+"""The time before which a command shows no progress."""
 _EVERY_S = 0.1
 _PATIENCE_S = 5.0
 
 _shown: list[Progress] = []
-"""Those under way in this process, each within the one before it."""
+"""The progress under way in this process, each nested in the one before."""
 
 
 class Progress:
@@ -52,15 +52,15 @@ class Progress:
 
     @property
     def count(self) -> int:
-        """How many were counted."""
+        """The count so far."""
         return self._count
 
     def advance(self, count: int = 1) -> None:
-        """Count one more, or so many more."""
+        """Add to the count."""
         self._count += count
 
     def say(self, what: str, total: int | None = None, ask: Callable[[], float] | None = None) -> None:
-        """Show what is being done now, and how much of it there is: it is counted from 0, or asked for."""
+        """Show a new step, and its total; count from 0, or call `ask` for the count."""
         self._what = what
         self._ask = ask
         self._total = total
@@ -92,11 +92,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """How long this has been going on."""
+        """Return the seconds since the step began."""
         return max(time.monotonic() - self._started, _EVERY_S)
 
     def state(self) -> dict[str, Any]:
-        """What the line shows."""
+        """Return the values that the line shows."""
         ask = self._ask
         done = self._count if ask is None else max(0.0, ask())
         is_counted = done > 0 and ask is None
@@ -105,5 +105,5 @@ class Progress:
 
 
 def waiting(what: str) -> AbstractContextManager[object]:
-    """Show for what the main thread waits. Other threads wait on the side."""
+    """Show what the main thread waits for. For other threads, show nothing."""
     return Progress(what) if threading.current_thread() is threading.main_thread() else nullcontext()

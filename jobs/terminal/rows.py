@@ -12,16 +12,16 @@ from decimal import Decimal
 from typing import IO, Any
 
 NARROWEST = 10
-"""Characters that a wide column keeps in a table. Where all columns can't have as much, a row becomes some lines."""
+"""The least characters of a wide column. If not all columns can have as many, a row becomes several lines."""
 _GAP = 3
 
 
 def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str], *, is_folded: bool = False
 ) -> None:
-    """A table. On a terminal it is never wider: long values end in …, and many columns stand below each other.
+    """Print a table, never wider than a terminal: long values end in …, and too many columns are shown as lines.
 
-    `is_folded`: long values go on below instead.
+    `is_folded`: long values are wrapped instead.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len, set_cell_size
@@ -61,7 +61,7 @@ def show_table(
 
 
 def show_sentence(text: str, file: IO[str]) -> None:
-    """Text on one line; on a terminal, lines that end between words, all but the first a little to the right."""
+    """Print a text on one line; on a terminal, wrapped between words, with all lines but the first indented."""
     text = printable(text)
     if file.isatty():
         width = shutil.get_terminal_size().columns
@@ -78,13 +78,13 @@ def _show_below_each_other(columns: Sequence[str], texts: Iterable[Sequence[str]
 
 
 def write_json(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str]) -> None:
-    """A JSON object a line. Bytes that are no text stand as base64 under NAME_base64, as with `abcast deliver`."""
+    """Write a JSON object a line. Bytes that are no text are base64 under NAME_base64, as in `abcast deliver`."""
     for row in rows:
         file.write(json.dumps(_of_json(dict(zip(columns, row, strict=True))), ensure_ascii=False) + "\n")
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str]) -> None:
-    """A line of names, then a line a row. Nothing stands for null, and `base64:…` for bytes that are no text."""
+    """Write a line of names, then a line a row. Null is empty, and bytes that are no text are `base64:…`."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
@@ -92,7 +92,7 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[st
 
 
 def printable(value: Any) -> str:
-    """A value on one line, with nothing in it that a terminal would obey."""
+    """Return a value on one line, without characters that control a terminal."""
     text = "null" if value is None else _text(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

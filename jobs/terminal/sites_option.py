@@ -1,4 +1,4 @@
-"""The option that names the sites' file, and what commands need of it."""
+"""The option for the sites' file, and the parts of the file that commands need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SitesFile = Annotated[
 
 
 def optional_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites | None:
-    """The sites of the file, if one is named, for clients `abcast-<name>`. Raises UsageError."""
+    """Read the sites' file, if one is named, for clients `abcast-<name>`. Raises UsageError."""
     if file is None:
         return None
     from connectors.kafka.connection.client_configuration import ClientConfiguration
@@ -36,7 +36,7 @@ def optional_sites(file: Path | None, kafka_config: Path | None, name: str) -> S
 
 
 def required_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites:
-    """The same. Raises UsageError if none is named."""
+    """Read the sites' file, for clients `abcast-<name>`. Raises UsageError, also if none is named."""
     sites = optional_sites(file, kafka_config, name)
     if sites is None:
         raise UsageError("name the file that describes the sites with --sites FILE (or ABCAST_SITES).")
@@ -46,7 +46,7 @@ def required_sites(file: Path | None, kafka_config: Path | None, name: str) -> S
 def kafka_of_site(
     sites: Sites | None, site: str, bootstrap_servers: str | None, kafka_config: Path | None, name: str
 ) -> Connection:
-    """The Kafka that a job at the site works with: as the sites' file has it, if there is one. Raises UsageError."""
+    """Return the connection for a job at the site: from the sites' file, if there is one. Raises UsageError."""
     if sites is None:
         return connection_to(bootstrap_servers, kafka_config, name)
     return sites.connection(check_site(site))

@@ -36,11 +36,11 @@ REAL_TIME_SLOTS = 64
 """Partitions that one relay can read in real time: threads, not cores."""
 STOPPING = "stopping …"
 LOOK_S = 0.2
-"""How often it is looked whether the jobs are ready, have ended, or are asked to stop."""
+"""The seconds between two checks whether the jobs are ready, have ended, or are asked to stop."""
 
 
 class Served(NamedTuple):
-    """Which groups a job serves, and how often it looks for new ones."""
+    """The groups that a job serves, and the seconds between two looks for new ones."""
 
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
@@ -50,12 +50,12 @@ EVERYTHING = Served()
 
 
 def served(groups: str | None, look_every_s: float) -> Served:
-    """What the command line told. Raises UsageError."""
+    """Return the groups to serve by the command line. Raises UsageError."""
     return Served(ALL_GROUPS if groups is None else GroupChoice.parse(groups), look_every_s)
 
 
 class Relays(NamedTuple):
-    """Which directions to run, of which sites."""
+    """The sites, and the directions between them to serve."""
 
     sites: Sites
     directions: Sequence[Direction]
@@ -71,7 +71,7 @@ def job_options(
     work_dir: Path | None = None,
     sites: Sites | None = None,
 ) -> JobOptions:
-    """What the command line told, as the jobs take it; and whether they can work with it. `sites`: for a sequencer.
+    """Return the options of the command line for the jobs, after a check that they can work. `sites`: for a sequencer.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
@@ -91,14 +91,19 @@ def job_options(
     if work is not None:
         check_writable(work, "--work-dir")
     return JobOptions(
-        *(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served),
+        reachable(connection, served),
+        site,
+        data.absolute(),
+        max_batch_records,
+        parallelism,
+        *served,
         work_dir=work,
         fitness=beginning_of(sites, site),
     )
 
 
 def reachable(connection: Connection, served: Served = EVERYTHING) -> Connection:
-    """That Kafka, which answers: an unreachable broker should be said before a job takes its time to start.
+    """Return the connection after a check that Kafka answers: users should hear of an absent broker at once.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
@@ -125,8 +130,8 @@ def run_jobs(
 ) -> None:
     """Run the named jobs (`sequence`, `ledger`), relays and `more` in one Spark application until SIGTERM or Ctrl-C.
 
-    Jobs that need no Spark run `beside`, and have begun before it starts. `agreement`: of a site that does not decide
-    the order, but agrees on it.
+    Jobs that need no Spark run `beside`, and begin before it starts. `agreement`: of a site that agrees on the order
+    with others.
     """
     interruption.stop_when_asked(STOPPING)
     with working(beside) as first:
@@ -144,24 +149,24 @@ def run_jobs(
 
 
 def await_end(jobs: Sequence[JobThread]) -> None:
-    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises what ended one.
+    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises the error that ended one.
 
-    The signals are noted (`interruption.stop_when_asked`): their handler may not stop a job, which takes locks that
-    the code it interrupts may hold.
+    The signals are only noted (`interruption.stop_when_asked`): their handler may not stop a job, which takes locks
+    that the interrupted code may hold.
     """
     await_ready(jobs)
     if not any(job.stopping for job in jobs):
-        typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
+        typer.echo("ready; Ctrl-C or SIGTERM stops after the current batch", err=True)
     _await(jobs, lambda job: job.done)
 
 
 def await_ready(jobs: Sequence[JobThread]) -> None:
-    """Wait until all jobs are ready, or have ended. Raises what ended one, as `raise_failures` does."""
+    """Wait until all jobs are ready, or have ended. Raises the error that ended one, as `raise_failures` does."""
     _await(jobs, lambda job: job.ready)
 
 
 def _await(jobs: Sequence[JobThread], event: Callable[[JobThread], threading.Event]) -> None:
-    """Wait until all jobs have come to this event, or have ended. Raises as `raise_failures`."""
+    """Wait until all jobs have come to this event, or have ended. Raises like `raise_failures`."""
     while True:
         if interruption.is_asked_to_stop():
             for job in jobs:
@@ -175,9 +180,9 @@ def _await(jobs: Sequence[JobThread], event: Callable[[JobThread], threading.Eve
 
 
 def start_session(name: str, *, cores: int | None = None, data: Location | None = None) -> SparkSession | None:
-    """Start Spark; None if it did not start because of a signal, which ends the JVM, too, if all processes get it.
+    """Start Spark; return None if a signal prevented it, which ends the JVM, too, if all processes get it.
 
-    Interrupted while it launches the JVM, pyspark would leave that behind: let signals be noted meanwhile.
+    If it is interrupted while it launches the JVM, pyspark leaves that behind: only note signals during the start.
     """
     from connectors.spark.session import build_session
 
@@ -205,7 +210,7 @@ def session_of_command(name: str, data: Location | None = None) -> SparkSession:
 
 
 def relay_makers(relays: Relays | None) -> list[MakeJob]:
-    """What makes each relay's job."""
+    """Return the makers of the relays' jobs."""
     if relays is None:
         return []
     from connectors.relay.kinds import relays_of
@@ -218,14 +223,14 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
 
 
 def task_slots(relays: Relays | None) -> int | None:
-    """Spark's local threads: the default, but in real time a relay holds one for every partition it reads."""
+    """Return Spark's local threads; None: the default. In real time a relay holds one for each partition it reads."""
     if relays is None or relays.sites.trigger != "real-time":
         return None
     return REAL_TIME_SLOTS * len(relays.directions) + 2
 
 
 def job_classes(names: Sequence[str], agreement: AgreementSettings | None = None) -> list[MakeJob]:
-    """The named jobs."""
+    """Return the makers of the named jobs."""
     from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
@@ -243,7 +248,7 @@ class JobThread:
     def __init__(self, job: SparkJob) -> None:
         self._job = job
         self._failure: BaseException | None = None
-        self._is_told = False
+        self._is_reported = False
         self.ready = job.ready
         self.is_principal = job.is_principal
         self.done = threading.Event()
@@ -260,7 +265,7 @@ class JobThread:
             self.done.set()
 
     def stop(self) -> None:
-        """Ask the job to stop after the batch in hand."""
+        """Ask the job to stop after the current batch."""
         self.stopping = True
         self._job.stop()
 
@@ -270,14 +275,14 @@ class JobThread:
         return self._job.keeps_trying or isinstance(self._failure, self._job.ends_alone_with)
 
     def raise_failure(self) -> None:
-        """Raise what ended the job, if something did that has not been told."""
-        if self._failure is not None and not self._is_told:
+        """Raise the error that ended the job, if there is one that was not reported."""
+        if self._failure is not None and not self._is_reported:
             raise self._failure
 
-    def tell_failure(self) -> None:
-        """Say what ended the job, if something did, once."""
-        if self._failure is not None and not self._is_told:
-            self._is_told = True
+    def log_failure(self) -> None:
+        """Log the error that ended the job, if there is one, once."""
+        if self._failure is not None and not self._is_reported:
+            self._is_reported = True
             log.error("%s has ended: %s", self._job.name, self._failure, exc_info=_unexpected(self._failure))
 
     def join(self) -> None:
@@ -290,18 +295,18 @@ def _unexpected(failure: BaseException) -> BaseException | None:
 
 
 def raise_failures(jobs: Sequence[JobThread]) -> None:
-    """Raise what ended a job; a job that ends alone is only told of, as long as a principal one works."""
+    """Raise the error that ended a job; if the job ends alone, only log it, as long as a principal one works."""
     works = any(job.is_principal and not job.done.is_set() for job in jobs)
     for job in jobs:
         if job.ends_alone and works:
-            job.tell_failure()
+            job.log_failure()
         else:
             job.raise_failure()
 
 
 @contextmanager
 def running(makers: Sequence[MakeJob], spark: SparkSession, options: JobOptions) -> Iterator[list[JobThread]]:
-    """`working` with jobs of Spark."""
+    """Run jobs of Spark, like `working`."""
     with working([make(spark, options) for make in makers]) as jobs:
         yield jobs
 

@@ -234,7 +234,7 @@ def test_the_third_wish_forces(manner: str) -> None:
     script = Script(SLOW_TO_END.format(manner=manner, takes_s=60))
     for _ in range(interruption.FORCES):
         script.signal()
-        time.sleep(1.2 * interruption.ONE_WISH_S)
+        time.sleep(1.2 * interruption.ONE_REQUEST_S)
     assert script.end()[:2] == (130, "ending\n")
 
 
