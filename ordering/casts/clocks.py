@@ -11,8 +11,8 @@ numbers only grow within a view, so each clock is written in full, or as the dif
 
 The first clock of an incarnation in a view is written in full. A producer in another language may always do that.
 
-Measured, in bytes a cast, by tests/ordering/test_clocks.py. The members that cast do so equally often, and lag by up to
-5 casts. `casts` counts the casts of all members before the measurement. Silent members cost nothing:
+Measured, in bytes a cast, by tests/ordering/casts/test_clocks.py. The members that cast do so equally often, and lag by
+up to 5 casts. `casts` counts the casts of all members before the measurement. Silent members cost nothing:
 
 | members | that cast    | casts  | the clock in full  | as written |
 | ------- | ------------ | ------ | ------------------ | ---------- |

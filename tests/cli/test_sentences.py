@@ -268,7 +268,9 @@ def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("connectors.kafka.topics.senders.known_senders", lambda *_: known)
     monkeypatch.setattr("connectors.kafka.topics.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
     told: list[Act] = []
-    monkeypatch.setattr("connectors.kafka.log.acts.record_act", lambda _connection, _group, _site, act: told.append(act))
+    monkeypatch.setattr(
+        "connectors.kafka.log.acts.record_act", lambda _connection, _group, _site, act: told.append(act)
+    )
     done = abcast_here("members", "forget", "alice", "bob", "--group", "g", "--why", "they left", cwd=tmp_path)
     assert [(act.act, act.what, act.why) for act in told] == [("forget", "local/alice, local/bob", "they left")]
     assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"

@@ -28,7 +28,7 @@ def connection(request: pytest.FixtureRequest) -> Connection:
     """Every test that asks for one runs in memory, and in the soak on a broker, too.
 
     What members do is the same on both; that Kafka does as the one in memory is for `tests/testing`, for
-    `tests/kafka/test_transport.py`, and for the tests that say `ON_A_BROKER` or `ALSO_ON_A_BROKER`.
+    `tests/kafka/transport/test_transport.py`, and for the tests that say `ON_A_BROKER` or `ALSO_ON_A_BROKER`.
     """
     if request.param == "memory":
         return MemoryConnection()

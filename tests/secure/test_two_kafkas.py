@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka.connection.sites import Mode
 from connectors.kafka.topics.rights import rights_of, rights_of_relay
 from connectors.local.broker import EmbeddedBroker
-from tests.client.test_orders import texts
+from tests.client.casts.test_orders import texts
 from tests.secure.two_kafkas import allow, both, sites_as
 from tests.sites.world import World
 from tests.waiting import WAIT

@@ -1,4 +1,5 @@
-"""Members in the simulator: every rule of the participant is needed. tests/ordering/test_membership.py has more."""
+"""Members in the simulator: every rule of the participant is needed. tests/ordering/membership/test_membership.py has
+more."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from connectors.kafka.topics.topics import find_topics
-from tests.client.test_orders import texts
+from tests.client.casts.test_orders import texts
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import named

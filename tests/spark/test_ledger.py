@@ -38,7 +38,7 @@ from ordering.membership import membership
 from ordering.membership.membership import MemberIncarnation
 from ordering.sequencer.sequencer import SequencerState, seal, snapshot, step
 from tests.ledger.bare_jvm import bare_jvm
-from tests.ordering.test_membership import Log
+from tests.ordering.membership.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
 
 pytestmark = pytest.mark.spark

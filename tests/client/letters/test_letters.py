@@ -41,7 +41,7 @@ from tests.waiting import WAIT
 
 pytestmark = pytest.mark.broker
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from connectors.kafka.connection.sites import Direction, read_sites
 from ordering.base.errors import UsageError
 
-EXAMPLE = Path(__file__).parents[2] / "conf" / "sites.example.toml"
+EXAMPLE = Path(__file__).parents[3] / "conf" / "sites.example.toml"
 
 
 def written(directory: Path, head: str, *names: str) -> Path:

@@ -42,7 +42,7 @@ from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.client.members import forwarder_of, kill, silence
 from tests.waiting import WAIT, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from ordering.sequencer.sequencer import snapshot
 from tests.cli.here import abcast_here
 from tests.waiting import WAIT, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 WITH_EITHER = pytest.mark.parametrize("connection", TRANSPORTS, indirect=True)
@@ -50,8 +50,8 @@ WITH_EITHER = pytest.mark.parametrize("connection", TRANSPORTS, indirect=True)
 def connection(request: pytest.FixtureRequest, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Connection:
     """With each transport, also in the processes that a test starts; with librdkafka in the soak, unless `WITH_EITHER`.
 
-    All other tests of members on a broker have librdkafka, as it is installed; `tests/kafka/test_transport.py` shows
-    that both libraries keep what a transport promises.
+    All other tests of members on a broker have librdkafka, as it is installed;
+    `tests/kafka/transport/test_transport.py` shows that both libraries keep what a transport promises.
     """
     monkeypatch.setenv(VARIABLE, request.param)
     return Connection(broker.bootstrap_servers)

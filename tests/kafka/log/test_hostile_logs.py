@@ -22,9 +22,9 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError
 from ordering.base.names import BY_RELAYS, Topic
 from ordering.letters.letter_care import Base
+from tests.kafka.connection.test_marks import within
 from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place
 from tests.kafka.readers import kafka as kafka
-from tests.kafka.test_marks import within
 from tests.waiting import WAIT
 
 _WORDS = [

@@ -43,7 +43,7 @@ from ordering.sequencer.sequencer import snapshot
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.waiting import WAIT, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Data
 from ordering.sequencer import sequencer
-from tests.kafka.test_topics import alter
+from tests.kafka.topics.test_topics import alter
 from tests.ledger.ledger_of import write_ledger
 from tests.waiting import eventually
 

@@ -221,7 +221,7 @@ def test_a_note_that_is_damaged(kafka: MemoryConnection, caplog: pytest.LogCaptu
     assert purge(kafka) == 2
     memory = TopicPartition(str(Topic("g", "memory", SITE)), 0)
     kafka.topics.append(memory, key_of_base("b/bob", 2), b'{"lost":', [])
-    with pytest.raises(HistoryUnavailable, match=r"those below offset 2 of .* can't be read"):
+    with pytest.raises(HistoryUnavailable, match=r"the letters below offset 2 of .* can't be read"):
         take(kafka)
     kafka.topics.append(memory, key_of_base("b/bob", 2), b'{"lost":0,"received":{"b/eve":[7,2]}}', [])
     assert take(kafka) == [b"eve 3"]

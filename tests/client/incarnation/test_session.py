@@ -1,6 +1,6 @@
 """What an application's threads wait for, and what they hear when it does not come. In memory.
 
-What follows from which record is the participant's: tests/ordering/test_participant.py.
+What follows from which record is the participant's: tests/ordering/participant/test_participant.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tests.client.conftest import ON_A_BROKER
 from tests.client.replica import Replica, Talker, of
 from tests.waiting import WAIT, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Recorder:
