@@ -1,4 +1,4 @@
-"""What connects the pure core in `ordering` to the world: Kafka, Delta, Java, Spark's jars.
+"""The way from the pure core in `ordering` to the world: Kafka, Delta, Java, Spark's jars.
 
 Importing this package loads nothing else; `from connectors import Member` loads the client when asked for it,
 and never Spark. (`make setup` runs `connectors.local.java` before any dependency is installed.)

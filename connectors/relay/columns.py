@@ -17,7 +17,7 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 The field RELAYED_FROM names the record that a FORWARD, a letter or a cast was made from. A relay that starts goes on
 behind the last one. Letters and casts have the marks of all relays on their way, the newest first.
 
-Invariant, *never back*. A letter or a cast is carried into no Kafka out of which a relay has brought it, so each copy
+Invariant, *never back*. A letter or a cast is carried into no Kafka that a relay has brought it out of, so each copy
 has the mark of one Kafka more. None goes round, though each relay follows its own site's file, and these may be of
 different age: a Kafka has at most as many copies of a record as there are ways without a circle. A record that is not
 carried is already in the target's Kafka.

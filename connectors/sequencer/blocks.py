@@ -143,7 +143,7 @@ def _rows(piece: pd.DataFrame, blocks: Sequence[NDArray[np.int64] | None], size:
     there = [(row, block) for row, block in enumerate(blocks) if block is not None]
     if not there:
         return piece
-    # Separate columns: pandas would join those of one type, and each use of one would take time.
+    # Separate columns: pandas would join columns of one type, and each use of one would take time.
     columns = {name: np.repeat(piece[name].to_numpy(), size) for name in piece}
     inside = np.repeat([block is not None for block in blocks], size)
     senders = [np.array(piece["sender"].iloc[row].split(_BETWEEN_SENDERS), object)[block[:, 0]] for row, block in there]

@@ -62,8 +62,8 @@ RUN_SCHEMA = (
     "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
     "link_seqno array<long>, link_origin_seqno array<long>, records binary"
 )
-"""A run: consecutive records for the same topic. `names` and `values` are those of the headers behind abcast's own; if
-there are no `senders`, of all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
+"""A run: consecutive records for the same topic. `names` and `values` have the headers behind abcast's own; without
+`senders`, they have all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
 null if no link has brought the records.
 
 The arrays are empty for records that are `aside`, in the JVM's buffer; but for dead letters, `names` and `values` have
