@@ -8,8 +8,8 @@ It is cheap: it looks only at groups with new decisions, only now and then, and 
 a hole further up.
 
 A power failure may take records off DATA after the watchdog has read them. So the watchdog keeps looking at a group
-until a sign of life covers all that it has read. From then on, `connectors.takeover.group_maintenance` compares each end
-of DATA with that sign. Until then, an end below its own offset makes all that it has read count for nothing.
+until a sign of life covers all that it has read. From then on, `connectors.takeover.group_maintenance` compares each
+end of DATA with that sign. Until then, an end below its own offset makes all that it has read count for nothing.
 
 It never raises a false alarm. An alarm needs seqnos that are missing for BEHIND_S, and still are in the whole state
 that DATA tells. An end may be too low for a while: in an older answer, from a leader with a lagging high-water mark, or
