@@ -26,9 +26,9 @@ The driver's clock gives the time (Spark's rate source), a row a second, which a
 other input. The core bounds the advance of time in a step, as in the other engine.
 
 Bounds. A partition whose waiting records take more than `BUFFER_BYTES` is *left out*: its rows are skipped. So are
-the rows of other sites' logs while the site is behind. When there is room again, the step reports it, and the job begins
-a new query, which reads from the offsets in the site's log. This happens to a site that waits for a majority, and to one
-that works off a backlog with more records in a batch than a run of each site takes
+the rows of other sites' logs while the site is behind. When there is room again, the step reports it, and the job
+begins a new query, which reads from the offsets in the site's log. This happens to a site that waits for a majority,
+and to one that works off a backlog with more records in a batch than a run of each site takes
 (`connectors.sequencer.agreeing_shard`).
 """
 
