@@ -16,14 +16,14 @@ _logger = logging.getLogger(__name__)
 def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], None] | None:
     """Return a check that raises UsageError if a group would begin at its new home, not go on; None without a hub.
 
-    A new home without a history, started before it was promoted, would give the first numbers again. A site that does
-    not answer holds up nothing.
+    A new home without a history, started before it was promoted, would give the first numbers again. A promoted one
+    begins if no earlier home has ordered anything. A site that does not answer holds up nothing.
     """
     if sites is None or sites.home != site:
         return None
 
     def check(state: SequencerState) -> None:
-        if state.epoch == 0:
+        if state.epoch == 0 and not _is_promoted(sites, state.group, site):
             for other in sites.connections:
                 if other != site and _has_order(sites, state.group, other):
                     raise UsageError(
@@ -32,6 +32,11 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
                     )
 
     return check
+
+
+def _is_promoted(sites: Sites, group: str, site: str) -> bool:
+    with DataLog(sites.connection(site), group, site) as data:
+        return data.is_promoted()
 
 
 def _has_order(sites: Sites, group: str, other: str) -> bool:

@@ -111,6 +111,16 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
     assert beginning_of(sites, "sfo") is None
 
 
+def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:
+    """The new one has nothing of the group then, as there is nothing."""
+    for name, connection in hub.connections.items():
+        connection.create("new", name)
+    take_over(hub.connections["nyc"], "new", "nyc")
+    promote(hub.sites, "new", "sfo")
+    claimer = Claimer(hub.connections["sfo"], "sfo", fitness=beginning_of(hub.sites, "sfo"))
+    assert take_over_groups(claimer, {"new": ["abcast.new.forward.sfo"]})["new"].seqno == 0
+
+
 def test_a_relay_that_serves_the_refused_group_alone_goes_on(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
