@@ -9,13 +9,19 @@ from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
-from ordering.base.errors import HistoryUnavailable, UsageError
+from ordering.base.errors import AbcastError, HistoryUnavailable, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import Data
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 _LAST_RECORDS = 50
 """Records read back from the copy's end for its last message: seals and snapshots may come after it."""
+
+
+class EndLost(AbcastError):
+    """The copy has lost records that were carried. A relay that begins anew carries them again."""
+
+    retriable = True
 
 
 class HomeCopy:
@@ -50,6 +56,12 @@ class HomeCopy:
             start = self.home.after(known.seqno)  # raises, too, if the home never had it
         except HistoryUnavailable as error:
             raise HistoryUnavailable(f"{error} {ask_the_ledger(self.copy.topic.site, self.home.topic.site)}") from error
+        lacks = known.seqno < home.seqno and start.reader.epoch < known.epoch
+        if lacks and self._has_lost(known.seqno + 1):
+            raise UsageError(
+                f"{self.copy.topic} has lost seqno {known.seqno + 1}, and has a later epoch behind it. Readers would "
+                f"pass over the number if it were carried again: {self._anew}"
+            )
         if start.reader.epoch > known.epoch or home.format > known.format:  # a ledger tells no format
             learned = seal(max(start.reader.epoch, known.epoch), home.format)
             append(self.copy.connection, str(self.copy.topic), encode_data(learned))
@@ -86,7 +98,8 @@ class HomeCopy:
     def post_base(self) -> None:
         """Post an earlier state of the home, once the copy has all the records that it counts.
 
-        Raises UsageError if the copy has become the home, or another home fills it, too.
+        Raises UsageError if the copy has become the home, or another home fills it, too; EndLost if the copy has lost
+        records that were carried.
         """
         self._check_is_copy()
         if self._unseen is not None and self._has_epoch(self._unseen.epoch):
@@ -99,6 +112,9 @@ class HomeCopy:
             self._looked_at = end
         if base is not None and self._unseen is None and self._has(base):
             self._check_same(base)
+            known = self.copy.state().seqno
+            if known < base.seqno and self._has_lost(known + 1):
+                raise EndLost(f"{self.copy.topic} has lost seqno {known + 1}, which was carried: it is carried again.")
             post_base(self.copy.connection, self.copy.claims_topic, base)
             self._base = None
 
@@ -106,12 +122,18 @@ class HomeCopy:
         """Whether the copy has all the records that the base counts.
 
         Records come in the home's order. So the copy has all up to the last seqno if it has that seqno or a later one,
-        of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
+        of an epoch that is no older; and all up to the last seal if it has a record of that epoch. A copy that has lost
+        records in between is not noticed here.
         """
         decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
         last = self._last_of_copy()
         has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
         return has_seqno and any(data.epoch >= base.epoch for data in last)
+
+    def _has_lost(self, missing: int) -> bool:
+        """Whether the broker has lost the seqno `missing`. Retention drops it only with all before it."""
+        first = (each.data.seqno for each in self.copy.records(self.copy.beginning(), self.copy.end()))
+        return next((seqno <= missing for seqno in first if seqno), True)
 
     def _has_epoch(self, epoch: int) -> bool:
         return any(data.epoch >= epoch for data in self._last_of_copy())

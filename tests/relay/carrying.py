@@ -91,15 +91,31 @@ class Carrier:
         names = sorted({place.topic for place in self._source.partitions})
         return [topic for name in names if (topic := Topic.parse(name))]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether something has gone that it was to read: its query fails, and the relay starts again."""
+        source, there = self._source, self._target.partitions
+        return not all(
+            place in source.partitions
+            and self._filled(place) in there
+            and source.beginnings.get(place, 0) <= position <= len(source.partitions[place])
+            for place, position in self.positions.items()
+        )
+
+    def _filled(self, place: TopicPartition) -> TopicPartition:
+        return TopicPartition(str(self.job.filled(_parsed(place))), place.partition)
+
     def carry(self, most: int = 1 << 30) -> int:
         """Carry so many records of each partition at most; return how many were written."""
         written = 0
-        for place, position in self.positions.items():
-            if position < self._source.beginnings.get(place, 0):
-                continue  # the query fails, and the relay starts again
-            filled = TopicPartition(str(self.job.filled(_parsed(place))), place.partition)
+        for place, position in () if self.is_over else self.positions.items():
+            filled = self._filled(place)
+            if place in self._source.away or filled in self._target.away:
+                continue
             for record in self._source.partitions[place][position : position + most]:
                 self.positions[place] = record.offset + 1
+                if (place, record.offset) in self._source.marks:
+                    continue
                 headers = _carried(self.job, record)
                 if headers is not None:
                     self._target.append(filled, record.key, record.value, headers)

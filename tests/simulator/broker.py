@@ -157,8 +157,9 @@ class SimulatedLog(DataLog):
     def notes(self) -> list[Note]:
         return list(self.broker.notes)
 
-    def base(self) -> None:
+    def bases(self) -> Iterator[SequencerState]:
         """No relay fills this log."""
+        return iter(())
 
     def move(self) -> None:
         """It is the home for good."""

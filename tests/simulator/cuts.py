@@ -17,7 +17,6 @@ What is not here: a cut between a takeover and the first record that its job wri
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,22 +25,20 @@ from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.intake import Intake, PartitionsFailed
-from connectors.kafka.codec.codec import decode_data, decode_forward, encode_data, forward_headers
+from connectors.engine.intake import PartitionsFailed
+from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.topics.data_purge import purge_data
-from connectors.takeover.group_maintenance import GroupMaintenance
-from connectors.takeover.takeover import Claimer, take_over_groups
-from connectors.takeover.watchdog import Watchdog
+from connectors.takeover.takeover import Claimer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE, Data, Partition, Source
+from ordering.base.records import MESSAGE, Data, Partition
 from ordering.checker.checker import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
-from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from tests.simulator.jobs import Job
 
 GROUP, SITE = "g", "s"
 DATA, FORWARD = (Partition(str(Topic(GROUP, role, SITE)), 0) for role in ("data", "forward"))
@@ -85,63 +82,6 @@ class Sender:
     log: Log
     last: int = 0
     pending: list[int] = field(default_factory=list)
-
-
-class Job:
-    """A sequencer's process."""
-
-    def __init__(self, world: Cuts) -> None:
-        self.connection = world.connection
-        claimed: dict[str, int] = {}
-        by = Claimer(self.connection, SITE, claimed, ledger=world if world.has_ledger else None)
-        self.state = take_over_groups(by, {GROUP: [FORWARD.topic]})[GROUP]
-        self.keeper = GroupMaintenance(self.connection, SITE, claimed, "process")
-        self.keeper.take({GROUP: [FORWARD.topic]})
-        end = self.keeper.ends_of_data([GROUP])[GROUP]
-        self.keeper.sign({}, world.clock)
-        self.watchdog = Watchdog(self.keeper.log, self.keeper.signed_end, self.keeper.trouble_of)
-        self.watchdog.watch(GROUP, self.state.epoch, self.state.seqno, end)
-        self.told = self.state.seqno
-        self.restarts = self.connection.topics.restarts
-        """Of the broker, when it wrote last."""
-        self.intake = Intake(self.connection, threading.Event())
-        place = TopicPartition(*FORWARD)
-        begins = self.intake.beginnings([place])[place]
-        self.intake.positions[place] = max(self.state.positions.get(FORWARD, 0), begins)
-        self.intake.read([place])
-
-    def decide(self, cut: int | None) -> bool:
-        """A batch; only `cut` records of it are written, if it is killed then. Whether it lives.
-
-        Raises PartitionsFailed.
-        """
-        batch = []
-        for place, records in self.intake.poll(0.0).items():
-            for record in records:
-                source = Source(place.topic, place.partition, record.offset)
-                batch.append(decode_forward(source, record.key, record.value, record.headers, record.timestamp))
-        self.state, opening = begin_batch(self.state)
-        self.state, decided = step(self.state, batch)
-        self.state, closing = end_batch(self.state)
-        outputs = [*opening, *(record for record in decided if isinstance(record, Data)), *closing]
-        if outputs and self.restarts != self.connection.topics.restarts:
-            return False  # an idempotent producer's next batch does not follow the last one that the broker knows
-        for output in outputs[:cut]:
-            self.connection.topics.append(TopicPartition(*DATA), *encode_data(output))
-            self.restarts = self.connection.topics.restarts
-        return cut is None or cut >= len(outputs)
-
-    def look(self, now: float) -> None:
-        """Do what it does each second. Raises Fenced, HistoryChanged, NotCounting."""
-        self.keeper.check_not_fenced()
-        self.keeper.sign({}, now)
-        if self.state.seqno > self.told:
-            self.watchdog.decided([GROUP], self.state.seqno - self.told)
-            self.told = self.state.seqno
-        self.watchdog.look(now)
-
-    def close(self) -> None:
-        self.keeper.close()
 
 
 class Cuts:
@@ -308,7 +248,8 @@ class Cuts:
             return
         known = list(self.rows) if self.has_ledger else []
         try:
-            self.job = Job(self)
+            by = Claimer(self.connection, SITE, ledger=self if self.has_ledger else None)
+            self.job = Job(by, GROUP, self.clock)
         except AbcastError as error:
             self.seen.add(f"a start: {type(error).__name__}")
             if isinstance(error, HistoryChanged) and not self.is_damaged:

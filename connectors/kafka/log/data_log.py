@@ -20,7 +20,8 @@ at the floor or later, and an epoch's decisions follow its seal); a note; the be
 A copy of another site's DATA, which a relay fills, has no claims, and no snapshot in it is in force. Its EPOCH topic
 has *bases*: states of the copied log, each written after everything that it counts was in the copy. A base, too, stays
 true, however often the relay repeats records. A reader that continues at the lowest possible offset of the next seqno
-finds everything that the base does not count.
+finds everything that the base does not count. If the copy's only broker has lost the last records that a base counts,
+the base does not count any more, and an earlier one does.
 
 A copy can become the home (`connectors.relay.promotion`): a *move* says so, and from then on the log is claimed as any
 other.
@@ -55,6 +56,9 @@ _logger = logging.getLogger(__name__)
 
 _FIRST_WINDOW = 2_048
 """Records of the first window, when looking back for a snapshot."""
+
+_KEPT_BASES = 4
+"""The newest bases of a copy that are tried, if it has lost the last records of some."""
 
 
 FETCH_MAX_WAIT_MS = 10
@@ -124,7 +128,7 @@ class DataLog:
         """The exclusions, as far as EPOCH was read. They are independent: a view may have several."""
         self.known_acts: deque[Act] = deque(maxlen=KEPT)
         """The newest acts of operators, the newest last, as far as EPOCH was read."""
-        self._known_base = -1
+        self._known_bases: deque[int] = deque(maxlen=_KEPT_BASES)
         self.strays = 0
         """The number of strays read so far."""
         self.known_below = 0
@@ -229,7 +233,8 @@ class DataLog:
         if end < self.known_below:  # the topic was recreated
             self._known_claims, self._known_notes, self.known_below = [], [], 0
             self._known_move, self._claims_before_move = None, 0
-            self._known_base, self.known_exclusions = -1, ()
+            self._known_bases.clear()
+            self.known_exclusions = ()
             self._known_format = FIRST.number
             self.known_acts.clear()
         if not self.known_below and end:
@@ -270,7 +275,7 @@ class DataLog:
         elif isinstance(entry, Format):
             self._known_format = max(self._known_format, entry.number)
         else:
-            self._known_base = offset
+            self._known_bases.append(offset)
 
     def _end_of_epochs(self) -> int:
         with self.connection.reachable("READ", self.claims_topic):
@@ -306,11 +311,14 @@ class DataLog:
 
     def base(self) -> SequencerState | None:
         """Return the newest base, if the topic is or was a copy and has one."""
+        return next(self.bases(), None)
+
+    def bases(self) -> Iterator[SequencerState]:
+        """Yield the newest bases, the newest first."""
         self._refresh()
-        if self._known_base < 0:
-            return None
-        bases = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
-        return next((SequencerState.from_bytes(record.value) for record in bases), None)
+        for offset in reversed(tuple(self._known_bases)):
+            for record in read_range(self.connection, self._consumer, self._claims, offset, offset + 1):
+                yield SequencerState.from_bytes(record.value)
 
     def is_promoted(self) -> bool:
         """Whether the topic was a copy, and became the home."""
@@ -335,8 +343,8 @@ class DataLog:
         """
         if end is None:
             end = self.end()
-        if not self.claims() and (base := self.base()) is not None:
-            return self._from_base(base, end)
+        if not self.claims() and (known := self._from_base(end)) is not None:
+            return known
         is_in_force, beginning = self._in_force(), self.beginning()  # after `end`: no seal below it lacks its claim
         tail: list[StoredRecord] = []
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
@@ -346,8 +354,8 @@ class DataLog:
                 if is_in_force(tail[index]):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
         if beginning > 0:
-            if (base := self.base()) is not None:  # from the time when the log was a copy
-                return self._from_base(base, end)
+            if (known := self._from_base(end)) is not None:  # from the time when the log was a copy
+                return known
             raise NoSnapshot(
                 f"a retention has dropped the beginning of {self.topic}, and with it the state: no snapshot is left. "
                 "If a sequencer runs, its next snapshot tells it again: set retention.ms and retention.bytes to -1 at "
@@ -371,9 +379,36 @@ class DataLog:
         claims, notes = self.claims(), self.notes()
         return lambda stored: _is_snapshot_in_force(stored, claims, notes)
 
-    def _from_base(self, base: SequencerState, end: int) -> SequencerState:
-        start = max(self.where(base.seqno, base) if base.seqno else 0, self.beginning())
-        return absorb(base, (stored.data for stored in self.records(start, end)))
+    def _from_base(self, end: int) -> SequencerState | None:
+        """Return the state after the newest base that counts nothing lost; None without one.
+
+        The only broker of a copy may have lost its end after the base was posted. If retention has dropped the place of
+        the base's last record, the base is believed.
+        """
+        for base in self.bases():
+            low = self.where(base.seqno, base) if base.seqno else 0
+            start = max(low, self.beginning())
+            found = self._last_record_of(base, start) if start == low else start
+            if found is not None:
+                return absorb(base, (stored.data for stored in self.records(found, end)))
+        return None
+
+    def _last_record_of(self, base: SequencerState, start: int) -> int | None:
+        """Return the offset, `start` or later, of the base's last record; None without it or any of the base's epoch.
+
+        Reading stops where it is certain.
+        """
+        last, epoch = base.seqno, epoch_of(base.seals, base.seqno)
+        found = None if last else start
+        for stored in self.records(start, self.end()):
+            data = stored.data
+            if found is None and (data.epoch, data.seqno + data.count) > (epoch, last):
+                if data.epoch > epoch or not 0 < data.seqno <= last:
+                    return None
+                found = stored.offset
+            if found is not None and data.epoch >= base.epoch:
+                return found
+        return None
 
     def after(self, seqno: int, *, or_end: bool = False, known: tuple[int, SequencerState] | None = None) -> Start:
         """Return where a reader that has everything up to `seqno` reads on. `known`: the log's end, and the state

@@ -1,0 +1,170 @@
+"""The only broker of a hub's copy loses the end of DATA. The relay carries the records again, or says that it can't."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_log import DataLog
+from connectors.relay.home_copy import EndLost
+from connectors.relay.hub import HomeData
+from connectors.takeover.takeover import Claimer
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.names import Topic
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import Data
+from tests.relay.carrying import Carrier, relays_in_memory
+from tests.simulator.jobs import Job
+
+WAY = Direction("nyc", "sfo")
+COPY = str(Topic("g", "data", "sfo"))
+
+
+class Ends:
+    """A home, and its copy."""
+
+    def __init__(self) -> None:
+        self.kafkas = {name: MemoryConnection() for name in WAY}
+        for name, kafka in self.kafkas.items():
+            kafka.create("g", name)
+        self.sites = Sites("hub", "nyc", "micro-batch", dict(self.kafkas), frozenset([frozenset(WAY)]))
+        self.sent = 0
+        self.take_over()
+
+    def take_over(self) -> None:
+        self.sequencer = Job(Claimer(self.kafkas["nyc"], "nyc"), "g", 0.0)
+
+    def order(self, count: int) -> None:
+        forward = TopicPartition(str(Topic("g", "forward", "nyc")), 0)
+        for _ in range(count):
+            self.sent += 1
+            self.kafkas["nyc"].topics.append(forward, b"nyc/a", b"", forward_headers(1, self.sent))
+            self.sequencer.decide(None)
+
+    def start(self) -> Carrier:
+        return Carrier(HomeData, self.sites, WAY, "g")
+
+    def lose(self, count: int) -> None:
+        end = len(self.kafkas["sfo"].topics.partitions[TopicPartition(COPY, 0)])
+        self.kafkas["sfo"].topics.truncate(COPY, end - count)
+
+    def effective(self, site: str) -> list[Data]:
+        reader, log = Reader(), self.kafkas[site].topics.partitions[TopicPartition(str(Topic("g", "data", site)), 0)]
+        found = (decode_data(record.key, record.value, record.headers) for record in log)
+        return [data for data in found if reader.judge(data) is Verdict.TAKE]
+
+    def knows(self, site: str) -> int:
+        with DataLog(self.kafkas[site], "g", site) as data:
+            return data.state().seqno
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    monkeypatch.setattr("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 1)
+    with relays_in_memory():
+        yield Ends()
+
+
+@pytest.mark.parametrize(
+    ("lost", "goes_on", "before", "after"), [*itertools.product((1, 2, 4, 7), (False, True), (0, 3), (0, 3))]
+)
+def test_a_copy_is_whole_again_or_is_refused(ends: Ends, lost: int, goes_on: bool, before: int, after: int) -> None:
+    """Neither the base, nor whether the relay goes on or begins anew, nor takeovers in between make a difference.
+
+    `before`, `after`: messages ordered before and after another takeover.
+    """
+    ends.order(2)
+    ends.take_over()
+    ends.order(before)
+    relay = ends.start()
+    relay.carry()
+    relay.job.check()
+    assert ends.knows("sfo") == 2 + before
+    ends.lose(lost)
+    assert ends.knows("sfo") == len(ends.effective("sfo")), "the base counts what is lost"
+    if after:
+        ends.take_over()
+    ends.order(after)
+    if goes_on:
+        relay.carry()
+        with suppress(AbcastError):
+            relay.job.check()
+    assert ends.knows("sfo") == len(ends.effective("sfo"))
+    refused = None
+    try:
+        ends.start().carry()
+    except UsageError as error:
+        refused = str(error)
+    if refused is None:
+        assert ends.effective("sfo") == ends.effective("nyc")
+    else:
+        assert goes_on, refused
+        assert after, refused
+        assert "delete the group's topics at sfo" in refused
+
+
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None:
+    """It finds them when the next base is due."""
+    ends.order(5)
+    relay = ends.start()
+    relay.carry()
+    relay.job.check()
+    ends.lose(lost)
+    ends.order(1)
+    relay.carry()
+    with pytest.raises(EndLost, match="it is carried again"):
+        relay.job.check()
+
+
+def _drop(ends: Ends, seqno: int) -> None:
+    """Let retention drop all records of the copy up to that seqno."""
+    log = ends.kafkas["sfo"].topics.partitions[TopicPartition(COPY, 0)]
+    found = (decode_data(record.key, record.value, record.headers) for record in log)
+    ends.kafkas["sfo"].topics.drop(COPY, next(at for at, data in enumerate(found) if data.seqno == seqno) + 1)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_copy_with_a_retention_is_whole_again(ends: Ends, lost: int) -> None:
+    """An earlier base takes the place of the one that counts lost records."""
+    relay = ends.start()
+    for _ in range(3):
+        ends.order(3)
+        relay.carry()
+        relay.job.check()
+    _drop(ends, 4)
+    ends.lose(lost)
+    assert ends.knows("sfo") < 9
+    ends.start().carry()
+    assert [data.seqno for data in ends.effective("sfo")][-5:] == [5, 6, 7, 8, 9]
+    assert ends.knows("sfo") == 9
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_retention_is_no_loss(ends: Ends, takes_over: bool, goes_on: bool) -> None:
+    """An idle group's retention may drop the records behind the newest base, and a takeover."""
+    relay = ends.start()
+    ends.order(3)
+    relay.carry()
+    relay.job.check()
+    ends.order(3)
+    if takes_over:
+        ends.take_over()
+    ends.order(3)
+    relay.carry()
+    _drop(ends, 7)
+    if not goes_on:
+        relay = ends.start()
+        relay.carry()
+    ends.order(1)
+    relay.carry()
+    relay.job.check()
+    assert ends.knows("sfo") == 10
