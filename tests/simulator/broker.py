@@ -107,12 +107,13 @@ class Broker:
     def append_data(self, record: Data) -> int:
         """Append to DATA; return the offset."""
         epoch, seqno, received, seals = self.known[-1]
-        verdict = Reader(epoch, seqno).accept(record.kind, record.epoch, record.seqno)
+        verdict = Reader(epoch, seqno).judge(record)
         if verdict is Verdict.CONTROL and record.epoch > epoch:
             seals = with_seal(seals, Seal(record.epoch, seqno + 1))
         elif verdict is Verdict.TAKE:
-            seqno = record.seqno
-            received = {**received, record.sender: ReceivedRow(record.incarnation, record.local_seqno)}
+            seqno = record.seqno + record.count - 1
+            if record.sender:
+                received = {**received, record.sender: ReceivedRow(record.incarnation, record.local_seqno)}
             if record.kind == FORGET:
                 gone = {row.sender: row[1:] for row in from_payload(record.payload) or ()}
                 received = {sender: row for sender, row in received.items() if gone.get(sender) != row}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from connectors.kafka.codec.epochs import Claim, Note
-from connectors.kafka.log.data_log import StoredRecord
+from connectors.kafka.log.data_log import DataLog, StoredRecord
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
 from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
@@ -35,9 +35,11 @@ class Mutation(NamedTuple):
     patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
     from_seed: int = 0
     """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    later: bool = False
+    """Whether sequencers of a later version write records of their own kinds (`Shape.later`)."""
 
 
-NONE = Mutation("none", "all rules hold", "")
+NONE = Mutation("none", "all rules hold", "", later=True)
 
 
 class EpochBlindReader(Reader):
@@ -72,6 +74,13 @@ class StrayReader(Reader):
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         self.last_seqno += kind == STRAY
         return super().accept(kind, epoch, seqno, count)
+
+
+class CountlessReader(Reader):
+    """Takes each record for one with a single seqno."""
+
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
+        return super().accept(kind, epoch, seqno)
 
 
 def epoch_0(_right: int) -> int:
@@ -128,6 +137,11 @@ def deaf(participant: Participant, event: Event) -> ParticipantStep:
     """A member does not hear who is forgotten."""
     is_control = isinstance(event, Data) and event.kind == FORGET
     return ParticipantStep(participant) if is_control else step(participant, event)
+
+
+def at_or_after(_log: DataLog, _offset: int, _seqno: int, _epoch: int) -> bool:
+    """Whatever lies at the offset is taken for the record, or for one before it."""
+    return True
 
 
 def of_its_life(participant: Participant, event: Event) -> ParticipantStep:
@@ -271,6 +285,27 @@ MUTATIONS = (
         "a ledger commit does not name the version it was made from",
         DUPLICATE,
         Rules(compare_and_set=False),
+    ),
+    Mutation(
+        "count-unread",
+        "readers take one seqno for a record of a later kind that takes several",
+        GAP,
+        Rules(reader=CountlessReader),
+        later=True,
+    ),
+    Mutation(
+        "count-not-absorbed",
+        "a successor takes one seqno for such a record",
+        WRONG_STATE,
+        patches=(("ordering.sequencer.sequencer.Reader", CountlessReader),),
+        later=True,
+    ),
+    Mutation(
+        "offset-by-seqno",
+        "a reader that starts in mid-log counts a seqno an offset, though a record takes several",
+        GAP,
+        patches=(("connectors.kafka.log.data_log.DataLog._is_at_or_after", at_or_after),),
+        later=True,
     ),
 )
 """`not-lower-loses` and `not-lower` are one fault with two faces."""

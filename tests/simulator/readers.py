@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ordering.base.reader import Reader, Verdict
@@ -36,7 +38,7 @@ class Cursor:
         for stored in self.log.records(self.offset, self.offset + count):
             self.offset = stored.offset + 1
             record = stored.data
-            if self.reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
+            if self.reader.judge(record) is Verdict.TAKE:
                 taken.append(record)
         return taken
 
@@ -50,12 +52,16 @@ class Cursor:
             np.array([record.kind == EPOCH for record in records], dtype=np.bool_),
             np.array([record.epoch for record in records], dtype=np.int64),
             np.array([record.seqno for record in records], dtype=np.int64),
+            np.array([record.count for record in records], dtype=np.int64),
         )
         return [record for record, taken in zip(records, mask.tolist(), strict=True) if taken]
 
 
 class Deliverer:
-    """An application that reads deliveries, dies, and reads on after the last one it wrote down."""
+    """An application that reads deliveries, dies, and reads on after the last one it wrote down.
+
+    A record of a later kind comes with the last of its numbers, as from `connectors.kafka.log.data_cursor`.
+    """
 
     def __init__(self, broker: Broker, rules: Rules, name: str) -> None:
         self.name = name
@@ -64,14 +70,15 @@ class Deliverer:
 
     def read(self, count: int, *, columns: bool = False) -> None:
         for record in self.cursor.read_columns(count) if columns else self.cursor.read(count):
-            self.delivered.append((record.seqno, record.id, record.payload))
+            self.delivered.append((record.seqno + record.count - 1, record.id, record.payload))
 
     def crash(self) -> None:
         self.cursor.resume(self.delivered[-1][0] if self.delivered else 0)
 
     def report(self, checker: Checker) -> None:
         for seqno, message, payload in self.delivered:
-            checker.delivery(self.name, seqno, message, payload)
+            if message.sender:
+                checker.delivery(self.name, seqno, message, payload)
 
 
 class Table:
@@ -106,8 +113,10 @@ class LedgerWriter:
         self.crash()
 
     def read(self, count: int, *, columns: bool) -> None:
-        """A batch from DATA; it is not in the table yet."""
-        self.batch.extend(self.cursor.read_columns(count) if columns else self.cursor.read(count))
+        """A batch from DATA, a row for each number; it is not in the table yet."""
+        for record in self.cursor.read_columns(count) if columns else self.cursor.read(count):
+            numbers = range(record.seqno, record.seqno + record.count)
+            self.batch += [replace(record, seqno=number, count=1) for number in numbers]
 
     def commit(self) -> None:
         if not self.batch:

@@ -50,6 +50,8 @@ class Retained:
         """Whether somebody sets a retention, whatever is said of that."""
         self.is_whole = True
         """Whether nothing but purges has deleted anything."""
+        self.later = random.Random(f"later {seed}").choice((0, 0, 10, 60))
+        """As `tests.simulator.world.Shape.later`; of other dice, so that seeds stay valid."""
 
     def run(self) -> list[Anomaly]:
         for _ in range(ACTIONS):
@@ -73,7 +75,8 @@ class Retained:
             self.do_crash()
         dice = Dice(self.random.getrandbits(30))
         zombie, rows, depth = self.random.random() < 0.3, self.random.choice((1, 4, 20)), self.random.choice((1, 3))
-        self.sequencers.append(Sequencer(self.broker, Rules(), dice, zombie=zombie, batch_rows=rows, depth=depth))
+        new = Sequencer(self.broker, Rules(), dice, zombie=zombie, batch_rows=rows, depth=depth, later=self.later)
+        self.sequencers.append(new)
         if self.random.random() < 0.7:
             while self.sequencers and self.sequencers[-1].state is None:
                 self._advance(self.sequencers[-1])
@@ -103,12 +106,12 @@ class Retained:
             self.in_ledger = seqno
 
     def effective(self) -> list[tuple[int, int]]:
-        """The offset and the seqno of each record that counts."""
+        """The offset and the last seqno of each record that counts."""
         reader = Reader()
         return [
-            (offset, record.seqno)
+            (offset, reader.last_seqno)
             for offset, record in enumerate(self.broker.data)
-            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
+            if reader.judge(record) is Verdict.TAKE
         ]
 
     def do_plan_purge(self) -> None:
@@ -143,7 +146,8 @@ class Retained:
 
     def do_read(self) -> None:
         """Somebody starts to read; the log compares each state that it makes (`SimulatedLog.state`)."""
-        log, last = SimulatedLog(self.broker), len(self.effective())
+        effective = self.effective()
+        log, last = SimulatedLog(self.broker), effective[-1][1] if effective else 0
         after = self.random.randint(0, last)
         try:
             start = log.after(after)
@@ -155,7 +159,7 @@ class Retained:
             self._wrong(str(error))
             return
         for stored in log.records(start.offset, log.end()):
-            start.reader.accept(stored.data.kind, stored.data.epoch, stored.data.seqno)
+            start.reader.judge(stored.data)
         if start.reader.last_seqno != last:
             self._wrong(f"a reader from offset {start.offset} ends at {start.reader} of {last}.")
 

@@ -11,11 +11,13 @@ engine: batches are decided while others are in flight, as `ordering.sequencer.p
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from connectors.kafka.codec.epochs import Claim, Note
 from connectors.takeover.survey import find_state
+from ordering.base.formats import ADDITIONS
 from ordering.base.reader import Seal, with_seal
 from ordering.base.records import Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import sequencer
@@ -26,6 +28,8 @@ from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 
+LATER = "LATER"
+"""A kind of a later version."""
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
 
@@ -50,6 +54,7 @@ class Sequencer:
         zombie: bool,
         batch_rows: int,
         depth: int = 1,
+        later: int = 0,
     ) -> None:
         self.broker = broker
         self.rules = rules
@@ -59,6 +64,8 @@ class Sequencer:
         self.batch_rows = batch_rows
         self.log = SimulatedLog(broker)
         self.depth = depth if rules.one_attempt else 1
+        self.later = later
+        """Percentage of batches in which it writes a record of a later version."""
         self.pipeline: Pipeline | None = None
         self.own_epoch = 0
         """The newest epoch that this process has claimed."""
@@ -129,6 +136,7 @@ class Sequencer:
         assert self.pipeline is not None
         self._before, self._begun = self.pipeline, (begun, opening)
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
+        later = random.Random(self.dice.number) if self.later else None
         if self.rules.sort_rows:
             self.rows.sort(key=lambda record: record.source)
         else:
@@ -142,9 +150,21 @@ class Sequencer:
             outputs += decided
             if self.rows and part == 0 and not self.rules.snapshot_first and opening:
                 outputs.append(snapshot(state))
+            if part == 0 and later is not None and later.randrange(100) < self.later:
+                state, decided = self._write_later(state, later.choice((1, 1, 2, 3, 7)))
+                outputs += decided
         data = [record for record in outputs if isinstance(record, Data)]
         self.in_flight.append(Batch(data, [record for record in outputs if isinstance(record, DeadLetter)]))
         self.pipeline = self.pipeline.decided(state)
+
+    @staticmethod
+    def _write_later(state: SequencerState, count: int) -> tuple[SequencerState, list[Data | DeadLetter]]:
+        """Decide a record of a later kind that takes so many seqnos, if the group's format allows it."""
+        if state.format < ADDITIONS.number:
+            return state, []
+        record = Data(LATER, state.epoch, state.seqno + 1, state.view, payload=b"later", count=count)
+        counted = state.counted or count > 1
+        return replace(state, seqno=state.seqno + count, counted=counted), [record]
 
     def _step(
         self, state: SequencerState, rows: list[Forward | Malformed]

@@ -52,6 +52,8 @@ class Shape(NamedTuple):
     """How many steps a sequencer takes at once, at most: the fewer, the more two of them mix."""
     depth: int = 1
     """How many batches of a sequencer may be in flight."""
+    later: int = 0
+    """Percentage of batches in which the sequencers, of a later version, write a record of an unknown kind."""
 
 
 class World:
@@ -163,6 +165,7 @@ class World:
                 zombie=dice.chance(30),
                 batch_rows=self.shape.batch_rows,
                 depth=self.shape.depth,
+                later=self.shape.later,
             )
 
     def _do_race(self, who: int, dice: Dice) -> None:
@@ -255,7 +258,9 @@ class World:
             self.problems.append(Anomaly(STUCK, f"healing: {type(error).__name__}: {error}", ()))
 
     def _heal(self) -> None:
-        sequencer = Sequencer(self.broker, self.rules, Dice(12345), zombie=True, batch_rows=1000)
+        sequencer = Sequencer(
+            self.broker, self.rules, Dice(12345), zombie=True, batch_rows=1000, later=self.shape.later
+        )
         while sequencer.state is None:
             if sequencer.advance() is None:
                 raise Fenced("the last sequencer finds a newer one.")
@@ -318,11 +323,8 @@ class World:
 
     def _model_anomalies(self) -> list[Anomaly]:
         reader = Reader()
-        taken = [
-            record
-            for record in self.broker.data
-            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
-        ]
+        taken = [record for record in self.broker.data if reader.judge(record) is Verdict.TAKE]
+        end = reader.last_seqno
         found: list[Anomaly] = []
         for member in self.members:
             if len(member.table):
@@ -330,10 +332,10 @@ class World:
         for name, last in [(deliverer.name, deliverer.cursor.last_seqno) for deliverer in self.deliverers] + [
             (member.address, member.cursor.last_seqno) for member in self.members
         ]:
-            if last < len(taken):
-                found.append(Anomaly(GAP, f"{name} is stuck at {last} of {len(taken)}.", (last + 1,)))
-        if len(self.table.rows) < len(taken):
-            found.append(Anomaly(GAP, f"the ledger has {len(self.table.rows)} of {len(taken)} rows.", ()))
+            if last < end:
+                found.append(Anomaly(GAP, f"{name} is stuck at {last} of {end}.", (last + 1,)))
+        if len(self.table.rows) < end:
+            found.append(Anomaly(GAP, f"the ledger has {len(self.table.rows)} of {end} rows.", ()))
         known = {broadcast for member in self.members for broadcast in member.broadcast_ever}
         messages = [record for record in taken if record.kind == MESSAGE]
         wrong = [record.seqno for record in messages if (record.id, record.payload) not in known]
