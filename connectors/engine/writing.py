@@ -1,10 +1,10 @@
-"""Writing what was decided: batches in flight, and whether Kafka has them.
+"""Writes of decided batches: the batches in flight, and whether Kafka has them.
 
-One producer for all groups of an attempt: what goes to one partition stands there in the order in which it was passed,
-up to the first record that fails (`connectors.kafka.transport.seam`). A write that fails, or whose outcome is
-not known, is `WriteFailed`. It ends the work on its group, which begins again with a takeover
-(`ordering.sequencer.pipeline`). What the producer still writes after that stands behind the new seal, or before it: in
-the first case no reader counts it, in the second the takeover does.
+All groups of an attempt share one producer. A partition gets its records in the order in which they were passed, up to
+the first record that fails (`connectors.kafka.transport.seam`). A write that fails, or has no known outcome, raises
+`WriteFailed`. It ends the work on its group, which begins again with a takeover (`ordering.sequencer.pipeline`). The
+producer may still write records after that. No reader counts a record behind the new seal; the takeover counts each
+record before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 
 class WriteFailed(AbcastError):
-    """Kafka did not take what was decided, or does not say: the sequencer has to take over anew."""
+    """Kafka refused a decided record, or does not tell its outcome: the sequencer has to take over anew."""
 
     retriable = True
 
@@ -66,14 +66,14 @@ class Writer:
         return WrittenBatch(sent, size)
 
     def wait(self, written: WrittenBatch, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
-        """Wait until Kafka has the batch; False if `gives_up` said so before. Raises WriteFailed.
+        """Wait until Kafka has the batch; return False if `gives_up()` is true before. Raises WriteFailed.
 
-        It is asked after every `ask_s`.
+        `gives_up` is called every `ask_s` seconds.
         """
         while not written.is_there():
             if gives_up():
                 return False
-            # Of records to several topics the last one may be there before others are.
+            # The records go to several topics: Kafka may have the last one before the others.
             pending = next((one for one in reversed(written.sent) if not one.is_done), written.sent[-1])
             try:
                 pending.get(ask_s)
@@ -84,5 +84,5 @@ class Writer:
         return True
 
     def abandon(self) -> None:
-        """Disconnect at once. What is in flight gets to the log or not."""
+        """Disconnect at once. Records in flight may or may not reach the log."""
         self._producer.abandon()

@@ -1,12 +1,12 @@
-"""Where a seqno stands in DATA of a site that agrees: entries take offsets and no seqnos, and there may be very many.
+"""Marks for the binary search of a seqno in DATA of a site that agrees.
 
-An entry of format 2 has the last seqno of the DATA before it (`Entry.seqno`), so each entry is a mark, and a search by
-halves finds where to read on, whatever stands between two messages.
+Entries take offsets and no seqnos, and many may lie between two messages. An entry of format 2 has the last seqno of
+the DATA before it (`Entry.seqno`), so each entry is a mark.
 
-Why a mark of epoch e tells where number k is that epoch E has decided. If e > E, k stands below: it is effective, so it
-stands before the seal of any later epoch. If e = E, the job that wrote the entry is the one that decides k, and knows
-whether it has. If e < E, k stands above, unless the entry was written by a job that was replaced. Then the search may
-end behind k. So whoever asks looks at the first number that stands from there on (`DataLog.where`).
+A mark of epoch e tells on which side number k lies that epoch E has decided. If e > E, k lies below: it is effective,
+so it lies before the seal of any later epoch. If e = E, the job that wrote the entry also decides k, and knows whether
+it has. If e < E, k lies above, unless a replaced job wrote the entry. Then the search may end behind k. So the caller
+checks the first number from there on (`DataLog.where`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.records import ENTRY, EPOCH, STRAY, Data
 
 NEAR = 2_048
-"""Records that may be read besides, from where the search ends."""
+"""Records that may be read in addition, from where the search ends."""
 LOOK = 256
-"""Records that may tell nothing, one after the other."""
+"""Records in a row that may tell nothing."""
 
 
 class SeqnoAtOffset(NamedTuple):
-    """What stands at an offset: of which epoch, and up to which seqno DATA goes by then."""
+    """The epoch of the record at an offset, and the last seqno of DATA up to there."""
 
     offset: int
     epoch: int
@@ -33,7 +33,7 @@ class SeqnoAtOffset(NamedTuple):
 
 
 def first_told(records: Iterable[tuple[int, Data]]) -> SeqnoAtOffset | None:
-    """What the first of these records tells that tells anything."""
+    """Return the mark of the first record that has one; None if none has."""
     for offset, data in records:
         if data.kind == ENTRY:
             try:
@@ -52,5 +52,5 @@ def first_told(records: Iterable[tuple[int, Data]]) -> SeqnoAtOffset | None:
 
 
 def is_below(told: SeqnoAtOffset, seqno: int, epoch: int) -> bool:
-    """Whether that number, which the epoch has decided, stands there or below."""
+    """Whether that number, decided by that epoch, lies at the mark or below."""
     return (told.epoch, told.seqno) >= (epoch, seqno)

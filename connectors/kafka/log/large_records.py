@@ -1,7 +1,7 @@
 """Records that no job could hold: a few kilobytes, compressed, may be gigabytes to the library that Spark reads with.
 
-What ended a query so is found by the reader that inflates in pieces (`transport.inflating`). The next query takes what
-stands before such a record, and the one after that begins behind it.
+The reader that inflates in pieces (`transport.inflating`) finds the record that ended a query. The next query takes the
+records before it, and the one after that begins behind it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.transport import Consumer, Record, kafka_python
 
 HELD_BYTES = 64 * 1024 * 1024
-"""What is kept of the records before one that is too large."""
+"""Bytes of records that are kept before one that is too large."""
 
 Skips = Callable[[TopicPartition, Sequence[Record], Record], bool]
-"""Whether a partition may be read on behind a record that is too large, if these stand before it."""
+"""Whether a partition may be read on behind a record that is too large, given the records before it."""
 
 
 class Large(NamedTuple):
-    """What was found: where partitions begin now, and how many records stand before one that is still to come."""
+    """Large records found: the new starts of partitions, and the number of offsets before a record still to come."""
 
     starts: dict[TopicPartition, int]
     before: dict[TopicPartition, int]

@@ -1,9 +1,9 @@
-"""Is a copy of FORWARD the one that a site's marks tell of? Where it is not, it is read from its beginning.
+"""A check whether a copy of FORWARD is the one that a site's marks describe; another copy is read from its beginning.
 
-A mark says that what stands at home below `end` stands before `at` here. A copy that was made anew lacks the repeats of
-the one before, so other records stand at `at`, and some of those behind `end` before it. So the record right before the
-mark tells: at home, it stands below `end`. If the copy was made anew and that is still so, all from `end` on is read
-all the same: after a repeat, a relay carries all that follows.
+A mark says that the home records below `end` lie before `at` in the copy. A copy that was made anew lacks the repeats
+of the former one, so other records lie at `at`, and some from behind `end` lie before it. The record right before the
+mark decides: its home offset has to be below `end`. If that holds for a copy that was made anew, the records from `end`
+on are read all the same: after a repeat, a relay carries all records that follow.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ordering.agreement.site_state import CopyMark
 def changed_copies(
     connection: Connection, marks: Mapping[TopicPartition, tuple[Input, CopyMark]]
 ) -> set[TopicPartition]:
-    """Return the copies in which something else stands before the mark. Raises BrokerUnreachable."""
+    """Return the copies that have another record before the mark, or end before it. Raises BrokerUnreachable."""
     asked = {place: told for place, told in marks.items() if told[0].is_copy and told[1].at > 0}
     if not asked:
         return set()
     with closing(connection.consumer()) as consumer:
         return {
-            place for place, (source, mark) in asked.items() if not _stands(connection, consumer, place, source, mark)
+            place for place, (source, mark) in asked.items() if not _agrees(connection, consumer, place, source, mark)
         }
 
 
-def _stands(connection: Connection, consumer: Consumer, place: TopicPartition, source: Input, mark: CopyMark) -> bool:
-    """Return whether the record before the mark is one of those that it tells of, or retention has dropped it."""
+def _agrees(connection: Connection, consumer: Consumer, place: TopicPartition, source: Input, mark: CopyMark) -> bool:
+    """Return whether the mark covers the record before it, or retention has dropped that record."""
     with connection.reachable("READ", place.topic):
         beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
     if mark.at > end:
