@@ -51,9 +51,8 @@ NOT_YET = {
     **dict.fromkeys(
         (
             "ordering/casts/causal.py",
-            *(f"connectors/engine/{name}.py" for name in ("group", "group_supervisor", "site_job", "writing")),
+            *(f"connectors/engine/{name}.py" for name in ("group", "group_supervisor", "site_job")),
             *(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),
-            *(f"connectors/kafka/log/{name}.py" for name in ("entry_marks", "large_records", "same_copy")),
             *(f"connectors/kafka/log/{name}.py" for name in ("same_log", "same_log_consumer")),
         ),
         "not rewritten yet",
