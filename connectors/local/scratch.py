@@ -1,6 +1,7 @@
 """Temporary directories of a process, below the system's directory for temporary files (TMPDIR).
 
-The next process that makes one removes the ones that killed processes left (see `connectors.local.owned_directory`).
+If that path is too long for a socket, they are in /tmp. The next process that makes one in the same place removes those
+that killed processes left (see `connectors.local.owned_directory`).
 """
 
 from __future__ import annotations

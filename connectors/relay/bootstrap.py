@@ -118,7 +118,10 @@ def _write_session(
     begins_after: TellRecords,
     written: TellRecords,
 ) -> None:
-    """Write a session that begins before the first message that the target lacks; pass the seqno to `begins_after`."""
+    """Write a session that begins right before the first message that the target lacks.
+
+    Call `begins_after` first, with the seqno after which it begins.
+    """
     target, carries = sites.connection(direction.target), functools.partial(sites.carries, direction)
     start = _link_start(ledger, group, reached, carries)
     begins_after(start.seqno)

@@ -77,7 +77,8 @@ class Casts(Relay):
         return relay_casts(rows, self.direction, at_target, of_views=self.sites.one_order)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """Return no topic if both ends share one Kafka."""
+        """Select topics as the base class does, but none if both ends share one Kafka. Note the sites of the
+        target's."""
         if not self.is_apart:
             return {}
         self._at_target = self._find_at_target()

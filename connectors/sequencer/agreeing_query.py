@@ -454,7 +454,7 @@ def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:
 
 
 def _with_records(runs: pd.DataFrame, held: Mapping[Partition, HeldBlocks]) -> pd.DataFrame:
-    """Add their messages to the runs that have none."""
+    """Give each run that is `aside` its messages from `held`; the other runs have theirs already."""
     columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
     records = [
         held[Partition(topic, number)].packed(first, first + size) if aside else None

@@ -26,7 +26,10 @@ SitesFile = Annotated[
 
 
 def optional_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites | None:
-    """Read the sites' file, if one is named, for clients `abcast-<name>`. Raises UsageError."""
+    """Return the sites of the file, or None if no file is named. Raises UsageError.
+
+    Their Kafka clients get the id `abcast-<name>`.
+    """
     if file is None:
         return None
     from connectors.kafka.connection.client_configuration import ClientConfiguration

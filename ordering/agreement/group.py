@@ -281,9 +281,10 @@ class Group:
                 yield Dropped(name)
 
     def due(self) -> OrderedRun | None:
-        """Return the next run that is ordered and read, to be decided from `site.sequenced.state`; None if none is.
+        """Return the next ordered run whose records this site has read; None if there is none.
 
-        Call it when the entry is in Kafka. Raises HistoryUnavailable if retention has dropped records of the run, and
+        It is to be decided from `site.sequenced.state`. Call this only when the entry that `end_step` returned is in
+        Kafka. Raises HistoryUnavailable if retention has dropped records of the run, and
         Disagreement if this site has read other records of it than the site that submitted it.
         """
         run = self.site.due()

@@ -83,7 +83,10 @@ class History:
         self._asked_at_ms = 0
 
     def add(self, delivery: DeliverRun) -> tuple[DeliverRun, ...]:
-        """Take a delivery of the process's own. Return the deliveries that come out."""
+        """Take a delivery that this process has made. Return it if nothing earlier is missing; else hold it.
+
+        Beyond the limits, the held deliveries are dropped, and count as missing.
+        """
         if self.is_filling:
             self._held.append(delivery)
             self._held_bytes += len(delivery.run.reference)

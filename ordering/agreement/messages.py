@@ -187,7 +187,10 @@ class Stuck(NamedTuple):
 
 
 class NotExcluded(NamedTuple):
-    """The notice that an operator's exclusion can't be carried out: too few members would be left."""
+    """The notice that an operator's exclusion is not carried out here.
+
+    Too few members would be left, none of the named is another member of the view, or this process is no member.
+    """
 
     names: tuple[str, ...]
 

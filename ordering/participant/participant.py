@@ -84,8 +84,9 @@ DROPPED_BY_RETENTION = "Kafka's retention has dropped what became of it"
 class FlushRequest:
     """A quiet point that the application has asked for. `id` is the seqno of its START_FLUSH, 0 until it is ordered.
 
-    `is_ended`: its STOP_FLUSH was sent. `outcome` is the reason why it is over. A request that is not wanted any more
-    is kept until it has its id, so that the flush can be stopped.
+    `is_ended`: the application has ended it; STOP_FLUSH was sent, unless the flush was over already. `outcome` is the
+    reason why it is over. A request that is not wanted any more is kept until it has its id, so that the flush can be
+    stopped.
     """
 
     local_seqno: int

@@ -255,7 +255,11 @@ class MemberMemory:
     # --- notes ---
 
     def _note(self, what: str, place: TopicPartition, beginning: str) -> None:
-        """Write the note of a position, before the position at `place` is above the beginning."""
+        """Make sure that the note of the position `what` is written, before a position above 0 is committed at `place`.
+
+        If there is neither a position nor a note yet, commit offset 0 first, with `beginning` as its metadata. Without
+        a memory topic no note is written.
+        """
         if self._noted is None:
             self._noted = self._known_notes()
         if what in self._noted:

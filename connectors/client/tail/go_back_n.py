@@ -40,7 +40,10 @@ _logger = logging.getLogger(__name__)
 
 
 class GoBackN:
-    """The sender of one table. While that has records, a thread has to call `send_again_if_due`. `close` it."""
+    """The sender of one table.
+
+    While the table has records, a thread has to call `send_again_if_due`. Call `close` at the end.
+    """
 
     def __init__(
         self,

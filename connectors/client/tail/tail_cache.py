@@ -111,7 +111,10 @@ class TailCache:
     # --- readers ---
 
     def approach(self, who: object, offset: int) -> bool:
-        """Whether a reader of Kafka may join at `offset`. If it is near, the cache keeps new records for it."""
+        """Whether a reader of Kafka at `offset` can go on from the cache.
+
+        If it is at most NEAR_RECORDS behind, the cache keeps new records for it; else the cache forgets the reader.
+        """
         with self._changed:
             if self._is_open and self._position - offset <= NEAR_RECORDS:
                 self._read_up_to[who] = max(self._first, self._read_up_to.get(who, 0))

@@ -378,8 +378,8 @@ def encode_dead_letter(
 ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
     """Return (key, value, headers) of a dead letter: the original record, and the reason.
 
-    Kafka limits the compressed size. So a record may be larger than any topic takes once it is inflated: then only the
-    reason is written.
+    Kafka limits the compressed size, so a decompressed record may be too large for any topic. Then key, value and
+    headers are left out, and only the source and the reason are written.
     """
     size = len(key or b"") + len(value or b"") + _size_of_all(original) + _HEADER_FRAME_BYTES * len(original)
     if size > MAX_RECORD_BYTES - _REASON_BYTES:

@@ -4,13 +4,14 @@ The snapshot is in force, is older than the records to be kept, and counts nothi
 so does everything after it. So a sequencer, a member or a relay that starts finds the state in DATA, and readers of
 older messages find them in the ledger.
 
-Invariant: DATA always has a snapshot that every reader knows to be in force. A claim whose floor is below the snapshot
-may be on its way; once it is there, the claims alone no longer show that the snapshot counts. So a note in EPOCH, which
-shows it, is written before the first record is deleted. A crash in between leaves a true note, and DATA as it was.
+Invariant: DATA always has a snapshot that every reader knows to be in force. A claim with a lower
+floor may arrive during the purge; after that, the claims alone no longer prove that the snapshot is in force. So a note
+that proves it is written to EPOCH before the first record is deleted. A crash in between leaves a true note, and DATA
+as it was.
 
-Where sites agree, DATA has their logs. Everything below an entry is deleted if every other site of the group has read
-it, as its own log says, and no start of this site reads it (`connectors.kafka.log.entries.needed_from`). Both only move
-forward, so a crash between any two steps leaves whatever is needed.
+Where sites agree, DATA also has their logs. Then nothing is deleted from the first entry on that another site has not
+noted as read, or that a start of this site reads (`connectors.kafka.log.entries.needed_from`). Both only move forward,
+so a crash between any two steps leaves whatever is needed.
 
 Copies, which no sequencer has claimed, and records that a relay may still have to copy are left alone. No retention of
 Kafka's can do this: it drops the last snapshot, too.

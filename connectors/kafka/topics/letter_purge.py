@@ -53,7 +53,10 @@ _logger = logging.getLogger(__name__)
 def purge_letters(
     connection: Connection, group: str, site: str, *, letters_s: float, dry_run: bool = False
 ) -> list[Purged]:
-    """Delete letters that were taken, and letters older than `letters_s` to receivers without a position.
+    """Delete the oldest letters of each partition, up to the first that a receiver may still take.
+
+    Letters that were taken go, and letters older than `letters_s` to receivers without a position. Letters younger than
+    SETTLED_S (or `letters_s`, if that is less) stay.
 
     Raises BrokerUnreachable; KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """

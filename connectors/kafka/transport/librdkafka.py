@@ -463,7 +463,10 @@ class _Consumer:
     def _offsets(
         self, partitions: Iterable[TopicPartition], which: int, timeout_ms: int | None
     ) -> dict[TopicPartition, int]:
-        """Look up all partitions with one request a broker: a lookup by time also takes the beginning or the end."""
+        """Return the beginnings or the ends of the partitions, as `which` says, with one request a broker.
+
+        It is a lookup by time, which accepts OFFSET_BEGINNING and OFFSET_END.
+        """
         timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
         return self._offsets_at(dict.fromkeys(partitions, which), timeout_s)
 
