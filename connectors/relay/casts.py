@@ -78,7 +78,8 @@ class Casts(Relay):
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Select topics as the base class does, but none if both ends share one Kafka. Note the sites of the
-        target's."""
+        target's.
+        """
         if not self.is_apart:
             return {}
         self._at_target = self._find_at_target()
