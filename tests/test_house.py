@@ -51,7 +51,6 @@ NOT_YET = {
     **dict.fromkeys(
         (
             "ordering/casts/causal.py",
-            *(f"connectors/engine/{name}.py" for name in ("group", "group_supervisor", "site_job")),
             *(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),
             *(f"connectors/kafka/log/{name}.py" for name in ("same_log", "same_log_consumer")),
         ),

@@ -1,7 +1,7 @@
-"""One group in the process engine: FORWARD records in, DATA and dead letters out, `ordering` in between.
+"""A group in the process engine: FORWARD records in, DATA and dead letters out, `ordering` in between.
 
-It has no rule of its own. `ordering.sequencer.pipeline` says when a batch may begin, `ordering.sequencer.sequencer`
-what it decides, and the codec how that looks on Kafka.
+This module has no rules of its own. `ordering.sequencer.pipeline` decides when a batch may begin,
+`ordering.sequencer.sequencer` decides its records, and the codec encodes them for Kafka.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import SequencerState, end_batch
 
 PATIENCE_S = 0.2
-"""A group is late if Kafka has not taken its oldest batch for so long: then it decides no further one."""
+"""The age of its oldest batch in flight at which a group is late. A late group decides no further batch."""
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
-"""With more payload in flight, a group waits for its oldest batch."""
+"""The payload in flight at which a group waits for its oldest batch."""
 HELD_RECORDS, HELD_BYTES = 5_000, 16 * 1024 * 1024
-"""Of what was read and can't be decided yet: with more of it, no more is read."""
+"""The undecided records, and their bytes, at which a group is read no further."""
 
 
 class GroupSequencer:
-    """A group that was taken over: `pipeline` is what it knows.
+    """A group that this process has taken over. `pipeline`: its state, decided and written.
 
-    What is read is held until a batch may begin. While DATA can't be written, as much is held as `is_full` allows.
+    Records are held until a batch may begin. While DATA can't be written, `is_full` bounds the records held.
     """
 
     def __init__(self, state: SequencerState, site: str) -> None:
@@ -46,50 +46,50 @@ class GroupSequencer:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Of payloads."""
+        """The payload of all batches in flight."""
         return sum(written.size for written, _ in self._in_flight)
 
     @property
     def late_s(self) -> float:
-        """For how long the oldest batch has been in flight."""
+        """The age of the oldest batch in flight, in seconds; 0 if there is none."""
         return time.monotonic() - self._in_flight[0][1] if self._in_flight else 0.0
 
     @property
     def is_late(self) -> bool:
-        """Whether Kafka takes long."""
+        """Whether Kafka has not taken the oldest batch within PATIENCE_S."""
         return self.late_s >= PATIENCE_S
 
     @property
     def holds(self) -> bool:
-        """Whether something was read that is not decided."""
+        """Whether records are held that are not decided yet."""
         return bool(self._held)
 
     @property
     def is_full(self) -> bool:
-        """Whether it is not to be read for now."""
+        """Whether the group holds so much that it is read no further for now. As of the last `measure`."""
         return self._held_records >= HELD_RECORDS or self._held_bytes >= HELD_BYTES
 
     def see_written(self) -> None:
-        """Note what Kafka has by now. Raises WriteFailed."""
+        """Acknowledge the batches that Kafka has by now. Raises WriteFailed."""
         while self._in_flight and self._in_flight[0][0].is_there():
             self._in_flight.popleft()
             self.pipeline = self.pipeline.acknowledged()
 
     def take(self, polled: Polled) -> None:
-        """Hold what was read. Of a partition it comes in the order of offsets."""
+        """Hold records until they are decided. The caller passes each partition in the order of offsets."""
         for place, records in polled.items():
             before = self._held.get(place)
             self._held[place] = records if before is None else [*before, *records]
 
     def measure(self) -> None:
-        """See how much is held, when something was read that could not be decided at once."""
+        """Count the held records and their bytes, for `is_full`. Called after records could not be decided at once."""
         self._held_records = sum(map(len, self._held.values()))
         self._held_bytes = sum(len(record.value or b"") for records in self._held.values() for record in records)
 
     def decide(self) -> list[Output] | None:
-        """Decide what is held: the records to write; None if something has to be written before.
+        """Decide the held records; return the records to write, or None if an earlier batch has to be written first.
 
-        What it returns has to be passed to Kafka, and `passed` to be told.
+        The caller passes the records to Kafka and then calls `passed`.
         """
         must_wait = self.is_late or self.bytes_in_flight >= IN_FLIGHT_BYTES
         begun = None if must_wait else self.pipeline.begin()
@@ -106,6 +106,6 @@ class GroupSequencer:
         ]
 
     def passed(self, written: WrittenBatch) -> None:
-        """What was decided last is on its way."""
+        """Record that the batch decided last is in flight."""
         self.pipeline = self.pipeline.decided(self._decided)
         self._in_flight.append((written, time.monotonic()))

@@ -1,7 +1,7 @@
-"""The attendant of the process engine: takes groups over, and looks after them while the loop decides.
+"""The supervisor of the process engine: takes groups over, and looks after them while the loop decides.
 
-It has a thread of its own, so that no question to Kafka stands on the way of a message. It tells the loop what has
-changed by values that it puts into a queue, and reads the loop's pipelines, which are values, too.
+It has a thread of its own, so that no message waits for a question to Kafka. It sends changes to the loop through a
+queue, as immutable values. It reads the loop's pipelines, which are immutable, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import SequencerState
 
 WATCH_S = 1.0
-"""How often it looks: for a newer epoch, for new groups, and for those that need a tick."""
+"""The time between two looks: for newer epochs, for new groups, and for groups that need a tick."""
 _TAKING_S = 0.05
-"""The same, for groups that are being taken over."""
+"""The time between two looks at running takeovers."""
 _CLOSE_S = 15.0
 
 _logger = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What the loop is to do from now on.
+    """A change for the loop.
 
-    `states`: groups that were taken over. `partitions`: what else is to be read, of which group and from where. `gone`:
-    groups to be left alone.
+    `states`: the groups taken over, each with its state. `partitions`: further partitions to read, each with its group
+    and the first offset. `gone`: groups to drop.
     """
 
     states: Mapping[str, SequencerState] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Taken:
 
 
 class GroupSupervisor:
-    """For one attempt of the job. `take_all`, then `start`; `close` it."""
+    """The supervisor of one attempt of the job. Call `take_all`, then `start`, and `close` at the end."""
 
     agreement: ClassVar[str] = ""
 
@@ -74,12 +74,14 @@ class GroupSupervisor:
         troubles: Troubles | None = None,
         fitness: Fitness | None = None,
     ) -> None:
-        """`epochs`: what this process has claimed, by group. `suspended`: groups that the others go on without. Both
-        are kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. `fitness`: as a
-        Claimer's. Raises BrokerUnreachable.
+        """Raise BrokerUnreachable if Kafka does not answer.
+
+        `epochs`: the epochs that this process has claimed, by group. `suspended`: the job's suspended groups. Both are
+        kept up to date, and outlive the attempt. `troubles`: shared by all jobs of this process. `fitness`: a check
+        of each group before it is claimed.
         """
         self.pipelines: Mapping[str, Pipeline] = {}
-        """The loop's, by group; it puts a new mapping here."""
+        """The loop's pipelines, by group. The loop replaces the mapping, and never changes it."""
         self._connection = connection
         self._site = site
         self._ledger = ledger
@@ -89,7 +91,7 @@ class GroupSupervisor:
         self._fitness = fitness
         self._keeper = GroupMaintenance(connection, site, epochs, "process", self._troubles)
         self._watchdogs: dict[str, Watchdog] = {}
-        self._told: dict[str, int] = {}  # what each watchdog knows to be written
+        self._told: dict[str, int] = {}  # the last written seqno that each watchdog was told
         self._suspended = suspended
         self._leaving: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
         self._takeovers: list[tuple[Takeover, Mapping[str, list[str]]]] = []
@@ -100,9 +102,9 @@ class GroupSupervisor:
         self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
 
     def take_all(self) -> Taken:
-        """Take over every group that there is; those of which nothing is answered come as changes.
+        """Take over every group that is due; return the groups taken. Groups that answer late come as changes.
 
-        Those that can't be are tried again later; raises if none can be.
+        Suspends each group that can't be taken over, and retries it later. Raises if no group can be taken over.
         """
         topics = self._topics(fresh=True)
         unservable = self._begin({group: names for group, names in topics.items() if self._suspended.is_due(group)})
@@ -120,17 +122,15 @@ class GroupSupervisor:
         return taken
 
     def start(self) -> None:
-        """Look after the groups, in a thread."""
+        """Start the thread that looks after the groups."""
         self._thread.start()
 
     def leave(self, group: str, error: AbcastError) -> None:
-        """The loop can't go on with the group: nobody is to be told that it is alive; it is tried again later. For any
-        thread.
-        """
+        """Stop the signs of life of a group that the loop has dropped, and retry the group later. Thread-safe."""
         self._leaving.put((group, error))
 
     def changes(self) -> Iterator[Taken]:
-        """What has changed since the last call."""
+        """Yield the changes since the last call."""
         while True:
             try:
                 yield self._changes.get_nowait()
@@ -138,7 +138,7 @@ class GroupSupervisor:
                 return
 
     def raise_failure(self) -> None:
-        """Raise what ended the thread, if something did."""
+        """Raise the error that ended the thread, if there is one."""
         if self._failure is not None:
             raise self._failure
 
@@ -163,8 +163,8 @@ class GroupSupervisor:
                 except (BrokerUnreachable, KafkaError) as error:
                     if isinstance(error, KafkaError) and not error.retriable:
                         raise
-                    # What is being written has its own patience with a broker that restarts. Of a topic that is gone,
-                    # nothing is answered either: the next look finds that.
+                    # The thread goes on: the writer waits for a restarting broker by itself. A question about a deleted
+                    # topic gets no answer either; the next look finds that the topic is gone.
                     if not self._finder.has_changed():
                         _logger.warning("sequence: the broker does not answer")
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
@@ -173,11 +173,11 @@ class GroupSupervisor:
     def _look(self) -> None:
         while not self._leaving.empty():
             self._leave(*self._leaving.get())
-        # First of all: what is asked of a topic that is gone is asked for seconds.
+        # This comes first: a question about a deleted topic takes seconds.
         self._find_changes()
         self._of_fit(self._keeper.check_not_fenced)
         now = time.monotonic()
-        # What is decided and not yet written counts as considered: that is so for some milliseconds.
+        # A decided record counts as considered before it is written, some milliseconds later.
         self._troubles.put(SEQUENCER, self._suspended.troubles)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._finder.find())
@@ -192,7 +192,7 @@ class GroupSupervisor:
                 self._watch(group, watchdog, now)
 
     def _of_fit(self, ask: Callable[[], object]) -> None:
-        """Leave the groups in which it finds something wrong."""
+        """Call `ask`; suspend the groups that it finds unservable, and have the loop drop them."""
         try:
             ask()
         except UnservableGroups as unservable:
@@ -215,7 +215,10 @@ class GroupSupervisor:
         self._suspended.suspend(group, error)
 
     def _to_be_ticked(self) -> dict[str, int]:
-        """Groups with members, and those that have left a snapshot for the next batch, which may be long in coming."""
+        """Return the groups to tick, each with its last written seqno.
+
+        They have members, or are due for a snapshot: the batch that would write it may be long in coming.
+        """
         return {
             group: pipeline.written
             for group, pipeline in self.pipelines.items()
@@ -230,8 +233,8 @@ class GroupSupervisor:
     def _find_changes(self) -> None:
         topics, known = self._topics(), self._keeper.forward
         claimed = {topic.group for topic in self._finder.find() if topic.role == "epoch" and topic.site == self._site}
-        # A group that has lost a topic is taken over anew, as one that has come. Without EPOCH it is left alone until
-        # then: the keeper asks for the claims of all groups at once.
+        # A group that has lost a topic is taken over anew, like a new group. A group without EPOCH is released, too:
+        # the check of the claims asks for all groups at once.
         gone = frozenset(
             group
             for group, names in known.items()
@@ -250,8 +253,8 @@ class GroupSupervisor:
             self._suspended.suspend(group, error)
 
     def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
-        """Have the partitions read that have come to known groups: those have nothing to take over."""
-        # What has no count was deleted just now.
+        """Tell the loop to read the new partitions of known groups. They need no takeover."""
+        # A topic without a count was deleted just now.
         counts = Counter({str(topic): count for topic, count in self._finder.count_partitions().items()})
         grown = {
             group: names
@@ -260,14 +263,14 @@ class GroupSupervisor:
         }
         if not grown:
             return
-        found, _ = self._starts(grown, {})  # what fails is tried again
+        found, _ = self._starts(grown, {})  # a failed group is retried at the next look
         new = {partition: start for partition, start in found.items() if partition not in self._places}
         self._keeper.take(grown)
         self._places.update(new)
         self._changes.put(Taken(partitions=new))
 
     def _begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Begin to take groups over. Returns what is wrong with those that can't be."""
+        """Begin to take groups over. Return the errors of the groups that can't be taken over."""
         unservable: dict[str, AbcastError] = {}
         try:
             check_topics(self._connection, topics, self._site)
@@ -286,7 +289,7 @@ class GroupSupervisor:
         return unservable
 
     def _find_ledger(self) -> Ledger | None:
-        """Delta, which the extra `jobs` brings, is loaded where there is a ledger."""
+        """Return the end of the ledger; None if there is no ledger, or Delta (the extra `jobs`) is not installed."""
         if self._ledger is None or not self._ledger.exists():
             return None
         try:
@@ -296,7 +299,7 @@ class GroupSupervisor:
         return LedgerEnd(self._ledger)
 
     def _take_on(self) -> None:
-        """Serve groups that were taken over after the start. If one can't be, the others go on."""
+        """Pass groups taken over after the start to the loop. Suspend the groups that failed."""
         if not self._takeovers:
             return
         taken, unservable = self._arrived(0.0)
@@ -307,7 +310,7 @@ class GroupSupervisor:
             self._changes.put(taken)
 
     def _arrived(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
-        """Groups that are taken over by now, and what is wrong with others."""
+        """Return the groups that are taken over by now, and the errors of groups that failed."""
         states: dict[str, SequencerState] = {}
         topics: dict[str, list[str]] = {}
         unservable: dict[str, AbcastError] = {}
@@ -329,7 +332,7 @@ class GroupSupervisor:
         try:
             self._keeper.take(topics)
             ends = self._keeper.ends_of_data(topics)
-        except (BrokerUnreachable, KafkaRefused) as error:  # nobody else would serve them
+        except (BrokerUnreachable, KafkaRefused) as error:  # they are claimed, so no other job serves them
             for group in topics:
                 self._keeper.release(group)
             return Taken(), unservable | lost | dict.fromkeys(topics, error)
@@ -344,7 +347,7 @@ class GroupSupervisor:
         return Taken(states, partitions), unservable | lost
 
     def _check_group(self, state: SequencerState) -> None:
-        """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
+        """Raise an error if the group is unservable for a reason that DATA does not show. Called before the claim."""
         if self._fitness is not None:
             self._fitness(state)
 
@@ -357,7 +360,7 @@ class GroupSupervisor:
     def _starts(
         self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
     ) -> tuple[dict[TopicPartition, tuple[str, int]], dict[str, AbcastError]]:
-        """Every partition of the topics: its group, and from where it is to be read; and groups that do not tell."""
+        """Return each partition with its group and first offset to read, and the errors of failed groups."""
         starts: dict[TopicPartition, tuple[str, int]] = {}
         lost: dict[str, AbcastError] = {}
         with contextlib.closing(self._connection.consumer()) as consumer:
@@ -367,7 +370,7 @@ class GroupSupervisor:
                         backlog = find_backlog(consumer, names, positions)
                 except BrokerUnreachable as error:
                     lost[group] = error
-                except KeyError as error:  # how kafka-python says that a topic is gone
+                except KeyError as error:  # kafka-python's error for a topic that is gone
                     lost[group] = TopicMissing(f"group {group}: topic {error} is gone.")
                 else:
                     starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}

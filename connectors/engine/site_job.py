@@ -1,16 +1,17 @@
 """The job of a site that agrees with others (`ordering.agreement.site`), in a plain Python process.
 
-It is the process engine's job with another loop. Claims, seals, ticks, signs of life and retries are the same. What the
-loop adds is the order of writing that `ordering.agreement.group` asks for: it waits until the entry stands in Kafka
-before it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which
-nothing is known, ends the attempt, and the next one takes over.
+It is the process engine's job with another loop. Claims, seals, ticks, signs of life and retries are the same. The
+loop adds the order of writing that `ordering.agreement.group` asks for: it writes DATA only after Kafka has the entry,
+and the next entry only after Kafka has that DATA.
 
-What is wrong with one group (retention was faster, other sites, an order of a sequencer, a write that failed) ends the
-work on that group alone: it is tried again later, and the others go on. If none is left, the attempt fails with it. A
-group whose write is not there within PATIENCE_S is *stuck*: it is not read, has no time and takes no step until it is
-there, so it is where it was, and the others go on without it.
+An error of one group (records lost to retention, changed sites, a sequencer's order, a failed or uncertain write)
+ends the work on that group alone. The group is taken over again later, and the others go on. If it was the last group,
+its error ends the attempt.
 
-Time is that of a steady clock while the loop works. A stall (a broker that restarts) counts as one second.
+A group whose write is not in Kafka within PATIENCE_S is *stuck*. Until the write is there, the group is not read, not
+ticked, and takes no step. The others go on without it.
+
+Time is measured with a monotonic clock. A step of more than a second (a broker restarts) counts as one second.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SiteAttendant(GroupSupervisor):
-    """The attendant of such a job. `inputs` has what there is to read, by group."""
+    """The supervisor of a site's job. `inputs`: the partitions to read, by group."""
 
     agreement: ClassVar[str] = ISIS
 
@@ -67,7 +68,7 @@ class SiteAttendant(GroupSupervisor):
         suspended: SuspendedGroups,
         troubles: Troubles | None = None,
     ) -> None:
-        """As every attendant's. Raises BrokerUnreachable."""
+        """Raise BrokerUnreachable if Kafka does not answer. The arguments are a GroupSupervisor's."""
         super().__init__(connection, agreement.neighbours.site, None, finder, epochs, suspended, troubles)
         self._agreement = agreement
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
@@ -75,7 +76,7 @@ class SiteAttendant(GroupSupervisor):
         """The decisions of operators, by group."""
 
     def take_all(self) -> Taken:
-        """As every attendant does."""
+        """Take over every group that is due, and find the inputs of all groups."""
         taken = super().take_all()
         self._find_inputs()
         return taken
@@ -83,7 +84,7 @@ class SiteAttendant(GroupSupervisor):
     def _look(self) -> None:
         super()._look()
         self._find_inputs()
-        # EPOCH was read on for the claims, if there was anything new.
+        # The check of the claims has just read the new records of EPOCH, exclusions among them.
         self.exclusions = {
             group: self._keeper.log(group).known_exclusions
             for group in self._keeper.forward
@@ -91,7 +92,7 @@ class SiteAttendant(GroupSupervisor):
         }
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
-        # Ticks are for the site's own members; relays' topics are read, and not ticked.
+        # Only the topics of the site's own members are ticked. The topics that relays fill are read, not ticked.
         own = {
             group: [name for name in names if (topic := Topic.parse(name)) and topic.role == "forward"]
             for group, names in super()._topics(fresh=fresh).items()
@@ -99,7 +100,7 @@ class SiteAttendant(GroupSupervisor):
         return {group: names for group, names in own.items() if names}
 
     def _check_group(self, state: SequencerState) -> None:
-        """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
+        """Check that the group's log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
         known_state(self._connection, self._agreement, state)
 
     def _find_inputs(self) -> None:
@@ -123,7 +124,7 @@ class SiteJob(EngineJob):
         look_every_s: float = LOOK_EVERY_S,
         troubles: Troubles | None = None,
     ) -> None:
-        """Raises UsageError if the site is none of those that agree."""
+        """Raise UsageError if the site is not among the sites that agree."""
         super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s, troubles))
         self._agreement = agreement.check()
 
@@ -141,11 +142,11 @@ class SiteLoop:
     """Reads, steps and writes, in one thread."""
 
     def __init__(self, connection: Connection, agreement: AgreementSettings, stop: threading.Event) -> None:
-        """Raises BrokerUnreachable."""
+        """Raise BrokerUnreachable if Kafka does not answer."""
         self._connection, self._agreement, self._stop = connection, agreement, stop
         self._groups: dict[str, AgreeingGroup] = {}
         self._read: dict[TopicPartition, tuple[AgreeingGroup, Input]] = {}
-        self._assigned: frozenset[TopicPartition] | None = None  # not known to be what is wanted
+        self._assigned: frozenset[TopicPartition] | None = None  # None: to be assigned anew
         self._writer = Writer(connection)
         try:
             self._intake = Intake(connection, stop)
@@ -154,11 +155,11 @@ class SiteLoop:
             raise
         self._ticked_at: dict[str, float] = {}
         self._stuck: dict[str, WrittenBatch | None] = {}
-        """Groups that wait for a write: for their entry, or None for DATA."""
+        """The stuck groups, each with the entry that it waits for; None if it waits for DATA."""
         self._left: dict[str, AbcastError] = {}
 
     def run(self, attendant: SiteAttendant) -> None:
-        """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
+        """Work until stopped, then write last entries. Raises the error that ends the attempt."""
         while not self._stop.is_set():
             attendant.raise_failure()
             for change in attendant.changes():
@@ -173,7 +174,7 @@ class SiteLoop:
         self._say_last()
 
     def _say_last(self) -> None:
-        """Wait for what is in flight; leave a snapshot of it all, so that the next start needs nothing from before."""
+        """Wait for the writes in flight, then write a snapshot as last entry: the next start needs nothing older."""
         deadline = time.monotonic() + STOP_S
 
         def gives_up() -> bool:
@@ -193,7 +194,7 @@ class SiteLoop:
         return entry is None or self._writer.wait(entry, gives_up)
 
     def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
-        """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
+        """Call `act` with a group, unless it was dropped. An error ends the work on this group alone."""
         group = self._groups.get(name)
         try:
             return None if group is None else act(group)
@@ -208,15 +209,15 @@ class SiteLoop:
             return None
 
     def _check_not_fenced(self, name: str, group: AgreeingGroup) -> None:
-        """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced.
+        """Raise Fenced if another job has taken the group over: then that is the cause of its error.
 
-        A group that is left is asked of this when it is taken over again.
+        This is for the only group left. Any other group is checked when it is taken over again.
         """
         with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
             check_not_fenced(data, group.site.epoch)
 
     def _leave(self, name: str, error: AbcastError) -> None:
-        """Go on without a group. Raises the error if there is no other."""
+        """Drop a group because of an error. Raises the error if no other group remains."""
         self._drop(name)
         if not self._groups:
             raise error
@@ -229,7 +230,10 @@ class SiteLoop:
         self._forget(name)
 
     def take(self, taken: Taken) -> None:
-        """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with the only one."""
+        """Serve the groups taken over, from the states in their logs, and drop the gone ones.
+
+        Raises a failed group's error if no other group remains.
+        """
         failed: dict[str, AbcastError] = {}
         for group, state in taken.states.items():
             self._drop(group)
@@ -245,10 +249,10 @@ class SiteLoop:
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
             del self._read[place], self._intake.positions[place]
-        self._assigned = None  # the same places may come again, to be read from elsewhere
+        self._assigned = None  # the same partitions may come again, to be read from another offset
 
     def find_inputs(self, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
-        """Read what is new among these, too. Raises BrokerUnreachable."""
+        """Begin to read the new ones among these partitions. Raises a group's error if no other group remains."""
         new = {
             place: (group, source)
             for name, group in self._groups.items()
@@ -271,9 +275,9 @@ class SiteLoop:
             self._read[place] = group, source
 
     def step(self) -> None:
-        """Read what there is; write the entries, and when they stand in Kafka, DATA.
+        """Read new records, write the entries, and once Kafka has these, write DATA.
 
-        Stopped meanwhile, it leaves the rest to the next start.
+        If the job is stopped while a step waits for Kafka, the next start does the rest.
         """
         for name in list(self._stuck):
             self._act(name, self._see_stuck)
@@ -300,7 +304,7 @@ class SiteLoop:
         now = time.monotonic()
         before = self._ticked_at.get(group.name, now)
         elapsed_ms = int((now - before) * 1000)
-        self._ticked_at[group.name] = before + elapsed_ms / 1000  # the rest counts in the next step
+        self._ticked_at[group.name] = before + elapsed_ms / 1000  # the fraction counts in the next step
         group.tick(elapsed_ms)
 
     def _write_entry(self, group: AgreeingGroup) -> WrittenBatch | None:
@@ -308,7 +312,7 @@ class SiteLoop:
         return None if output is None else self._writer.write([output])
 
     def _end_step(self, group: AgreeingGroup, entry: WrittenBatch | None, gives_up: Callable[[], bool]) -> None:
-        """Write DATA, once the entry stands in Kafka."""
+        """Write DATA if Kafka has the entry in time; otherwise the group is stuck."""
         if not self._await_entry(group, entry, gives_up):
             self._stuck[group.name] = entry
             return
@@ -316,7 +320,7 @@ class SiteLoop:
         self._write_due(group)
 
     def _see_stuck(self, group: AgreeingGroup) -> None:
-        """Go on with a group if what it waits for is there now."""
+        """Go on with a stuck group if Kafka has its write now."""
         entry = self._stuck[group.name]
         group.see_written()
         if entry is not None and entry.is_there():
@@ -361,6 +365,6 @@ class SiteLoop:
             return {}
 
     def close(self) -> None:
-        """Close the connections. What is still in flight is left to chance."""
+        """Close the connections at once. Records in flight may or may not reach Kafka."""
         self._writer.abandon()
         self._intake.close()
