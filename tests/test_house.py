@@ -50,7 +50,6 @@ NOT_YET = {
     "ordering/agreement/views.py": REWRITTEN_SOON,
     **dict.fromkeys(
         (
-            "ordering/casts/causal.py",
             *(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),
             *(f"connectors/kafka/log/{name}.py" for name in ("same_log", "same_log_consumer")),
         ),

@@ -2,67 +2,12 @@
 
 Source: Group Communication (docs/sources.md), "CBCAST Algorithm".
 
-Each member keeps a vector [S1 … Sn]: Sj casts of member j were delivered. A cast of member i with the clock [T1 … Tn]
-(Ti is its local seqno) is
+Invariant. A record is delivered after all that it depends on, and is written after all of it is durable. So nothing
+waits forever. The view comes in a flush, in which only agreed casts are delivered. So the members that go on have
+equal states at the view, and a state between two steps is a consistent cut. A crash of a receiver loses nothing that
+is in a log. docs/protocols/causal.md has the rules (1) to (5), the proofs, joiners and bounds.
 
-1. accepted, if (1) Ti = Si + 1, and (2) Tk <= Sk for all other k;
-2. held, if (3) Ti > Si + 1, or (4) Ti = Si + 1 and Tk > Sk for some k;
-3. discarded, if (5) Ti <= Si.
-
-A fifo cast has no clock: of the rules, (1), (3) and (5) are left. (2) and (4) also look at the total order: a causal
-cast says `after`, the highest seqno its sender had delivered, and waits for it. A DATA record that says what it
-`depends` on waits for that, and with it all DATA behind it. `ordering.casts.casts` has the table of what follows.
-
-Invariant 1, *causal order*. All that a message depends on is delivered before it: by the rules.
-
-Invariant 2, *nothing waits forever*. Nothing is written before all that it depends on is durable
-(`ordering.casts.outgoing` for what its sender sent; what it delivered, it has read from a log). So what stands in a log
-can be delivered from what stands in the logs: take the record, not yet delivered, that was written first; all it
-depends on was.
-
-Views. The vector has the view's members, in its order. An entry of a life that stays keeps its number. A new life
-begins at 0. The entry of a life that is gone is dropped. A cast belongs to the view in which it was sent:
-
-* of a *later* view than this member has installed: held until then;
-* of an *earlier* one: OVER, if it is no duplicate. Held casts of it are dropped with the view.
-
-That is right because a view separates casts as it separates total messages. The view comes inside a flush. (Without a
-flush the members would not agree on which casts of a dead member are still to come, so causal order is refused.)
-
-* Each member that goes on has said FLUSH_OK, with its vector as `depends`, and its own casts in it; after that it sends
-  nothing. A member that delivers FLUSH_OK has delivered all that it depends on. So at the view each of them has all
-  casts that any of them had sent or delivered. These are `agreed`: the greatest clocks of the view's DATA.
-* No member has any others. From START_FLUSH on, a cast waits unless it is agreed. So if only a dead member had a cast,
-  the members that go on do not deliver it. Agreed casts have all that they depend on among the agreed, since vectors of
-  deliveries are closed under it.
-
-What was delivered only by members that do not go on is lost with them. So a member that was wrongly taken for dead
-takes a state, as any joiner does. `settled` tells it how many casts of its last life were delivered; it sends the
-others again in its new one. An observer (which reads, but says no FLUSH_OK) may have delivered more of a dead member,
-and agrees on all else. So a joiner does not take the state of an observer.
-
-Late joiners. A `CausalState`, taken between two steps, is a consistent cut of all orders: by invariant 1 it is closed
-under "delivered before". A joiner takes the one of some member, and reads DATA from `seqno` + 1 and each partition of
-casts from where the oldest cast stood that the other one still held (or from further back): what it reads again is
-discarded, by (5). If a flush began before, the joiner says FLUSH_OK to `flush`: its START_FLUSH is in the state. All
-members that go on have equal states when they deliver a view.
-
-Newcomers. Who takes no state (`is_new`) reads DATA from a START_FLUSH on, or from before one, and delivers no casts of
-the view that it finds. The next view gives it the vector: that of all who go on is then equal to what their FLUSH_OKs
-said together, and what DATA depends on besides. Each of them has said it after its START_FLUSH, so a clock that stands
-further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
-of casts only what retention has left, is a newcomer until the view `new_before`.
-
-Bounded. `room.max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be
-one more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there
-is room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
-others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
-FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
-FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
-nothing, as above.
-
-`CausalReceiver` is a mutable cursor, as `ordering.casts.fifo` has it. A cast costs O(members) for its clock; what is
-held is looked at again only when the entry grows for which it waits.
+`CausalReceiver` is a mutable cursor, as `ordering.casts.fifo` has it. A cast costs O(members) for its clock.
 """
 
 from __future__ import annotations
@@ -85,23 +30,23 @@ from ordering.casts.hold_back_budget import MAX_HELD, HoldBackBudget
 from ordering.membership.membership import MemberIncarnation
 
 MAX_INFLATED_BYTES = 64 * 1024 * 1024
-"""Most that a state may inflate to, in bytes."""
+"""Largest size to which a state may inflate, in bytes."""
 
 MAX_WAITING = 10_000
-"""DATA records that wait for casts at one receiver, at most."""
+"""Largest number of DATA records that wait for casts at one receiver."""
 
 MAX_SETTLED = 1_000
-"""Lives that are over of which it is known how many of their casts were delivered, at most: the newest ones."""
+"""Largest number of ended incarnations whose count of delivered casts is kept: the newest ones."""
 
 FORMAT = 1
-"""Of states."""
+"""The format of states."""
 
 _TOTAL = -1
 _FLUSH = -2
 
 
 class Need(NamedTuple):
-    """What a record waits for: that an entry of the vector (or _TOTAL's seqno, or _FLUSH's end) reaches `number`."""
+    """A record's condition: a vector entry or the seqno (_TOTAL) reaches `number`, or a cast is agreed (_FLUSH)."""
 
     entry: int
     number: int
@@ -109,12 +54,12 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CausalState:
-    """All that was delivered, in all orders; see the module. O(members), and the last clocks for the differences.
+    """A consistent cut of all orders: the deliveries so far. O(members), and the last clocks for the differences.
 
-    `seqno` is the last DATA record's. `flush` is the seqno of the START_FLUSH in hand, and 0 outside of a flush; in it,
-    casts up to `limit` are delivered. `clocks` has the last clock of a member's causal casts in this view, by its
-    place: none when a view begins. `is_new`: the vector is not known before the next view, or the
-    view `new_before`, if that is a later one.
+    `seqno` is the last DATA record's. `flush` is the seqno of the current flush's START_FLUSH, and 0 outside of a
+    flush. In a flush, casts up to `limit` are delivered. `clocks` has the last clock of each member's causal casts in
+    this view, by the member's index; it is empty when a view begins. `is_new`: the vector is not known before the next
+    view, or before the view `new_before` if that is later.
     """
 
     view: int = NO_VIEW
@@ -130,7 +75,7 @@ class CausalState:
     new_before: int = 0
 
     def to_bytes(self) -> bytes:
-        """The state as gzip'd JSON, equal states as equal bytes."""
+        """Return the state as gzip'd JSON, equal states as equal bytes."""
         body = {
             "format": FORMAT,
             "view": self.view,
@@ -149,7 +94,7 @@ class CausalState:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> CausalState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Return the state from `to_bytes`. Raise ProtocolViolation for anything else."""
         try:
             body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
@@ -166,7 +111,7 @@ class CausalState:
 
 
 class CausalReceiver:
-    """Takes casts in any order and DATA in its order, and delivers both as the module says."""
+    """A receiver that takes casts in any order and DATA in its order, and delivers both in causal order."""
 
     def __init__(
         self, state: CausalState | None = None, max_held: int = MAX_HELD, max_waiting: int = MAX_WAITING
@@ -181,7 +126,7 @@ class CausalReceiver:
         self.is_new = state.is_new
         self.new_before = state.new_before
         self.progress = 0
-        """Grows with all that may let a cast go that had to wait."""
+        """A count that grows with each event after which a waiting cast may be deliverable."""
         self._index = {life: index for index, life in enumerate(state.lives)}
         self._vector = list(state.vector)
         self._agreed = list(state.agreed)
@@ -201,7 +146,7 @@ class CausalReceiver:
 
     @property
     def waiting(self) -> int:
-        """How many DATA records wait for casts."""
+        """The number of DATA records that wait for casts."""
         return len(self._waiting)
 
     @property
@@ -211,7 +156,7 @@ class CausalReceiver:
 
     @property
     def vector(self) -> Clock:
-        """How many casts of each member were delivered."""
+        """The number of delivered casts of each member."""
         return tuple(self._vector)
 
     @property
@@ -233,30 +178,30 @@ class CausalReceiver:
         )
 
     def index_of(self, life: MemberIncarnation) -> int | None:
-        """Its place in the view; None if it is not in it."""
+        """Return the incarnation's index in the view, or None if the view does not have it."""
         return self._index.get(life)
 
     def delivered_of(self, life: MemberIncarnation) -> int | None:
-        """How many casts of a member of the view were delivered here; None for a newcomer, which does not know that."""
+        """Return the number of a member's casts that were delivered here, or None if new or not in the view."""
         index = self._index.get(life)
         return None if index is None or self.is_new else self._vector[index]
 
     def delivered_of_gone(self, life: MemberIncarnation) -> int | None:
-        """The same of one that is gone with a view; None if that was long ago, or before this receiver began."""
+        """Return that number for an incarnation gone with a view; None if long ago, or before this receiver began."""
         return self._gone.get(life)
 
     def settled(self, life: MemberIncarnation) -> int | None:
-        """How many casts of a life that is over were delivered; None if it is not, or if that was long ago."""
+        """Return the agreed number of an ended incarnation's casts; None if it has not ended, or ended long ago."""
         return dict(self._settled).get(life)
 
     def held(self) -> Iterator[Cast]:
-        """The casts that wait: a receiver that starts from `state` has to read these again."""
+        """Yield the casts that wait. A receiver that starts from `state` has to read these again."""
         for casts in self._held:
             yield from casts.values()
         yield from self._later.values()
 
     def pass_message(self, seqno: int) -> bool:
-        """Deliver a DATA record that is a message and depends on nothing, if nothing waits and it is the next."""
+        """Deliver a DATA message that depends on nothing, if it is next and nothing waits. Return whether it was."""
         if self._waiting or seqno != self.seqno + 1 or _TOTAL in self._suspended:
             return False
         self.seqno = seqno
@@ -264,7 +209,7 @@ class CausalReceiver:
         return True
 
     def step(self, record: Cast | OrderedRecord) -> CastStep:
-        """Judge the next record that was read. Raises ProtocolViolation for DATA that no sequencer writes."""
+        """Judge the next record that was read. Raise ProtocolViolation for DATA that no sequencer writes."""
         verdict = self._take_cast(record) if isinstance(record, Cast) else self._take_ordered(record)
         self.progress += len(self._deliveries) + len(self._dropped)
         step = CastStep(verdict, tuple(self._deliveries), tuple(self._dropped))
@@ -314,7 +259,7 @@ class CausalReceiver:
         return CastVerdict.HOLD
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
-        """What the next cast of a member waits for: rules (2) and (4). Raises ClockMalformed."""
+        """Return the condition that a member's next cast waits for, by rules (2) and (4). Raise ClockMalformed."""
         if self._limit is not None and cast.local_seqno > self._limit[index]:
             return Need(_FLUSH, 0)
         if cast.order != FIFO:
@@ -331,7 +276,7 @@ class CausalReceiver:
         return None
 
     def _go_past(self, index: int, cast: Cast, verdict: CastVerdict) -> None:
-        """Deliver a cast. If it is malformed, pass it over, as all receivers do; else all would wait for it."""
+        """Deliver a cast, or drop a malformed one, as all receivers do. Its number counts, so no cast waits for it."""
         (self._deliveries if verdict is CastVerdict.ACCEPT else self._dropped).append(cast)
         self._vector[index] += 1
         clock = self._head_clocks.pop(index, None)
@@ -344,7 +289,7 @@ class CausalReceiver:
         self._suspended.setdefault(need.entry, []).append((need.number, index))
 
     def _wake(self, entry: int, number: int) -> None:
-        """Look again at the casts that wait for an entry to reach `number`, or less."""
+        """Queue the casts that wait for an entry to reach `number` or less, to be looked at again."""
         waiting = self._suspended.pop(entry, None)
         if waiting is None:
             return
@@ -354,7 +299,7 @@ class CausalReceiver:
             self._suspended[entry] = rest
 
     def _run_on(self) -> None:
-        """Deliver all that waits no more."""
+        """Deliver all records that need not wait any more."""
         while self._ready or self._deliver_next_ordered():
             while self._ready:
                 self._look_at(self._ready.popleft())
@@ -390,7 +335,7 @@ class CausalReceiver:
         return CastVerdict.ACCEPT if self.seqno >= record.seqno else CastVerdict.HOLD
 
     def _deliver_next_ordered(self) -> bool:
-        """Deliver the first DATA record that waits, if all that it depends on was; say whether to look again."""
+        """Deliver the first waiting DATA record if all it depends on was. Return whether to look again."""
         if not self._waiting:
             return False
         record = self._waiting[0]
@@ -410,10 +355,10 @@ class CausalReceiver:
         return True
 
     def _clock_of(self, record: OrderedRecord) -> Clock:
-        """What it depends on; () if on nothing.
+        """Return the clock that the record depends on, or () for none.
 
-        Everything of an earlier view is delivered. A clock that no correct member writes counts as none, for all
-        receivers.
+        All agreed casts of an earlier view are delivered already. A clock that no correct member writes counts as
+        none at all receivers.
         """
         index = self._index.get(record.life)
         if record.depends is None or record.depends.view != self.view or index is None:
@@ -424,7 +369,7 @@ class CausalReceiver:
             return ()
 
     def _agree(self, clock: Clock) -> None:
-        """What DATA depends on is delivered in this view, also in a flush."""
+        """Count the casts up to a DATA record's clock as agreed: they are delivered in this view, also in a flush."""
         if not clock:
             return
         self._agreed = list(map(max, self._agreed, clock))
@@ -448,7 +393,7 @@ class CausalReceiver:
         return is_here and place is not None and cast.local_seqno > self._vector[place]
 
     def _drop(self, held: list[Cast]) -> None:
-        """No receiver delivers these any more."""
+        """Drop held casts that no receiver delivers any more."""
         self.room.take(held)
         self._dropped += held
 

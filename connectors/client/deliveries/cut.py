@@ -3,7 +3,7 @@
 Invariant. A cut has the messages, in all orders, that the supplier's application had been given when `get_state` was
 called, and the place to read the others from. It is a state of `ordering.casts.merging`, taken between two deliveries,
 while the rules have delivered nothing more than the application was given. So it is closed under "delivered before",
-and a joiner that begins there gets exactly the messages that are not in it (`ordering.casts.causal`, "Late joiners").
+and a joiner that begins there gets exactly the messages that are not in it (docs/protocols/causal.md, "Late joiners").
 
 Offsets are valid in one Kafka only. In another Kafka a joiner reads all casts from their beginning. Its receivers
 discard the casts in views that the cut has. Of casts in no view, it may get some that were sent before the supplier

@@ -3,7 +3,7 @@
 Invariant. A delivered record stays in `ready` until the caller takes it from there. `behind` is the place behind the
 last delivery: a reader that begins there delivers exactly the later records.
 
-Bounded, as `ordering.casts.causal` says. A cast that finds the queue full is read again later: when there is room, or
+Bounded, as docs/protocols/causal.md says. A cast that finds the queue full is read again later: when there is room, or
 when the merger has moved and no more casts come. Since they may never cease to come, the wait ends after AGAIN_AFTER_S.
 Each reading in vain doubles that, since the cast that is needed may lie far behind. While the queue for DATA is full,
 no more DATA is read.
