@@ -1,14 +1,15 @@
-"""Is DATA the log that it was? What others know of it is compared with what stands there.
+"""Checks that DATA is still the same log, by comparing it with facts about it that are kept elsewhere.
 
-DATA only grows, and what was decided stays. So whoever knows an offset that DATA reached, or a record that stood in it,
-can tell that the log was made anew, or has lost its end:
+DATA only grows, and decisions never change. So an offset that DATA once reached, or a record that it once held, shows
+whether the log was created anew or has lost its end:
 
 * claims and notes in EPOCH, and the sequencer's signs of life (each 2 s), know how far DATA went;
-* the ledger knows its rows: what they say, and where they stood;
+* the ledger knows its rows: their content and, where known, their offsets in DATA;
 * readers know the last record that they have read (`connectors.kafka.log.data_cursor`).
 
-Which of the two it is, the newest number tells that both have. Without one, EPOCH tells. It has no retention, and its
-first claim is the group's beginning: what is older than that is of another group of the same name.
+The newest seqno that both DATA and the ledger have tells whether the log is another one or has lost its end. Without
+such a seqno, EPOCH tells. EPOCH has no retention, and its first claim is the group's beginning. Anything older belongs
+to another group of the same name.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from ordering.base.records import Data
 from ordering.sequencer.sequencer import SequencerState
 
 CLOCKS_APART_MS = 60_000
-"""Two brokers tell times that differ by less."""
+"""Bound on the difference between two brokers' clocks."""
 
 
 class LedgerRow(NamedTuple):
     """A row of a group in the ledger.
 
-    `offset`: where it stood in DATA, and `forwarded_at_ms`: when its FORWARD record came; None: not known. `at_ms`:
-    when the broker had it.
+    `offset`: its offset in DATA. `forwarded_at_ms`: the time of its FORWARD record. Either is None where unknown.
+    `at_ms`: the broker's time of its DATA record.
     """
 
     seqno: int
@@ -44,7 +45,7 @@ class LedgerRow(NamedTuple):
     forwarded_at_ms: int | None = None
 
     def is_of(self, record: Data) -> bool:
-        """Whether it was made from that record, which may take several numbers."""
+        """Whether the row was made from the record, which may take several seqnos."""
         return (
             record.seqno <= self.seqno < record.seqno + record.count
             and self[1:5] == (record.epoch, record.sender, record.incarnation, record.local_seqno)
@@ -53,17 +54,20 @@ class LedgerRow(NamedTuple):
 
 
 class Ledger(Protocol):
-    """What a ledger has of groups."""
+    """A ledger's rows, by group."""
 
     def last_seqno(self, group: str) -> int:
-        """Return the last number it has of the group; 0 without rows. May raise AbcastError."""
+        """Return the last seqno in the group's rows; 0 without rows. May raise AbcastError."""
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
-        """Return a telling row of the group: that of the seqno, or one not far below. May raise AbcastError."""
+        """Return the group's row of the seqno, or a more telling one not far below. May raise AbcastError."""
 
 
 class Fit(Enum):
-    """What a ledger and DATA have to do with each other. SAME: as far as DATA still tells."""
+    """Relation of a ledger to DATA.
+
+    SAME: nothing that DATA still tells contradicts the ledger. LOST: DATA has lost its end. OTHER: DATA is another log.
+    """
 
     SAME = "same"
     LOST = "lost"
@@ -73,7 +77,7 @@ class Fit(Enum):
 def fit(data: DataLog, ledger: Ledger) -> Fit:
     """Return whether the ledger's rows of the group were made from this log.
 
-    The newest number that both have tells it. Where DATA does not have it any more, its claims do, and their times.
+    The newest seqno that both have decides. Where DATA no longer tells, the claims and their times decide.
     Raises HistoryUnavailable if DATA tells no state.
     """
     group = data.topic.group
@@ -93,9 +97,9 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
 
 
 def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> bool | None:
-    """Return whether the row was made from what stands in DATA; None where that does not tell.
+    """Return whether the row was made from a record in DATA; None where DATA does not tell.
 
-    What a sequencer decides by itself looks alike in any group, but for its time.
+    A sequencer's own decisions look alike in any group, except for their time.
     """
     if row.offset is not None and data.beginning() <= row.offset < end:
         for stored in data.records(row.offset, row.offset + 1):
@@ -114,9 +118,9 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
 
 
 def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
-    """Return whether the row may have been in this log, of which only the claims are left.
+    """Return whether the row may have been in this log, judged by the claims alone.
 
-    Who decided it had claimed its epoch, before. EPOCH may have lost its end, too, and never its beginning.
+    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning.
     """
     claims = data.claims()
     if data.move() is not None or (state.seqno and not claims):
@@ -128,14 +132,17 @@ def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
 
 
 def check_reach(data: DataLog, end: int, known: Iterable[tuple[int, str]]) -> None:
-    """See that DATA goes as far as is known (offsets, and who knows each), and ends at `end`. Raises HistoryChanged."""
+    """Check that DATA, which ends at `end`, reaches every `known` offset, each with its source in words.
+
+    Raises HistoryChanged.
+    """
     offset, who = max(known, default=(0, ""))
     if end < offset:
         raise lost(data, f"ends at offset {end}, and {who} that it went up to {offset}")
 
 
 def lost(data: DataLog, what: str) -> HistoryChanged:
-    """The error that says that a sequencer can't go on, and what to do."""
+    """Return the error that says that a sequencer can't go on, and what to do next."""
     group = data.topic.group
     return HistoryChanged(
         f"{data.topic} {what}: was it deleted, or has a broker lost its end? What followed was given seqnos, which "
