@@ -32,7 +32,7 @@ DAYS_AGO_S = 3 * 86_400
 def ranges_of(table: Path, group: str) -> list[tuple[int, int]]:
     """The seqnos of each file."""
     actions = DeltaTable(str(table)).get_add_actions(flatten=True)
-    columns = {name: actions.column(name).to_pylist() for name in ("partition.group", "min.seqno", "max.seqno")}
+    columns = {name: actions.column(name).to_pylist() for name in ("partition.group_name", "min.seqno", "max.seqno")}
     found = zip(*columns.values(), strict=True)
     return sorted((first, last) for of_group, first, last in found if of_group == group)
 
@@ -49,7 +49,7 @@ def test_care(spark: SparkSession, tmp_path: Path) -> None:
         writer.write(source_frame(spark, rows), seqno)
     writer.check()
     assert ranges_of(table, "a") == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    orphan = table / "group=a" / "part-of-a-killed-job.snappy.parquet"
+    orphan = table / "group_name=a" / "part-of-a-killed-job.snappy.parquet"
     orphan.write_bytes(b"x" * 1000)
     os.utime(orphan, (time.time() - DAYS_AGO_S,) * 2)
     version = DeltaTable(str(table)).version()

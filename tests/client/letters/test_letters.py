@@ -362,7 +362,7 @@ class TestReceiving:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """With one warning, in the run that passes them; what follows is taken."""
-        monkeypatch.setattr(seldom, "_told", {})
+        monkeypatch.setattr(seldom, "_warned", {})
         alice.send("b/bob", b"1").result(WAIT)
         good = letter_headers("a/x", 1, 1)
         bad: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]] = [
