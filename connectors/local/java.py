@@ -52,11 +52,17 @@ def _find_java() -> Path:
 
 @lru_cache
 def java_version(java: Path) -> int | None:
-    """Return the feature version of `java` (17, 21, …), or None if it can't be run or prints something unknown."""
-    try:
-        answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    """Return the feature version of `java` (17, 21, …), or None if it can't be run or prints something unknown.
+
+    A signal that stops all processes of a job kills this one, too. It is run again, so that the job stops in order.
+    """
+    for _ in range(2):
+        try:
+            answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if answer.returncode >= 0:
+            break
     return parse_java_version(answer.stderr + answer.stdout)
 
 
