@@ -175,17 +175,24 @@ def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Mapp
     columns = {field.name: _type(field.type) for field in table.schema().fields}
     if not files:
         return f"SELECT {', '.join(map(_no_value, columns, columns.values()))} WHERE false"
-    return " UNION ALL ".join(_of_files(session, columns, group, of_group) for group, of_group in files.items())
+    every = [file for of_group in files.values() for file in of_group]
+    of_file: dict[str, set[str]] = {}
+    for file, name in session.execute("SELECT file_name, name FROM parquet_schema(?)", [every]).fetchall():
+        of_file.setdefault(file, set()).add(name)
+    return " UNION ALL ".join(
+        _of_group(columns, group, of_group, set[str]().union(*(of_file[file] for file in of_group)))
+        for group, of_group in files.items()
+    )
 
 
-def _of_files(
-    session: duckdb.DuckDBPyConnection, columns: Mapping[str, str], group: str | None, files: Sequence[str]
-) -> str:
-    scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], union_by_name = true, hive_partitioning = false)"
-    there = {name: _name(name) for name, *_ in session.execute(f"SELECT * {scan} LIMIT 0").description or ()}
+def _of_group(columns: Mapping[str, str], group: str | None, files: Sequence[str], present: set[str]) -> str:
+    """Return a SELECT of the rows in these files, which have the columns `present`."""
+    there = {name: _name(name) for name in present}
     if group is not None:
         there[GROUP] = f"{_literal(group)} AS {_name(GROUP)}"
-    return f"SELECT {', '.join(there.get(name) or _no_value(name, kind) for name, kind in columns.items())} {scan}"
+    chosen = (there.get(name) or _no_value(name, kind) for name, kind in columns.items())
+    scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], union_by_name = true, hive_partitioning = false)"
+    return f"SELECT {', '.join(chosen)} {scan}"
 
 
 def _type(column_type: object) -> str:

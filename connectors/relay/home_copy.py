@@ -49,8 +49,8 @@ class HomeCopy:
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
         self._check_is_copy()
-        known, home = self.copy.state(), self.home.state()
-        self._check_same(home)
+        home = self.home.state()
+        known = self._check_same(home)
         self._check_counts(known.epoch)
         try:
             start = self.home.after(known.seqno)  # raises, too, if the home never had it
@@ -81,11 +81,16 @@ class HomeCopy:
                 f"If {self.home.topic.site} is the home, {self._anew}"
             )
 
-    def _check_same(self, home: SequencerState) -> None:
-        """Raise UsageError if, compared with a state of this home, the copy has decisions of another home."""
-        differing = first_difference(self.copy.state(), home)
+    def _check_same(self, home: SequencerState) -> SequencerState:
+        """Return the copy's state.
+
+        Raises UsageError if, compared with a state of this home, the copy has decisions of another home.
+        """
+        known = self.copy.state()
+        differing = first_difference(known, home)
         if differing is not None:
             raise UsageError(f"{self.copy.topic} has another seqno {differing} than {self.home.topic}: {self._anew}")
+        return known
 
     def _check_counts(self, epoch: int) -> None:
         """Raise UsageError if the copy has seen an epoch above all of the home's."""
@@ -111,8 +116,7 @@ class HomeCopy:
             base = self._base = self.home.state(end)
             self._looked_at = end
         if base is not None and self._unseen is None and self._has(base):
-            self._check_same(base)
-            known = self.copy.state().seqno
+            known = self._check_same(base).seqno
             if known < base.seqno and self._has_lost(known + 1):
                 raise EndLost(f"{self.copy.topic} has lost seqno {known + 1}, which was carried: it is carried again.")
             post_base(self.copy.connection, self.copy.claims_topic, base)
