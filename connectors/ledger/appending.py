@@ -30,7 +30,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from connectors.ledger.delta_files import is_of_before, open_any, open_delta
+from connectors.ledger.delta_files import is_outdated, open_any, open_delta
 from connectors.ledger.group_column import new_name, rename_group_column
 from connectors.ledger.table_lock import TableLock
 from connectors.ledger.table_state import (
@@ -111,7 +111,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
             if table is None:
                 raise
     check_log(path)
-    if is_of_before(table) and [*map(new_name, table.metadata().partition_columns)] == layout.partitioned_by:
+    if is_outdated(table) and [*map(new_name, table.metadata().partition_columns)] == layout.partitioned_by:
         rename_group_column(spark, path)
         table = open_delta(path)
     present = {column.name for column in table.schema().fields}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.ledger.row import GROUP, GROUP_BEFORE
+from connectors.ledger.row import GROUP, OLD_GROUP
 from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
 from ordering.base.errors import AbcastError
 
@@ -23,7 +23,7 @@ class LedgerUnreadable(AbcastError):
     """A table has a feature of Delta that only Spark can read, or an earlier version wrote it."""
 
 
-class LedgerOfBefore(LedgerUnreadable):
+class LedgerOutdated(LedgerUnreadable):
     """A table of 0.1.0, whose column `group` the next start of its ledger job renames."""
 
 
@@ -33,18 +33,18 @@ def open_delta(path: Location) -> DeltaTable:
     Raises LedgerUnreadable, DeltaError; if a store refuses access, an error that says what to do.
     """
     table = open_any(path)
-    if is_of_before(table):
-        raise LedgerOfBefore(
+    if is_outdated(table):
+        raise LedgerOutdated(
             f"an earlier version wrote the Delta table {path}, with a column `group`. Start `abcast ledger` or `abcast "
             f"run` of this version once: it renames the column to `{GROUP}`."
         )
     return table
 
 
-def is_of_before(table: DeltaTable) -> bool:
+def is_outdated(table: DeltaTable) -> bool:
     """Whether the table names the group as 0.1.0 did."""
     columns = {field.name for field in table.schema().fields}
-    return GROUP_BEFORE in columns and GROUP not in columns
+    return OLD_GROUP in columns and GROUP not in columns
 
 
 def open_any(path: Location) -> DeltaTable:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.ledger.row import GROUP, GROUP_BEFORE
+from connectors.ledger.row import GROUP, OLD_GROUP
 from connectors.storage.location import Location
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def rename_group_column(spark: SparkSession, path: Location) -> None:
     transaction = delta.DeltaLog.forTable(spark._jsparkSession, str(path)).startTransaction()  # noqa: SLF001
     metadata = json.loads(transaction.metadata().json())
     files = [json.loads(each.json())["add"] for each in transaction.snapshot().allFiles().collectAsList()]
-    is_partitioned = GROUP_BEFORE in metadata["metaData"]["partitionColumns"]
+    is_partitioned = OLD_GROUP in metadata["metaData"]["partitionColumns"]
     transaction.updateMetadata(delta.actions.Action.fromJson(json.dumps(_renamed(metadata))), False)
     if is_partitioned:
         actions = [delta.actions.Action.fromJson(json.dumps({"add": _of_partition(each)})) for each in files]
     else:
-        rows = spark.read.format("delta").load(str(path)).withColumnRenamed(GROUP_BEFORE, GROUP)
+        rows = spark.read.format("delta").load(str(path)).withColumnRenamed(OLD_GROUP, GROUP)
         actions = [*_written(transaction, rows, delta), *(_removed(each, delta) for each in files)]
     transaction.commit(_seq(spark, actions), getattr(delta, "DeltaOperations$ManualUpdate$").__getattr__("MODULE$"))
 
@@ -49,7 +49,7 @@ def _renamed(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def new_name(column: str) -> str:
     """Return the name of a column of 0.1.0 in this version."""
-    return GROUP if column == GROUP_BEFORE else column
+    return GROUP if column == OLD_GROUP else column
 
 
 def _of_partition(added: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
-from connectors.ledger.delta_files import LedgerOfBefore, dataset_of
+from connectors.ledger.delta_files import LedgerOutdated, dataset_of
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
@@ -40,7 +40,7 @@ class LedgerEnd:
         with self._opening:
             if self._last_seqno is None:
                 self._last_seqno = {}
-                with contextlib.suppress(LedgerOfBefore):
+                with contextlib.suppress(LedgerOutdated):
                     self._last_seqno.update(read_table_state(self.path).last_seqno)
             return self._last_seqno.get(group, 0)
 
@@ -50,7 +50,7 @@ class LedgerEnd:
             if self._rows is None:
                 try:
                     table = open_table(self.path)
-                except LedgerOfBefore:
+                except LedgerOutdated:
                     return None
                 if table is None:
                     return None

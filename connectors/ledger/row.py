@@ -9,7 +9,7 @@ from ordering.base.records import Data, Link
 
 GROUP = "group_name"
 """The column of each table that names the group. Tables of 0.1.0 call it `group`, which is a keyword of SQL."""
-GROUP_BEFORE = "group"
+OLD_GROUP = "group"
 
 
 def decode_row(row: Mapping[str, Any]) -> Data:

@@ -21,7 +21,7 @@ from connectors.diagnosis.check import check_ledger
 from connectors.diagnosis.report import check_group
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
-from connectors.ledger.delta_files import LedgerOfBefore
+from connectors.ledger.delta_files import LedgerOutdated
 from connectors.ledger.last_row import LedgerEnd
 from connectors.ledger.spark_sql import ask_spark
 from connectors.ledger.sql import question
@@ -197,9 +197,9 @@ def test_a_ledger_with_the_column_group(spark: SparkSession, tmp_path: Path) -> 
 
 def test_a_ledger_before_its_job_was_started() -> None:
     """Readers say what to do. A sequencer starts all the same: it is told nothing."""
-    with pytest.raises(LedgerOfBefore, match="Start `abcast ledger`"):
+    with pytest.raises(LedgerOutdated, match="Start `abcast ledger`"):
         read_table_state(OF_0_1_0 / "ledger")
-    with pytest.raises(LedgerOfBefore), question(OF_0_1_0):
+    with pytest.raises(LedgerOutdated), question(OF_0_1_0):
         pass
     end = LedgerEnd(OF_0_1_0 / "ledger")
     assert (end.last_seqno("g"), end.row("g", 26)) == (0, None)
