@@ -20,6 +20,7 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data
+from ordering.sequencer.sequencer import SequencerState, absorb
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.simulator.jobs import Job
 
@@ -168,3 +169,17 @@ def test_retention_is_no_loss(ends: Ends, takes_over: bool, goes_on: bool) -> No
     relay.carry()
     relay.job.check()
     assert ends.knows("sfo") == 10
+
+
+def test_a_copy_tells_each_earlier_state(ends: Ends) -> None:
+    """A base counts nothing at an offset below its last record: who reads on from there would pass over messages."""
+    relay = ends.start()
+    for _ in range(8):
+        ends.order(3)
+        relay.carry()
+        relay.job.check()
+    with DataLog(ends.kafkas["sfo"], "g", "sfo") as copy:
+        log = [stored.data for stored in copy.records(0, copy.end())]
+        told = [copy.state(end).seqno for end in range(len(log) + 1)]
+    assert told == [absorb(SequencerState("g"), log[:end]).seqno for end in range(len(log) + 1)]
+    assert told[-1] == 24

@@ -30,6 +30,7 @@ other.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -57,8 +58,8 @@ _logger = logging.getLogger(__name__)
 _FIRST_WINDOW = 2_048
 """Records of the first window, when looking back for a snapshot."""
 
-_KEPT_BASES = 4
-"""The newest bases of a copy that are tried, if it has lost the last records of some."""
+_TRIED_BASES = 4
+"""The bases of a copy that are tried, if it has lost the last records of some."""
 
 
 FETCH_MAX_WAIT_MS = 10
@@ -128,7 +129,7 @@ class DataLog:
         """The exclusions, as far as EPOCH was read. They are independent: a view may have several."""
         self.known_acts: deque[Act] = deque(maxlen=KEPT)
         """The newest acts of operators, the newest last, as far as EPOCH was read."""
-        self._known_bases: deque[int] = deque(maxlen=_KEPT_BASES)
+        self._known_bases: list[int] = []  # offsets in EPOCH; one for 16,384 records of DATA
         self.strays = 0
         """The number of strays read so far."""
         self.known_below = 0
@@ -311,14 +312,29 @@ class DataLog:
 
     def base(self) -> SequencerState | None:
         """Return the newest base, if the topic is or was a copy and has one."""
-        return next(self.bases(), None)
-
-    def bases(self) -> Iterator[SequencerState]:
-        """Yield the newest bases, the newest first."""
         self._refresh()
-        for offset in reversed(tuple(self._known_bases)):
-            for record in read_range(self.connection, self._consumer, self._claims, offset, offset + 1):
-                yield SequencerState.from_bytes(record.value)
+        return self._base_at(self._known_bases[-1]) if self._known_bases else None
+
+    def _base_at(self, offset: int) -> SequencerState | None:
+        bases = read_range(self.connection, self._consumer, self._claims, offset, offset + 1)
+        return next((SequencerState.from_bytes(record.value) for record in bases), None)
+
+    def _bases_below(self, end: int) -> Iterator[SequencerState]:
+        """Yield the newest bases whose records may all lie below the offset `end`, the newest first."""
+
+        def is_below(offset: int) -> bool:
+            base = self._base_at(offset)
+            return base is not None and self._lowest_place(base) < max(1, end)
+
+        self._refresh()
+        known = self._known_bases
+        if known and not is_below(known[-1]):
+            known = known[: bisect_left(known, True, key=lambda offset: not is_below(offset))]
+        yield from filter(None, map(self._base_at, reversed(known[-_TRIED_BASES:])))
+
+    def _lowest_place(self, base: SequencerState) -> int:
+        """Return the lowest possible offset of the base's last record."""
+        return self.where(base.seqno, base) if base.seqno else 0
 
     def is_promoted(self) -> bool:
         """Whether the topic was a copy, and became the home."""
@@ -380,27 +396,27 @@ class DataLog:
         return lambda stored: _is_snapshot_in_force(stored, claims, notes)
 
     def _from_base(self, end: int) -> SequencerState | None:
-        """Return the state after the newest base that counts nothing lost; None without one.
+        """Return the state at `end`, from the newest base that counts only what DATA has below it; None without one.
 
         The only broker of a copy may have lost its end after the base was posted. If retention has dropped the place of
         the base's last record, the base is believed.
         """
-        for base in self.bases():
-            low = self.where(base.seqno, base) if base.seqno else 0
+        for base in self._bases_below(end):
+            low = self._lowest_place(base)
             start = max(low, self.beginning())
-            found = self._last_record_of(base, start) if start == low else start
+            found = self._last_record_of(base, start, end) if start == low else start
             if found is not None:
                 return absorb(base, (stored.data for stored in self.records(found, end)))
         return None
 
-    def _last_record_of(self, base: SequencerState, start: int) -> int | None:
-        """Return the offset, `start` or later, of the base's last record; None without it or any of the base's epoch.
+    def _last_record_of(self, base: SequencerState, start: int, end: int) -> int | None:
+        """Return the offset of the base's last record; None if that, or any record of the base's epoch, is not there.
 
-        Reading stops where it is certain.
+        Read from `start` to below `end`, and no further than where it is certain.
         """
         last, epoch = base.seqno, epoch_of(base.seals, base.seqno)
         found = None if last else start
-        for stored in self.records(start, self.end()):
+        for stored in self.records(start, end):
             data = stored.data
             if found is None and (data.epoch, data.seqno + data.count) > (epoch, last):
                 if data.epoch > epoch or not 0 < data.seqno <= last:
