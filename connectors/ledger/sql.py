@@ -175,9 +175,10 @@ def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Mapp
     columns = {field.name: _type(field.type) for field in table.schema().fields}
     if not files:
         return f"SELECT {', '.join(map(_no_value, columns, columns.values()))} WHERE false"
-    every = [file for of_group in files.values() for file in of_group]
+    every = ", ".join(_literal(file) for of_group in files.values() for file in of_group)
     of_file: dict[str, set[str]] = {}
-    for file, name in session.execute("SELECT file_name, name FROM parquet_schema(?)", [every]).fetchall():
+    schemas = f"FROM parquet_schema([{every}])"  # as a parameter, DuckDB would load pandas and pyarrow
+    for file, name in session.execute(f"SELECT file_name, name {schemas}").fetchall():
         of_file.setdefault(file, set()).add(name)
     return " UNION ALL ".join(
         _of_group(columns, group, of_group, set[str]().union(*(of_file[file] for file in of_group)))

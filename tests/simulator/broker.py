@@ -158,7 +158,7 @@ class SimulatedLog(DataLog):
     def notes(self) -> list[Note]:
         return list(self.broker.notes)
 
-    def bases(self) -> Iterator[SequencerState]:
+    def bases_below(self, end: int) -> Iterator[SequencerState]:
         """No relay fills this log."""
         return iter(())
 

@@ -319,7 +319,7 @@ class DataLog:
         bases = read_range(self.connection, self._consumer, self._claims, offset, offset + 1)
         return next((SequencerState.from_bytes(record.value) for record in bases), None)
 
-    def _bases_below(self, end: int) -> Iterator[SequencerState]:
+    def bases_below(self, end: int) -> Iterator[SequencerState]:
         """Yield the newest bases whose records may all lie below the offset `end`, the newest first."""
 
         def is_below(offset: int) -> bool:
@@ -401,7 +401,7 @@ class DataLog:
         The only broker of a copy may have lost its end after the base was posted. If retention has dropped the place of
         the base's last record, the base is believed.
         """
-        for base in self._bases_below(end):
+        for base in self.bases_below(end):
             low = self._lowest_place(base)
             start = max(low, self.beginning())
             found = self._last_record_of(base, start, end) if start == low else start
