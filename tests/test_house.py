@@ -49,10 +49,7 @@ NOT_YET = {
     "ordering/agreement/site.py": REWRITTEN_SOON,
     "ordering/agreement/views.py": REWRITTEN_SOON,
     **dict.fromkeys(
-        (
-            *(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),
-            "connectors/kafka/log/same_log_consumer.py",
-        ),
+        (*(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),),
         "not rewritten yet",
     ),
     "ordering/checker/checker.py": "names a heading of the README, What is promised",

@@ -1,14 +1,19 @@
-"""Reads partitions so that what comes of each is of one log, for as long as the reader lives.
+"""Reads partitions, and raises an error once a partition's log is no longer the same log.
 
-A log that was made anew, or has lost its end, may have grown past its reader while nobody looked. Kafka gives what
-stands at the next offset then, as if nothing had been.
+A topic that was deleted and created anew, or that has lost its end, may grow past its reader unseen. Kafka then returns
+the record at the reader's next offset without an error.
 
-Invariant. Each record that is given followed the one before it in the log. So after each error and each pause the last
-record of each partition is read once more, and must be the same; and where nothing comes, it is seen now and then that
-the log does not end before its reader. Who begins reads the record before it, and passes it over: so an idle log has a
-last record, too. Where retention has dropped that record, or a transaction's mark stands there, nothing tells.
+Invariant. Each record returned followed the one returned before it, in the same log. Therefore:
 
-It costs nothing while records come. A crash forgets what was read: who keeps a position keeps a `Trace` with it.
+* After each error and each pause the reader fetches the last record of each partition again. It must be unchanged.
+* While a partition is quiet, the reader asks every few seconds for its end. The end must not lie below the reader.
+* A reader that begins in the middle fetches the record before its position, too, and does not return it. So a quiet
+  partition also has a last record.
+
+If retention has dropped that record, or a transaction's marker lies at its offset, a change is not noticed.
+
+While records arrive, this costs nothing. A crash loses the last records, so a reader that stores a position stores a
+`Trace` with it.
 """
 
 from __future__ import annotations
@@ -25,16 +30,16 @@ from kafka.structs import TopicPartition
 from connectors.kafka.transport import Consumer
 
 LOOK_S = 5.0
-"""Who has read nothing for so long, or not even asked, sees whether it is still the same log."""
+"""Seconds without a record, or without a poll, after which the reader checks that the log is still the same."""
 
 _ASK_MS = 1_000
 
 Changed = Callable[[TopicPartition, str], Exception]
-"""The error that says what is wrong with a partition."""
+"""Makes the error to raise, from a partition and a description of its change."""
 
 
 class Trace(NamedTuple):
-    """What tells a record from any other at its offset."""
+    """An offset, and a digest that tells its record from any other record at that offset."""
 
     offset: int
     digest: str
@@ -44,46 +49,52 @@ class Trace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Trace | None:
-        """Inverse of `str`; None of anything else."""
+        """Return the trace that `str` wrote; None for any other text."""
         offset, _, digest = text.partition(":")
         return cls(int(offset), digest) if offset.isdecimal() and digest else None
 
 
 def trace_of(record: Any) -> Trace:
-    """Return the trace of a record as a consumer gives it."""
-    return Trace(record.offset, hashlib.sha256(repr(_even(_told(record))).encode()).hexdigest()[:16])
+    """Return the trace of a record that a consumer returned."""
+    return Trace(record.offset, hashlib.sha256(repr(_plain(_identity(record))).encode()).hexdigest()[:16])
 
 
-def _told(record: Any) -> tuple[Any, ...]:
+def _identity(record: Any) -> tuple[Any, ...]:
     return record.offset, record.timestamp, record.key, record.headers[:1]
 
 
-def _even(told: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the same, whatever sequences the library has for headers."""
-    *others, headers = told
+def _plain(identity: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the identity with its headers as tuples, whichever client library read the record."""
+    *others, headers = identity
     return *others, tuple(map(tuple, headers))
 
 
 class SameLogConsumer:
-    """In the place of the consumer, for one thread. `looks`: where nothing comes, it asks where the logs end."""
+    """Polls a consumer, and compares logs. Not thread-safe."""
 
     def __init__(self, consumer: Consumer, changed: Changed, *, looks: bool = True) -> None:
+        """Wrap the consumer. `looks`: ask for the ends of quiet partitions."""
         self._consumer, self._changed, self._looks = consumer, changed, looks
         self._places: Set[TopicPartition] = frozenset()
         self._next: dict[TopicPartition, int] = {}
-        """Of these, and of those that were left alone and may be read again."""
+        """The next offset of each partition, also of partitions read earlier: they may be read again."""
         self._last: dict[TopicPartition, tuple[Any, ...]] = {}
+        """The identity of the last record of each partition."""
         self._doubted: set[TopicPartition] = set()
+        """The partitions whose last record must be compared before anything else is returned."""
         self._back: set[TopicPartition] = set()
+        """The doubted partitions whose consumer was moved back to the last record."""
         self._begun: set[TopicPartition] = set()
+        """The partitions whose consumer still has to pass over the record before the first position."""
         self._quiet: set[TopicPartition] = set()
-        self._asked_at = self._looked_at = time.time()  # a clock that goes on while the machine sleeps
+        """The partitions without a record since the last look at the ends."""
+        self._polled_at = self._looked_at = time.time()  # a clock that goes on while the machine sleeps
 
     def read(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from there on, and no others."""
+        """Read from these positions on, and no other partitions."""
         for place, offset in positions.items():
             if self._next.get(place) != offset:
-                self._last.pop(place, None)  # what stands before the new position is not known
+                self._last.pop(place, None)  # the record before the new position is unknown
         self._doubted = (self._doubted | (positions.keys() - self._places)) & self._last.keys()
         self._next.update(positions)
         self._places, self._quiet, self._back = frozenset(positions), set(positions), set()
@@ -93,20 +104,21 @@ class SameLogConsumer:
             self._consumer.seek(place, offset - (place in self._begun))
 
     def poll(self, timeout_s: float) -> Mapping[TopicPartition, Sequence[Any]]:
-        """Return what comes within that time.
+        """Return the next records, after at most `timeout_s`.
 
-        Raises what `changed` makes, OffsetOutOfRangeError where retention was faster, and KafkaError.
+        Raises the error that `changed` makes, OffsetOutOfRangeError if retention has dropped unread records, and
+        KafkaError.
         """
         now = time.time()
-        if abs(now - self._asked_at) > LOOK_S:
+        if abs(now - self._polled_at) > LOOK_S:
             self._doubt()
-        self._asked_at = now
+        self._polled_at = now
         try:
             if self._doubted:
                 self._go_back()
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError):
-            if not self._see_what_is_gone():
+            if not self._only_read_records_are_gone():
                 raise
             return {}
         except AuthorizationError:
@@ -115,11 +127,11 @@ class SameLogConsumer:
             self._doubt()
             raise
         if self._begun:
-            polled = self._begin(polled)
-        read = self._compared(polled) if self._doubted else polled
+            polled = self._without_the_record_before(polled)
+        read = self._without_compared(polled) if self._doubted else polled
         for place, records in read.items():
             last = records[-1]
-            self._last[place], self._next[place] = _told(last), last.offset + 1
+            self._last[place], self._next[place] = _identity(last), last.offset + 1
         if self._looks:
             if now - self._looked_at > LOOK_S:
                 self._look_at_ends(self._quiet)
@@ -127,13 +139,15 @@ class SameLogConsumer:
             self._quiet.difference_update(polled)
         return read
 
-    def _begin(self, polled: Mapping[TopicPartition, Sequence[Any]]) -> Mapping[TopicPartition, Sequence[Any]]:
-        """What stands from the beginning on. What stands before it is the last record."""
+    def _without_the_record_before(
+        self, polled: Mapping[TopicPartition, Sequence[Any]]
+    ) -> Mapping[TopicPartition, Sequence[Any]]:
+        """Return the polled records from the first position on. Keep the record before it as the last record."""
         followed = dict(polled)
         for place in self._begun & polled.keys():
             before = polled[place][0]
-            if before.offset < self._next[place]:  # else it was a transaction's mark
-                self._last[place] = _told(before)
+            if before.offset < self._next[place]:  # else a transaction's marker lies there
+                self._last[place] = _identity(before)
                 followed[place] = polled[place][1:]
         self._begun -= polled.keys()
         return {place: records for place, records in followed.items() if records}
@@ -146,12 +160,14 @@ class SameLogConsumer:
             self._consumer.seek(place, self._last[place][0])
             self._back.add(place)
 
-    def _compared(self, polled: Mapping[TopicPartition, Sequence[Any]]) -> Mapping[TopicPartition, Sequence[Any]]:
-        """What follows the last record that was read, which comes once more where there is doubt."""
+    def _without_compared(
+        self, polled: Mapping[TopicPartition, Sequence[Any]]
+    ) -> Mapping[TopicPartition, Sequence[Any]]:
+        """Compare the last record of each doubted partition. Return the polled records after it."""
         followed = dict(polled)
         for place in self._doubted & polled.keys():
             if place in self._back:
-                if _even(_told(polled[place][0])) != _even(self._last[place]):
+                if _plain(_identity(polled[place][0])) != _plain(self._last[place]):
                     raise self._changed(place, "has another record where the last one was read")
                 followed[place] = polled[place][1:]
             self._doubted.discard(place)
@@ -159,19 +175,19 @@ class SameLogConsumer:
         return {place: records for place, records in followed.items() if records}
 
     def _look_at_ends(self, places: Iterable[TopicPartition]) -> None:
-        with contextlib.suppress(KafkaError, KeyError):  # so kafka-python says that there is no such topic
+        with contextlib.suppress(KafkaError, KeyError):  # kafka-python's error for a topic that was deleted
             for place, end in self._consumer.end_offsets(list(places), _ASK_MS).items():
                 if end < self._next[place]:
                     raise self._changed(place, f"ends at offset {end}, and was read up to {self._next[place]}")
 
-    def _see_what_is_gone(self) -> bool:
-        """Return whether it is only what was read already."""
+    def _only_read_records_are_gone(self) -> bool:
+        """Whether the broker has dropped only records that were read. If so, poll again."""
         self._look_at_ends(self._places)
-        self._doubt()  # where the end is not told now, the log may grow past its reader before it is
+        self._doubt()  # if the end is unknown now, the log may grow past its reader before it is known
         try:
             beginnings = self._consumer.beginning_offsets(list(self._places))
         except (KafkaError, KeyError):
-            return True  # it is asked again
+            return True  # the next poll asks again
         if any(beginning > self._next[place] for place, beginning in beginnings.items()):
             return False
         for place in [place for place in self._begun if self._next[place] == beginnings[place]]:
