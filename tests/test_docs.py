@@ -31,6 +31,7 @@ from ordering.membership.forgetting import MAX_NAMED
 from ordering.membership.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import sequencer
 from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN
+from ordering.sequencer.state import SNAPSHOTS
 from tests.papers import DOCS, PAGES, README, ROOT, SOURCE_FILES, anchors, doc, fences, prose, section, spans, tables
 
 LONGEST_README = 200
@@ -247,7 +248,7 @@ def test_formats() -> None:
     """The changelog names the formats that the code has."""
     newest = section(PAGES["CHANGELOG.md"], "## [Unreleased]")
     assert f"Version {codec.VERSION}," in section(newest, "### Wire")
-    assert f"Format {min(sequencer.SNAPSHOTS)}." in section(newest, "### Snapshots")
+    assert f"Format {min(SNAPSHOTS)}." in section(newest, "### Snapshots")
     assert section(newest, "### Ledger").strip()
 
 

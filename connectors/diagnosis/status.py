@@ -26,7 +26,8 @@ from ordering.agreement.state import Drop
 from ordering.base.formats import FIRST
 from ordering.base.names import BY_RELAYS, Topic
 from ordering.base.records import Forward, Malformed, Partition, Source
-from ordering.sequencer.sequencer import SequencerState, missing_before, step
+from ordering.sequencer.sequencer import missing_before, step
+from ordering.sequencer.state import SequencerState
 
 if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd

@@ -23,7 +23,7 @@ from ordering.agreement.site import Site
 from ordering.agreement.site_state import CopyMark, Notice, SiteState
 from ordering.base.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
 from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 OWN_BYTES = 16 * 1024 * 1024
 """The payload of a site's own records, read and not sequenced, beyond which it reads no more of its FORWARD."""

@@ -42,7 +42,8 @@ from ordering.base.records import (
 )
 from ordering.sequencer.columns import Decisions, ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
-from ordering.sequencer.sequencer import SequencerState, data_of, step
+from ordering.sequencer.sequencer import data_of, step
+from ordering.sequencer.state import SequencerState
 
 COLUMNS_FROM = 64
 """The smallest batch for columns: with fewer records the arrays cost more than they save."""

@@ -16,7 +16,8 @@ from connectors.engine.batch import Output, OutputTopics, Polled, decide
 from connectors.engine.writing import WrittenBatch
 from connectors.kafka.transport import Record
 from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.sequencer import SequencerState, end_batch
+from ordering.sequencer.sequencer import end_batch
+from ordering.sequencer.state import SequencerState
 
 PATIENCE_S = 0.2
 """The age of its oldest batch in flight at which a group is late. A late group decides no further batch."""

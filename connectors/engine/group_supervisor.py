@@ -34,7 +34,8 @@ from connectors.takeover.takeover import STALL_S, Claimer, Fitness, Takeover
 from connectors.takeover.watchdog import NotCounting, Watchdog
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, TopicMissing
 from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.sequencer import is_snapshot_due
+from ordering.sequencer.state import SequencerState
 
 WATCH_S = 1.0
 """The time between two looks: for newer epochs, for new groups, and for groups that need a tick."""
@@ -223,7 +224,7 @@ class GroupSupervisor:
             group: pipeline.written
             for group, pipeline in self.pipelines.items()
             if group in self._keeper.forward
-            and (pipeline.state.membership.is_watched or pipeline.state.due_for_snapshot())
+            and (pipeline.state.membership.is_watched or is_snapshot_due(pipeline.state))
         }
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ from ordering.agreement.site_state import Notice
 from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.names import Topic
 from ordering.base.records import Exclusion
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ordering.base.reader import Seal
 from ordering.base.records import FORGET, MESSAGE, Data
 from ordering.membership.forgetting import from_payload
 from ordering.membership.membership import NO_MEMBERS, Membership, ReceivedRow, fold
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 def state_from_ledger(path: Location, group: str) -> SequencerState | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import BrokerUnreachable, KafkaRefused, TopicMissing, UsageError
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from connectors.relay.promotion import fence_former_home, first_difference
 from ordering.base.errors import AbcastError, HistoryUnavailable, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, seal, snapshot
+from ordering.sequencer.state import SequencerState
 
 _LAST_RECORDS = 50
 """Records read back from the copy's end for its last message: seals and snapshots may come after it."""

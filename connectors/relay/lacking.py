@@ -15,7 +15,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.data_purge import Lacking
 from connectors.relay.link_start import is_ordered
 from ordering.base.errors import AbcastError, TopicMissing
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 def lacking_beside(sites: Sites, site: str) -> Lacking:

@@ -17,7 +17,8 @@ from ordering.base.names import relay_of
 from ordering.base.records import EPOCH
 from ordering.membership.membership import NOTHING_ACCEPTED
 from ordering.sequencer.links import LinkStart, covers
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
+from ordering.sequencer.state import SequencerState
 
 Carries = Callable[[str], bool]
 """Whether messages of an origin are carried."""

@@ -28,7 +28,7 @@ from connectors.kafka.transport import Producer
 from connectors.relay.link_start import Carries, SessionStart, link_start
 from ordering.base.names import Topic, relay_of
 from ordering.base.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW, STRAY
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 FAREWELL_S = 5.0
 """The longest wait until Kafka has a farewell."""

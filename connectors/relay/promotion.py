@@ -40,7 +40,8 @@ from connectors.kafka.log.data_log import DataLog, Start
 from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import EPOCH, STRAY
-from ordering.sequencer.sequencer import SequencerState, seal
+from ordering.sequencer.sequencer import seal
+from ordering.sequencer.state import SequencerState
 
 EPOCHS_OF_A_HOME = 10**9
 _SHARE_S = 10

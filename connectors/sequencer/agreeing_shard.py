@@ -48,7 +48,7 @@ from ordering.agreement.site_state import CopyMark
 from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Partition
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 _REPORTS = "reports"
 

@@ -53,7 +53,8 @@ from ordering.base.names import Topic
 from ordering.base.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
 from ordering.sequencer.links import LinkColumns
-from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch
+from ordering.sequencer.sequencer import begin_batch, end_batch
+from ordering.sequencer.state import SequencerState
 
 RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "

@@ -36,7 +36,8 @@ from connectors.takeover.watchdog import Watchdog
 from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.names import Topic
 from ordering.base.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO, DeadLetter, Source
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, step
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, step
+from ordering.sequencer.state import SequencerState
 
 HANGS_S = 5.0
 """The age of a current batch after which the others go on without a group whose leader does not answer."""

@@ -49,7 +49,7 @@ from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
 from ordering.base.names import Topic
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 

@@ -18,7 +18,7 @@ from ordering.agreement.formation import ProcessIncarnation, first_view
 from ordering.agreement.process import suspecting_after
 from ordering.agreement.site_state import SiteState, first_state
 from ordering.base.errors import UsageError
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 RESEND_AFTER_MS = 2_000
 """Links between sites lose nothing, but a view that ends drops the messages under way."""

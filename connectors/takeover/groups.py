@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kafka.structs import TopicPartition
 
 from ordering.base.names import Topic
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 def groups_at(topics: Iterable[Topic], site: str) -> list[str]:

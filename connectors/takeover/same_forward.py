@@ -21,7 +21,7 @@ from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Consumer
 from ordering.base.records import Data, Forward, Partition
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 LOOKED_AT = 20
 """The number of newest DATA records that are compared."""

@@ -15,7 +15,7 @@ from connectors.takeover import fencing
 from ordering.base.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, UsageError
 from ordering.base.formats import FIRST, NEWEST
 from ordering.base.records import MAX_RECORD_BYTES, Partition
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
 """The largest state that fits into a record: a record has a header as well, and a claim adds a seal to the state."""

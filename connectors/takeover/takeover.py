@@ -53,7 +53,8 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolati
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal, with_seal
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
+from ordering.sequencer.sequencer import absorb, seal, snapshot
+from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from connectors.takeover.takeover import take_over
 from connectors.takeover.ticks import tick
 from ordering.base.names import Topic
 from ordering.base.records import Data, Forward, Malformed, Partition, Source
-from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, step
+from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from ordering.sequencer.state import SequencerState
 
 Seen = Callable[[Forward], bool]
 

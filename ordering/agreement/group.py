@@ -45,7 +45,8 @@ from ordering.agreement.state import Tick
 from ordering.base.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
 from ordering.base.formats import FIRST
 from ordering.base.records import ENTRY, EPOCH, Data, Exclusion
-from ordering.sequencer.sequencer import SequencerState, begin_batch
+from ordering.sequencer.sequencer import begin_batch
+from ordering.sequencer.state import SequencerState
 
 LONGEST_STEP_MS = 1_000
 """Longest time that a step moves the clock, in ms: a site that stalls must not suspect others for their silence."""

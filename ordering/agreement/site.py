@@ -144,7 +144,8 @@ from ordering.base.errors import Disagreement, ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST
 from ordering.base.records import Data
 from ordering.membership.log_time import without_sites
-from ordering.sequencer.sequencer import SequencerState, end_batch
+from ordering.sequencer.sequencer import end_batch
+from ordering.sequencer.state import SequencerState
 
 MAX_RUNS_IN_FLIGHT = 8
 """Runs of a site that are not known to be delivered everywhere in the view."""

@@ -19,7 +19,7 @@ from ordering.agreement.state import RESEND_AFTER_MS, Send, Tick
 from ordering.base.canonical import deflated, inflated
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST
-from ordering.sequencer.sequencer import MAX_INFLATED_BYTES, SequencerState
+from ordering.sequencer.state import MAX_INFLATED_BYTES, SequencerState
 
 
 class Arrived(NamedTuple):

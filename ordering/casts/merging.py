@@ -28,7 +28,7 @@ from ordering.casts.casts import NO_VIEW, Cast, CastStep, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.fifo import FifoReceiver, FifoState
 from ordering.membership.membership import MemberIncarnation, Settings
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.membership.membership import MemberIncarnation, Membership
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 BEGIN = "begin"
 """The `event` of the first line of each run of a reader, in a delivery log that has casts."""

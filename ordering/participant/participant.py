@@ -72,7 +72,7 @@ from ordering.participant.participant_table import (
     Do,
     ParticipantPhase,
 )
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 STOPPED = "it was stopped"
 NOTHING_KNOWN, DEFAULT_SETTINGS = KnownGroup(), Settings()

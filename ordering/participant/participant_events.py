@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ordering.base.records import Data
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.participant_table import Cause
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 class Began(NamedTuple):

@@ -25,7 +25,8 @@ from ordering.membership.flush import FlushPhase
 from ordering.membership.log_time import LONGEST_PAUSE_MS, LONGEST_STEP_MS, Age, time_in
 from ordering.membership.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, LastHeard, Membership, ReceivedRow
 from ordering.sequencer.links import LinkColumns, LinkTable, neighbour_of, origin_of
-from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
+from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, next_accepted, step
+from ordering.sequencer.state import SequencerState
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

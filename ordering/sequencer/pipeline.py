@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState, begin_batch
+from ordering.sequencer.sequencer import begin_batch
+from ordering.sequencer.state import SequencerState
 
 DEPTH = 8
 """Largest number of batches in flight in a group."""

@@ -19,7 +19,8 @@ from connectors.sequencer.stored_state import StoredState, load, store
 from ordering.base.names import Topic
 from ordering.base.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, START_FLUSH, VIEW
 from ordering.membership.membership import MemberIncarnation, Membership
-from ordering.sequencer.sequencer import SequencerState, end_batch
+from ordering.sequencer.sequencer import end_batch
+from ordering.sequencer.state import SequencerState
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import sequencing
 

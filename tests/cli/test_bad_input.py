@@ -13,7 +13,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Producer
 from ordering.base.names import Topic
 from ordering.base.records import EPOCH, Data, Partition
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.cli.conftest import SITE, Pipeline
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC, Case
 from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows

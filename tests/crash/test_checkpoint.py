@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from ordering.base.records import EPOCH, Data
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
+from ordering.sequencer.state import SequencerState
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.scenario import Scenario
 from tests.waiting import WAIT, eventually

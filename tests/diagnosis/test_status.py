@@ -30,7 +30,8 @@ from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal
 from ordering.base.records import HEARTBEAT, Forward, Source
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
-from ordering.sequencer.sequencer import SequencerState, missing_before, seal, snapshot
+from ordering.sequencer.sequencer import missing_before, seal, snapshot
+from ordering.sequencer.state import SequencerState
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
 EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)

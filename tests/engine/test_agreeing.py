@@ -62,7 +62,7 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Partition
 from ordering.membership.forgetting import SenderRow
 from ordering.sequencer import sequencer
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ from connectors.engine.batch import OutputTopics, Rows, by_columns, by_rows
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.membership import MemberIncarnation, Membership
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests import forward_corpus as corpus
 
 TOPICS = OutputTopics.of("orders", "nyc")

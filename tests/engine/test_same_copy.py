@@ -17,7 +17,7 @@ from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.log import OrderedRun, Range, run_of
 from ordering.agreement.site_state import CopyMark, Place, first_state
 from ordering.base.names import Topic
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 HOME = f"{Topic('g', 'forward', 'nyc')}-0"
 COPY = TopicPartition(str(Topic("g", "relayed", "sfo", "nyc")), 0)

@@ -38,7 +38,8 @@ from ordering.checker.checker import Checker
 from ordering.membership.membership import Membership, Settings
 from ordering.participant.events import ViewChange
 from ordering.sequencer.links import carry_each
-from ordering.sequencer.sequencer import SNAPSHOTS, SequencerState, absorb, seal, snapshot
+from ordering.sequencer.sequencer import absorb, seal, snapshot
+from ordering.sequencer.state import SNAPSHOTS, SequencerState
 
 SITE = "nyc"
 DATA, EPOCHS = (TopicPartition(f"abcast.g.{role}.{SITE}", 0) for role in ("data", "epoch"))

@@ -34,7 +34,8 @@ from ordering.agreement.log import Entry
 from ordering.base.errors import BrokerUnreachable, LaterVersion, UsageError
 from ordering.base.formats import ADDITIONS, FIRST, NEWEST
 from ordering.base.records import ENTRY, EPOCH, Data
-from ordering.sequencer.sequencer import SequencerState, snapshot
+from ordering.sequencer.sequencer import snapshot
+from ordering.sequencer.state import SequencerState
 from tests.engine.test_agreeing import all_have, each_engine, running, send, written
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS

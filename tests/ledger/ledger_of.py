@@ -14,7 +14,8 @@ from connectors.storage.location import Location, delta_options
 from ordering.base.names import relay_of
 from ordering.base.records import EPOCH, JOIN, LEAVE, LINK_START, MESSAGE, Data, Forward, Link, Source
 from ordering.sequencer.links import LinkStart
-from ordering.sequencer.sequencer import SequencerState, absorb, end_batch, seal, snapshot, step
+from ordering.sequencer.sequencer import absorb, end_batch, seal, snapshot, step
+from ordering.sequencer.state import SequencerState
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LEDGER = pa.schema(

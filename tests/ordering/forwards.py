@@ -8,7 +8,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from ordering.base.records import Data, Forward, Malformed, Source
-from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, step
+from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, step
+from ordering.sequencer.state import SequencerState
 
 TOPIC = "abcast.g.forward.s"
 SENDERS = ("s/a", "s/b", "s/c", "no-address", "s/")

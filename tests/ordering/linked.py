@@ -32,7 +32,8 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.links import carry_each, origin_of
-from ordering.sequencer.sequencer import SequencerState, absorb, seal
+from ordering.sequencer.sequencer import absorb, seal
+from ordering.sequencer.state import SequencerState
 
 SITE = "s"
 FAR, LAX = "far", "lax"

@@ -10,7 +10,7 @@ from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Member
 from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import Began, Event
 from ordering.participant.participant_table import Cause, ParticipantPhase, Transition
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 ALICE = MemberIncarnation("nyc/alice", 5)
 BOB = MemberIncarnation("nyc/bob", 1)

@@ -36,7 +36,8 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.links import carry
-from ordering.sequencer.sequencer import SequencerState, absorb, seal, step
+from ordering.sequencer.sequencer import absorb, seal, step
+from ordering.sequencer.state import SequencerState
 from tests.ledger.ledger_of import decided, effective, write_ledger
 
 WAY = Direction("nyc", "sfo")

@@ -20,7 +20,8 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState, absorb
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.simulator.jobs import Job
 

@@ -18,7 +18,8 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
 from ordering.sequencer.links import LinkStart
-from ordering.sequencer.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import seal, snapshot
+from ordering.sequencer.state import SequencerState
 
 DATA = Topic("g", "data", "far")
 RELAYED = Topic("g", "relayed", "here", "far")

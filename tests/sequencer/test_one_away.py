@@ -15,7 +15,7 @@ from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.base.names import Role, Topic
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine", "other")

@@ -28,7 +28,8 @@ from ordering.agreement.group import Group
 from ordering.agreement.site_state import SiteState
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
 from ordering.base.names import Topic
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
+from ordering.sequencer.state import SequencerState
 from tests.spark.reports import query_with
 from tests.spark.reports import report as report_of
 from tests.waiting import WAIT, eventually

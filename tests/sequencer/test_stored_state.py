@@ -12,7 +12,7 @@ from connectors.sequencer import stored_state
 from connectors.sequencer.stored_state import MIN_CHANGED_ROWS, StoredState, load, store
 from ordering.base.records import Partition
 from ordering.membership.membership import ReceivedRow
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 @pytest.fixture(autouse=True)

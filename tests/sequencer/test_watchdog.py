@@ -13,7 +13,8 @@ from connectors.kafka.log.data_log import StoredRecord
 from connectors.takeover.watchdog import BEHIND_S, LOOK_RECORDS, LOOK_S, NotCounting, Watchdog
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState, absorb, seal
+from ordering.sequencer.sequencer import absorb, seal
+from ordering.sequencer.state import SequencerState
 
 GROUP = "g"
 

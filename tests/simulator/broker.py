@@ -18,7 +18,7 @@ from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, Data, Forward, Malformed, Partition, Source
 from ordering.membership.forgetting import from_payload
 from ordering.membership.membership import ReceivedRow
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.simulator.kafka import Kafka, Log
 
 GROUP = "g"

@@ -19,7 +19,8 @@ from ordering.base.records import (
 )
 from ordering.sequencer.columns import ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
-from ordering.sequencer.sequencer import SequencerState, Step, data_of
+from ordering.sequencer.sequencer import Step, data_of
+from ordering.sequencer.state import SequencerState
 
 
 def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:

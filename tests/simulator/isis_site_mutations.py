@@ -16,7 +16,8 @@ from ordering.agreement.site import Site
 from ordering.base.records import EPOCH, Data, Forward, Malformed
 from ordering.checker.checker import DIVERGENT, VIEW_VIOLATION
 from ordering.membership.membership import Membership
-from ordering.sequencer.sequencer import SequencerState, absorb
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run

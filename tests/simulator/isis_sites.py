@@ -41,7 +41,8 @@ from ordering.base.records import (
 )
 from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.membership.membership import Settings
-from ordering.sequencer.sequencer import SequencerState, step
+from ordering.sequencer.sequencer import step
+from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.kafka import NOW_MS, Away, Kafka, Log, OutOfRange
 

@@ -34,7 +34,7 @@ from ordering.participant.participant import Participant
 from ordering.participant.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted
 from ordering.participant.participant_events import FlushWanted as Wanted
 from ordering.participant.participant_table import Action, Cause, Do
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.simulator.kafka import Kafka
 from tests.simulator.membership import DATA, TOPIC, Group, Process
 

@@ -21,7 +21,7 @@ from ordering.participant.forward_table import ForwardTable, Pending, carried_ov
 from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import Began, RowKnown
 from ordering.participant.participant_table import ParticipantPhase
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.readers import Cursor
 from tests.simulator.rules import Rules

@@ -59,7 +59,8 @@ from ordering.participant.participant_events import (
 from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant.participant_table import ParticipantPhase as Part
 from ordering.sequencer import sequencer
-from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
+from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, snapshot
+from ordering.sequencer.state import SequencerState
 from tests.simulator.columns import step_by_columns
 from tests.simulator.kafka import Away, Kafka
 from tests.simulator.neighbour import SITE, Neighbour

@@ -30,7 +30,8 @@ from ordering.participant.participant_table import (
     ParticipantPhase,
     Transition,
 )
-from ordering.sequencer.sequencer import SequencerState, step
+from ordering.sequencer.sequencer import step
+from ordering.sequencer.state import SequencerState
 from tests.simulator.membership import (
     BLOCKED,
     DEAF,

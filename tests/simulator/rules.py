@@ -13,7 +13,7 @@ from ordering.participant.forward_table import Pending
 from ordering.participant.participant import Participant, ParticipantStep, step
 from ordering.participant.participant_events import Event
 from ordering.sequencer.pipeline import Begun, Pipeline
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from connectors.kafka.codec.codec import WRONG_VERSION
 from ordering.base.errors import AbcastError
 from ordering.base.records import EPOCH, Data, Forward, MessageId
 from ordering.checker.checker import Checker
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import SITE, Broker
 from tests.simulator.dice import Dice
 from tests.simulator.member_script import MemberScript

@@ -22,7 +22,8 @@ from ordering.base.reader import Seal, with_seal
 from ordering.base.records import Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import sequencer
 from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
+from ordering.sequencer.sequencer import absorb, seal, snapshot
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice

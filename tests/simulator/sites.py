@@ -21,7 +21,7 @@ from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION
 from ordering.membership.membership import RemoteSite, Settings
 from ordering.sequencer import sequencer
 from ordering.sequencer.links import origin_of
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 from tests.simulator.sites_broker import SiteBroker, SiteSequencer

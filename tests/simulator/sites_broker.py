@@ -14,7 +14,8 @@ from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import sequencer
-from ordering.sequencer.sequencer import SequencerState, absorb, end_batch
+from ordering.sequencer.sequencer import absorb, end_batch
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import GROUP, Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice

@@ -10,7 +10,8 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, Data
 from ordering.checker.checker import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly, Checker
 from ordering.membership.forgetting import SenderRow, to_payload
-from ordering.sequencer.sequencer import SequencerState, absorb
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import GROUP, SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.members import Member

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors.kafka.codec import codec
 from ordering.base.names import Topic
 from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
-from ordering.sequencer.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
+from ordering.sequencer.sequencer import BAD_ADDRESS, begin_batch, end_batch, step
+from ordering.sequencer.state import SequencerState
 from tests import forward_corpus
 from tests.forward_corpus import RELAYED, Case
 

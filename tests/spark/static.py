@@ -16,7 +16,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, GroupedData
 
 from connectors.sequencer.query import encode_decided, sequence
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 

@@ -37,7 +37,7 @@ from ordering.agreement.group import after_takeover
 from ordering.agreement.site_state import first_state
 from ordering.base.names import Topic
 from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, Data, Exclusion
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, RawHeaders
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, SinkRow, sink_frame, source_frame
 from tests.spark.static import instead_of_state

@@ -26,7 +26,8 @@ from ordering.base.records import (
     Partition,
     Source,
 )
-from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, step
+from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
 from tests.simulator.membership import Group

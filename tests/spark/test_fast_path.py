@@ -16,7 +16,8 @@ from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
-from ordering.sequencer.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import seal, snapshot
+from ordering.sequencer.state import SequencerState
 from tests.spark.kafka_rows import Row, data, source_frame_by_task
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
 

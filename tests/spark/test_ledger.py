@@ -36,7 +36,8 @@ from ordering.base.reader import Reader
 from ordering.base.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
 from ordering.membership import membership
 from ordering.membership.membership import MemberIncarnation
-from ordering.sequencer.sequencer import SequencerState, seal, snapshot, step
+from ordering.sequencer.sequencer import seal, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.ledger.bare_jvm import bare_jvm
 from tests.ordering.membership.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame

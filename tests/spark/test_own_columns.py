@@ -26,7 +26,7 @@ from connectors.spark.own_columns import (
     set_aside,
     words_of,
 )
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
 

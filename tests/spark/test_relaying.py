@@ -53,7 +53,8 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.links import carry
-from ordering.sequencer.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import seal, snapshot
+from ordering.sequencer.state import SequencerState
 from tests.data_corpus import CASES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame

@@ -19,7 +19,8 @@ from connectors.spark.forward_rows import forward_rows
 from ordering.base.records import EPOCH, Forward, Link, Malformed, Partition
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
 from ordering.sequencer.links import LinkRow
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
+from ordering.sequencer.state import SequencerState
 from tests.ordering.linked import LinkedLog
 from tests.spark.kafka_rows import (
     SITE,

@@ -32,7 +32,7 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.links import LinkRow
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
     BAD_ADDRESSES,

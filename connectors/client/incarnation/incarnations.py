@@ -61,7 +61,7 @@ from ordering.participant.forward_table import (
     was_ordered,
 )
 from ordering.participant.participant import begins_returning, begins_stranded, next_entries
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 History = Callable[[int], Iterator[Data]]
 """A function that yields this sender's records of DATA behind a seqno. Raises HistoryUnavailable, BrokerUnreachable."""

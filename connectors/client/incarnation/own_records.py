@@ -26,7 +26,7 @@ from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import JOIN, MESSAGE, Data
 from ordering.participant.forward_table import kind_of
 from ordering.participant.participant_events import CaughtUp, RowKnown
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 

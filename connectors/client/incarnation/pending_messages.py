@@ -33,7 +33,7 @@ from ordering.base.records import Headers
 from ordering.membership.forgetting import is_told
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 

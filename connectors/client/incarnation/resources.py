@@ -26,7 +26,7 @@ from connectors.kafka.transport import Producer
 from ordering.base.names import Address
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 class IncarnationResources(NamedTuple):

@@ -40,7 +40,7 @@ from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.merging import newcomer
 from ordering.membership.membership import MemberIncarnation
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 POLL_S = 0.1
 JOIN_S = 15.0

@@ -38,7 +38,8 @@ from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnava
 from ordering.base.names import Address, Topic
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE
-from ordering.sequencer.sequencer import SequencerState, absorb
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
 
 POLL_S = 0.1
 """The longest time between two calls of a subscription, in seconds."""

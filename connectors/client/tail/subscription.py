@@ -12,7 +12,7 @@ from typing import Protocol
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
 from ordering.base.errors import HistoryUnavailable
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 
 class Listener(Protocol):

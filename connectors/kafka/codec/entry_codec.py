@@ -9,7 +9,7 @@ from ordering.base.canonical import deflated, inflated, inflated_first
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST
 from ordering.base.records import ENTRY, MAX_RECORD_BYTES, Data
-from ordering.sequencer.sequencer import MAX_INFLATED_BYTES
+from ordering.sequencer.state import MAX_INFLATED_BYTES
 
 _DEFLATED = b"\x02"
 """The first byte of an entry that is not gzip'd."""

@@ -51,7 +51,8 @@ from ordering.base.formats import FIRST, Format, follow
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, epoch_of
 from ordering.base.records import ENTRY, EPOCH, MESSAGE, STRAY, Data, Exclusion
-from ordering.sequencer.sequencer import SequencerState, absorb
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 CLOCKS_APART_MS = 60_000
 """Bound on the difference between two brokers' clocks."""

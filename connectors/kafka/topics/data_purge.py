@@ -31,7 +31,7 @@ from connectors.kafka.log.entries import needed_from
 from connectors.kafka.topics.purge import Purged, delete_below
 from connectors.kafka.topics.topics import check_relayed_is_seen, find_topics
 from ordering.base.names import BY_RELAYS
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 Lacking = Callable[[str, SequencerState], str]
 """Returns why another site still needs a group's DATA up to a state; "" if none does."""

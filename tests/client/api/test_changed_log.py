@@ -27,7 +27,8 @@ from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Role, Topic
 from ordering.base.reader import Reader as SequenceReader
 from ordering.base.records import Data, Source
-from ordering.sequencer.sequencer import SequencerState, seal
+from ordering.sequencer.sequencer import seal
+from ordering.sequencer.state import SequencerState
 from tests.changed_logs import CHANGES, Change, change
 from tests.client.members import with_casts
 from tests.waiting import eventually

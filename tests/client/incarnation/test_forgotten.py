@@ -31,7 +31,7 @@ from ordering.base.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward
 from ordering.membership.forgetting import SenderRow
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
 from ordering.participant.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
 

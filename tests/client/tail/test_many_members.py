@@ -19,7 +19,7 @@ from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Address
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 from tests.waiting import eventually
 
 WAIT = 60.0

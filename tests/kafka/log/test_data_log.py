@@ -21,7 +21,8 @@ from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
 from ordering.base.records import Data
 from ordering.membership.membership import ReceivedRow
-from ordering.sequencer.sequencer import SequencerState, absorb, seal, snapshot
+from ordering.sequencer.sequencer import absorb, seal, snapshot
+from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import Broker, SimulatedLog
 
 

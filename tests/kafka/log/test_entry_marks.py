@@ -19,7 +19,8 @@ from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from ordering.agreement.log import Entry
 from ordering.base.reader import Verdict
 from ordering.base.records import MESSAGE, Data, Source
-from ordering.sequencer.sequencer import SequencerState, snapshot
+from ordering.sequencer.sequencer import snapshot
+from ordering.sequencer.state import SequencerState
 
 DATA = TopicPartition("abcast.g.data.nyc", 0)
 

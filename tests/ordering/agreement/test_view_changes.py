@@ -18,7 +18,7 @@ from ordering.agreement.site_state import SiteState, changes, first_state, state
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import ADDITIONS
 from ordering.base.records import ENTRY, MAX_NUMBER, Data
-from ordering.sequencer.sequencer import SequencerState
+from ordering.sequencer.state import SequencerState
 
 NAMES = st.sampled_from(("n", "e", "lax", "la", "007", "s-00", "a0b10", "true", "abcast", "known"))
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, MAX_NUMBER))

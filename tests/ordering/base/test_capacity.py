@@ -28,7 +28,8 @@ from ordering.base.records import (
 )
 from ordering.membership.forgetting import SenderRow, to_payload
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
-from ordering.sequencer.sequencer import SequencerState, begin_batch, end_batch, snapshot, step
+from ordering.sequencer.sequencer import begin_batch, end_batch, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import cut
 from tests.simulator.columns import step_by_columns
 

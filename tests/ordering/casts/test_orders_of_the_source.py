@@ -12,7 +12,8 @@ from ordering.casts.casts import CAUSAL, FIFO, TOTAL, Cast, OrderedRecord
 from ordering.casts.causal import CausalReceiver
 from ordering.casts.outgoing import Broadcast, Outgoing
 from ordering.membership.membership import MemberIncarnation
-from ordering.sequencer.sequencer import SequencerState, step
+from ordering.sequencer.sequencer import step
+from ordering.sequencer.state import SequencerState
 
 ME, SHOP, BANK = (MemberIncarnation(f"s/{name}", 1) for name in ("me", "shop", "bank"))
 VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(ME, SHOP, BANK))

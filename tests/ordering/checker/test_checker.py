@@ -25,7 +25,8 @@ from ordering.checker.checker import (
     VIEW_VIOLATION,
     Checker,
 )
-from ordering.sequencer.sequencer import SequencerState, seal, snapshot
+from ordering.sequencer.sequencer import seal, snapshot
+from ordering.sequencer.state import SequencerState
 
 
 def data(seqno: int, sender: str = "s/a", local: int | None = None, epoch: int = 1, incarnation: int = 1) -> Data:

@@ -29,7 +29,8 @@ from ordering.membership.forgetting import (
     to_payload,
 )
 from ordering.membership.membership import FormerMember, Membership, ReceivedRow, Settings
-from ordering.sequencer.sequencer import FORGOTTEN, SequencerState, absorb, begin_batch, end_batch, snapshot, step
+from ordering.sequencer.sequencer import FORGOTTEN, absorb, begin_batch, end_batch, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 

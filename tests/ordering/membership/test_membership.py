@@ -41,7 +41,8 @@ from ordering.membership.membership import (
     Settings,
 )
 from ordering.membership.view_change import Decision, _remote_view, next_decision
-from ordering.sequencer.sequencer import SequencerState, absorb, end_batch, step
+from ordering.sequencer.sequencer import absorb, end_batch, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 from tests.simulator.membership import Group, Process

@@ -28,7 +28,8 @@ from ordering.base.records import (
 from ordering.checker.checker import Checker
 from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite, remote_members
 from ordering.participant.events import EventReader, RemoteView
-from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, snapshot, step
+from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 

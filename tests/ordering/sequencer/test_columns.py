@@ -17,7 +17,8 @@ from ordering.base.records import LINK_START, Data, Forward, Link, Partition, So
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
 from ordering.sequencer.columns import step_columns
 from ordering.sequencer.links import origin_of
-from ordering.sequencer.sequencer import SequencerState, step
+from ordering.sequencer.sequencer import step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import SENDERS, TOPIC, Log, cut, logs, opened
 from tests.ordering.linked import FAR, LAX, LinkedLog
 from tests.simulator.columns import step_by_columns, to_columns

@@ -28,7 +28,8 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.links import LinkRow, LinkStart, LinkTable, carry
-from ordering.sequencer.sequencer import SequencerState, Step, absorb, seal, snapshot, step
+from ordering.sequencer.sequencer import Step, absorb, seal, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import opened
 from tests.simulator.columns import step_by_columns
 

@@ -10,7 +10,8 @@ import pytest
 
 from ordering.base.records import JOIN, LEAVE, MESSAGE, SETTINGS, Data, DeadLetter, Forward, Source
 from ordering.sequencer import sequencer
-from ordering.sequencer.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot, step
+from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, snapshot, step
+from ordering.sequencer.state import SequencerState
 from tests.simulator.columns import step_by_columns
 
 TOPIC = "abcast.g.forward.s"

@@ -18,17 +18,8 @@ from ordering.base.reader import Reader, Seal, Verdict
 from ordering.base.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.membership.membership import NO_MEMBERS, NOT_A_MEMBER, ReceivedRow, Settings
 from ordering.sequencer import sequencer
-from ordering.sequencer.sequencer import (
-    FORGOTTEN,
-    SNAPSHOTS,
-    SequencerState,
-    absorb,
-    begin_batch,
-    next_accepted,
-    seal,
-    snapshot,
-    step,
-)
+from ordering.sequencer.sequencer import FORGOTTEN, absorb, begin_batch, next_accepted, seal, snapshot, step
+from ordering.sequencer.state import SNAPSHOTS, SequencerState
 from tests.ordering.forwards import TOPIC, Log, cut, deliveries, logs, opened, run
 from tests.simulator.columns import step_by_columns
 
@@ -307,7 +298,7 @@ def test_what_inflates_to_more_than_a_snapshot(monkeypatch: pytest.MonkeyPatch) 
     """It takes no more memory than a limit, and has the same error."""
     stored = opened().to_bytes()
     assert SequencerState.from_bytes(stored) == opened()
-    monkeypatch.setattr(sequencer, "MAX_INFLATED_BYTES", len(gzip.decompress(stored)) - 1)
+    monkeypatch.setattr("ordering.sequencer.state.MAX_INFLATED_BYTES", len(gzip.decompress(stored)) - 1)
     with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read"):
         SequencerState.from_bytes(stored)
 
