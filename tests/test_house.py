@@ -48,10 +48,6 @@ NOT_YET = {
     "ordering/agreement/isis.py": REWRITTEN_SOON,
     "ordering/agreement/site.py": REWRITTEN_SOON,
     "ordering/agreement/views.py": REWRITTEN_SOON,
-    **dict.fromkeys(
-        (*(f"connectors/takeover/{name}.py" for name in ("group_maintenance", "takeover")),),
-        "not rewritten yet",
-    ),
     "ordering/checker/checker.py": "names a heading of the README, What is promised",
 }
 """Modules whose docstrings are not held to the rule, and why."""

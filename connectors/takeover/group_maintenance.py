@@ -1,13 +1,13 @@
-"""What a sequencer looks after beside its batches, with either engine: claims, signs of life, ticks, settings.
+"""The maintenance of a sequencer's groups, with either engine: claims, signs of life, ticks, settings.
 
-None of it decides anything: a keeper that sleeps delays a snapshot or a suspicion, or lets a fenced sequencer write on,
-which readers ignore. So it keeps nothing that a crash could cost.
+None of it decides anything. If it sleeps, a snapshot or a suspicion is late, or a fenced sequencer writes records that
+readers ignore. So a crash costs nothing.
 
-It asks for all groups with one question. Where that is not answered, it goes on without the groups that have a
-partition without a leader, and asks one leader after the other of the others; of one that does not answer, group by
-group, until it is taken to be away with all that it leads. Groups of which nothing is answered are asked again later
-and later (`connectors.kafka.groups.suspended_groups`), apart from the others: they get no sign of life meanwhile, and
-hold up no other.
+It asks about all groups with one request. If Kafka does not answer that, it suspends the groups with a partition
+without a leader, and asks each leader about the others. If a leader does not answer, it asks about one group after the
+other, until that leader counts as away with all its partitions. Suspended groups are asked about at growing intervals
+(`connectors.kafka.groups.suspended_groups`), apart from the others. Until they answer, they get no sign of life, and
+they hold up no other group.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged,
 from ordering.base.names import Topic
 
 _ASK_MS = 3000
-"""How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
+"""The timeout of the request about all groups. One whose topics are gone must not hold up the others for longer."""
 _ASK_ONE_MS = 500
+"""The timeout of a request about one leader, or one group."""
 _ASK_APART_S = 3.0
-"""How long it asks leader by leader: the rest is asked the next time, and first."""
+"""The time for requests to one leader after the other. The leaders that remain are asked first the next time."""
 _SILENT_GROUPS = 3
-"""A leader that answers of none of so many groups is away."""
+"""A leader counts as away if it answers about none of this many groups."""
 _UNKNOWN = NO_LEADER - 1
+"""The leader of a topic about which Kafka tells nothing."""
 
 LOOK_AT_SETTINGS_S = 3600.0
-"""How often it looks whether somebody has set a retention where there must be none."""
+"""The time between two checks that nobody has set a retention on DATA or EPOCH."""
 
 _Role = Literal["data", "epoch"]
 _ROLES: tuple[_Role, ...] = ("data", "epoch")
@@ -53,9 +55,10 @@ _logger = logging.getLogger(__name__)
 
 
 class GroupMaintenance:
-    """Looks after groups that were taken over. Not thread-safe; close it.
+    """The maintenance of groups that were taken over. Not thread-safe; close it.
 
-    `epochs`: what this process has claimed, by group; takeovers keep it up to date. `engine`: what it is, in a word.
+    `epochs`: the epochs that this process has claimed, by group; takeovers keep it up to date. `engine`: the engine's
+    name, in a word.
     """
 
     def __init__(
@@ -66,38 +69,38 @@ class GroupMaintenance:
         engine: str,
         troubles: Troubles | None = None,
     ) -> None:
-        """`troubles`: of all jobs of this process. Raises BrokerUnreachable."""
+        """Maintain no group yet. `troubles`: of all jobs of this process. Raises BrokerUnreachable."""
         self._troubles = troubles or Troubles()
         self.forward: dict[str, list[str]] = {}
-        """The groups, each with its forward topics."""
+        """The groups under maintenance, each with its forward topics."""
         self._connection = connection
         self._site = site
         self._epochs = epochs
         self._consumer: Consumer = connection.consumer()
-        self._reader: Consumer | None = None  # of all logs
+        self._reader: Consumer | None = None  # reads all logs
         self._ticker: Producer | None = None
-        self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has looked
+        self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has checked
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
-        self._reached: dict[str, int] = {}  # where DATA ended at the last sign
-        self._asked_last = _UNKNOWN  # of the leaders
-        self._without_claims: set[str] = set()  # groups of whose EPOCH nothing was told the last time
-        self._without_data: set[str] = set()  # the same of DATA
-        self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
+        self._reached: dict[str, int] = {}  # the end of DATA at the last sign
+        self._asked_last = _UNKNOWN  # the leader
+        self._without_claims: set[str] = set()  # groups whose EPOCH got no answer the last time
+        self._without_data: set[str] = set()  # groups whose DATA got no answer the last time
+        self._claims_seen: dict[str, int] = {}  # the end of EPOCH at the last check
         self.away = SuspendedGroups(f"{engine} sequencer")
-        """Groups of which Kafka tells nothing now."""
+        """Groups about which Kafka answers nothing now."""
 
     def take(self, forward: Mapping[str, list[str]]) -> None:
-        """Look after these groups, too; or read other forward topics of them. Raises BrokerUnreachable."""
+        """Maintain these groups, too, or these forward topics of known groups. Raises BrokerUnreachable."""
         with self._connection.reachable():
             for group in forward.keys() - self.forward.keys():
                 for role in _ROLES:
-                    # kafka-python tells no offset of a topic that is younger than what it knows of the cluster.
+                    # kafka-python returns no offset of a topic that is younger than its metadata.
                     self._consumer.partitions_for_topic(str(Topic(group, role, self._site)))
         self.forward |= forward
 
     def release(self, group: str) -> None:
-        """Look after it no longer."""
+        """Maintain the group no longer."""
         self.forward.pop(group, None)
         self._claims_seen.pop(group, None)
         self._reached.pop(group, None)
@@ -107,7 +110,7 @@ class GroupMaintenance:
         self.away.forget(group)
 
     def log(self, group: str) -> DataLog:
-        """The group's DATA, for the keeper's thread. Raises BrokerUnreachable at once if it was away just now."""
+        """Return the group's DATA, for the maintenance thread. Raises BrokerUnreachable at once if it is suspended."""
         if not self.away.is_due(group):
             raise BrokerUnreachable(self.away.reasons[group])
         if group not in self._logs:
@@ -117,18 +120,18 @@ class GroupMaintenance:
         return self._logs[group]
 
     def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
-        """The offset after the last record of DATA, by group; of those of which it is told."""
+        """Return the end offset of DATA by group, without the groups that get no answer."""
         return self._ends("data", list(groups))
 
     def signed_end(self, group: str) -> int:
-        """Return where DATA ended at the last sign of life; 0 before the first."""
+        """Return the end of DATA at the last sign of life; 0 before the first."""
         return self._reached.get(group, 0)
 
     def check_not_fenced(self) -> None:
-        """See that no newer epoch has begun, with one question for all groups.
+        """Check that no newer epoch has begun, with one request about all groups.
 
-        Raises BrokerUnreachable; UnservableGroups, of which some may be Fenced, or the error itself where there is no
-        other.
+        Raises BrokerUnreachable; UnservableGroups, whose errors may be Fenced, or the error itself if all groups have
+        one.
         """
         asked = [group for group in self.forward if self.away.is_due(group)]
         unservable: dict[str, AbcastError] = {}
@@ -151,7 +154,7 @@ class GroupMaintenance:
 
     @contextlib.contextmanager
     def trouble_of(self, group: str) -> Iterator[None]:
-        """What is not answered here is this group's trouble. Raises BrokerUnreachable if no group answers."""
+        """Suspend the group if a request inside gets no answer. Raises BrokerUnreachable if no group answers."""
         try:
             yield
         except KafkaError as error:
@@ -162,7 +165,7 @@ class GroupMaintenance:
             self._leave(group, error)
 
     def _leave(self, group: str, error: AbcastError) -> None:
-        if self.away.is_due(group):  # else it is the same as just now
+        if self.away.is_due(group):  # otherwise it is the same trouble as just now
             self.away.suspend(group, error)
         if all(each in self.away for each in self.forward):
             raise error
@@ -170,11 +173,11 @@ class GroupMaintenance:
     def sign(
         self, considered: Mapping[TopicPartition, int], now: float, topics: Collection[Topic] = frozenset()
     ) -> None:
-        """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
+        """Give a sign of life for all groups, right after `check_not_fenced`, if one is due.
 
-        `considered`: of forward partitions, the first offset that is not considered yet. `topics`: those that there
-        are, to say of which groups the sequencer goes on without. Raises BrokerUnreachable; UnservableGroups,
-        HistoryChanged where DATA ends before it did.
+        `considered`: the first offset of each forward partition that is not considered yet. `topics`: the existing
+        topics, to report the suspended groups. Raises BrokerUnreachable; UnservableGroups or HistoryChanged if DATA
+        ends below an earlier end.
         """
         if not self._signs.is_due(now):
             return
@@ -189,7 +192,7 @@ class GroupMaintenance:
         self._signs.give(here, considered, now, ends, self._troubles.of, suspended)
 
     def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
-        """Groups whose DATA ends before it did, and that they do. The next start tells more, or begins anew."""
+        """Return an error for each group whose DATA ends below an earlier end. The next start finds the cause."""
         before = {group: self._reached.get(group, 0) for group in ends}
         self._reached |= ends
         return {
@@ -199,7 +202,7 @@ class GroupMaintenance:
         }
 
     def attend(self, watched: Mapping[str, int], now: float) -> None:
-        """Tick for `watched`, each with a seqno that stands in DATA, and see now and then that DATA and EPOCH are kept.
+        """Tick for `watched`, each with a seqno in DATA, and check now and then that DATA and EPOCH are kept.
 
         `now`: seconds of a steady clock. Raises BrokerUnreachable.
         """
@@ -212,11 +215,11 @@ class GroupMaintenance:
             for topic in self.forward[group]:
                 try:
                     tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
-                except KafkaError as error:  # made up for by the next
+                except KafkaError as error:  # the next tick makes up for it
                     _logger.warning("a tick could not be written to %s: %r", topic, error)
 
     def _look_at_settings(self, now: float) -> list[str]:
-        """Groups whose DATA or EPOCH Kafka may delete, told as an error; a tick has their DATA hold a snapshot."""
+        """Log an error for each group whose DATA or EPOCH Kafka may delete; return them: they need a tick."""
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_AT_SETTINGS_S
@@ -236,7 +239,7 @@ class GroupMaintenance:
             self._ticker.close(timeout=1)
 
     def _ends(self, role: _Role, groups: Collection[str]) -> dict[str, int]:
-        """Where the groups' topics of that role end. Raises BrokerUnreachable if all are away."""
+        """Return the end of each group's topic of a role. Raises BrokerUnreachable if all groups are suspended."""
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         doubtful = {group: partition for group, partition in partitions.items() if group in self.away}
         steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
@@ -256,7 +259,7 @@ class GroupMaintenance:
         return ends
 
     def _ask_apart(self, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
-        """Ask each leader, as long as there is time. It begins where it ended the last time."""
+        """Ask each leader, as long as there is time; begin behind the leader that was asked last."""
         leaders = self._connection.leaders(partition.topic for partition in partitions.values())
         led_by: dict[int, dict[str, TopicPartition]] = {}
         for group, partition in partitions.items():
@@ -278,7 +281,7 @@ class GroupMaintenance:
     def _ask_each(
         self, partitions: Mapping[str, TopicPartition], deadline: float, *, of_one_leader: bool
     ) -> dict[str, int]:
-        """Ask group by group, until it is time."""
+        """Ask about one group after the other, until the deadline."""
         ends: dict[str, int] = {}
         silent = 0
         for group, partition in partitions.items():
@@ -294,11 +297,11 @@ class GroupMaintenance:
         return ends
 
     def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
-        """Raises BrokerUnreachable, KafkaRefused."""
+        """Return the end of each partition. Raises BrokerUnreachable, KafkaRefused."""
         topics = sorted(partition.topic for partition in partitions.values())
         try:
             ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
-        except KeyError as error:  # how kafka-python says that a topic is gone
+        except KeyError as error:  # kafka-python's error for a topic that is gone
             raise BrokerUnreachable(f"nothing is told of {topics[0]}.") from error
         except KafkaError as error:
             if not error.retriable:
@@ -308,6 +311,6 @@ class GroupMaintenance:
 
 
 def _unanswered(*topics: str) -> BrokerUnreachable:
-    """Why is not looked for: that takes seconds for each."""
+    """Return the error, without its cause: to find that takes seconds for each topic."""
     more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
     return BrokerUnreachable(f"no broker that leads {topics[0]}{more} answers.")

@@ -1,25 +1,25 @@
-"""Seal, then take over: how every start of a sequencer begins, however the one before ended.
+"""The takeover of a group: every start of a sequencer begins with it, however the one before ended.
 
-There is one way to start, and it trusts no lock and no checkpoint, only DATA:
+There is one way to start. It trusts no lock and no checkpoint, only DATA:
 
-1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.log.data_log`), and rebuild
-   the state. What is wrong with the group is found here, before anything is written: a start that can't go on must not
-   fence another sequencer. So one that does not know the group's format (`ordering.base.formats`) stops here;
-2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
-   so no other sequencer has it;
-3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
-4. read DATA on from where 1 ended up to the seal, and with it the state;
-5. append the state as the epoch's opening snapshot, and a note of where the seal stands to EPOCH, and go on.
+1. Read DATA up to its present end, from the newest snapshot in force (`connectors.kafka.log.data_log`), and rebuild the
+   state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
+   another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
+2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
+   sequencer has it.
+3. Append the seal to DATA: an empty epoch record. From here on every reader ignores further records of lower epochs.
+4. Read DATA from the end of step 1 up to the seal, and bring the state up to date.
+5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, and go on.
 
-Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
+Invariant: the state from which a sequencer goes on holds everything effective before its seal, and nothing effective
 of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
-step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
-stands. The next start does the same again.
+step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true at its offset.
+The next start does the same again.
 
-A sequencer sees a newer one by its claim, and another home by its move, and leaves the group. That is a courtesy, not
-what keeps the order: if it sleeps through the claim, what it writes is stale for every reader. It takes the group back
-only when the newer one gives no sign of life any more, so two that have groups in common do not fight over them. No
-sequencer seals a claim that stands behind a move to another site, so the seal of who has fenced it
+A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
+depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group
+back only when the newer one gives no sign of life any more, so two sequencers with common groups do not fight over
+them. No sequencer seals a claim behind a move to another site, so the seal of the promotion that fenced it
 (`connectors.relay.promotion`) is the last one.
 """
 
@@ -59,24 +59,23 @@ from ordering.sequencer.state import SequencerState
 _logger = logging.getLogger(__name__)
 
 Fitness = Callable[[SequencerState], object]
-"""Raises what keeps a group whose DATA tells this state from being served."""
-
+"""A check that raises an error if a group with this state can't be served."""
 
 STALL_S = 0.5
-"""When no group has been looked at for so long, the others are claimed."""
+"""The time without a surveyed group after which the surveyed ones are claimed, before the others are."""
 _WRITTEN_S = 10.0
-"""How long a takeover waits until Kafka has a record."""
+"""The longest wait for Kafka to take a record."""
 _BOTH_S = 0.02
-"""Claims are waited for so long, while groups are still looked at."""
+"""The wait for claims while surveys still run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Who takes groups over at a site.
+    """The claimer of groups at a site.
 
-    `claimed` has the epochs that this process has claimed so far, by group, and is kept up to date: it takes no group
-    back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites. `fitness` is
-    asked of every group before it is claimed. `ledger`: what it has is not decided again.
+    `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
+    group is taken back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites.
+    `fitness`: checks each group before its claim. `ledger`: a group whose DATA has lost seqnos of it is not claimed.
     """
 
     connection: Connection
@@ -88,7 +87,7 @@ class Claimer:
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
-    """`take_over_groups` of one group, which reads the site's own forward topic."""
+    """Take over one group, which reads the site's own forward topic; return the state to go on from."""
     forward = str(Topic(group, "forward", site))
     by = Claimer(connection, site, {} if claimed is None else claimed)
     return take_over_groups(by, {group: [forward]})[group]
@@ -97,10 +96,10 @@ def take_over(connection: Connection, group: str, site: str, claimed: dict[str, 
 def take_over_groups(by: Claimer, groups: Mapping[str, Iterable[str]]) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    All groups are looked at before the first is claimed, and none is claimed where one is unservable.
+    All groups are surveyed before the first is claimed. If one is unservable, none is claimed.
 
-    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError where all groups are unservable, and
-    UnservableGroups where some are.
+    Raises BrokerUnreachable; Fenced, TopicMissing, HistoryUnavailable, UsageError if all groups are unservable, and
+    UnservableGroups if some are.
     """
     states: dict[str, SequencerState] = {}
     unservable: dict[str, AbcastError] = {}
@@ -116,18 +115,17 @@ def take_over_groups(by: Claimer, groups: Mapping[str, Iterable[str]]) -> dict[s
 
 
 class Takeover:
-    """Takes groups over side by side. What is wrong with one, or is not answered of it, holds up no other.
+    """Takes groups over side by side. A faulty or unanswered group holds up no other.
 
-    `groups`: each with the forward topics it reads. `claims_some`: those that are fit are claimed, whatever the others
-    are.
+    `groups`: each with the forward topics it reads. `claims_some`: servable groups are claimed even if others are not.
 
-    Claims begin when all groups have been looked at, since what is wrong with the job itself must fence nobody. A group
-    of which nothing is answered for STALL_S is no longer waited for; it is claimed when it has been looked at. One
-    thread at a time; close it.
+    Claims begin when all groups have been surveyed: a fault of the job itself must fence no other sequencer. After
+    STALL_S without an answer they begin with the surveyed groups; each other group is claimed after its survey. Used
+    by one thread at a time; close it.
     """
 
     def __init__(self, by: Claimer, groups: Mapping[str, Iterable[str]], *, claims_some: bool = True) -> None:
-        """Raises BrokerUnreachable."""
+        """Begin to survey the groups. Raises BrokerUnreachable."""
         self._by = by
         self._groups = {group: list(names) for group, names in groups.items()}
         self._claims_some = claims_some
@@ -150,11 +148,11 @@ class Takeover:
 
     @property
     def is_running(self) -> bool:
-        """Whether there are groups of which `results` has not told."""
+        """Whether `results` has not returned every group yet."""
         return bool(self._told or self._surveys.is_waiting or self._surveyed or self._claims.is_waiting)
 
     def results(self, timeout_s: float) -> dict[str, SequencerState | AbcastError]:
-        """The next states to go on from, by group, or what is wrong with it; none if none come in time.
+        """Return the next results by group: a state to go on from, or the group's error; {} if none comes in time.
 
         Raises EnvironmentProblem.
         """
@@ -174,7 +172,7 @@ class Takeover:
         return told
 
     def close(self) -> None:
-        """Claim nothing more. What is being asked is waited for."""
+        """Claim nothing more. Waits for questions that are under way."""
         self._is_closed.set()
         self._producer.abandon()
         self._surveys.close()
@@ -213,7 +211,7 @@ class Takeover:
         self._unfit += 1
 
     def _leaderless(self) -> dict[str, str]:
-        """Groups that have a topic without a leader, each with one. Nothing is asked of these: it would take long."""
+        """Return the groups that have a topic without a leader, each with that topic. Asking about them takes long."""
         roles: tuple[Role, ...] = ("data", "epoch")
         group_of = {
             name: group
@@ -239,9 +237,9 @@ class Takeover:
         return found._replace(ends=ends, horizon=ahead, changed=changed, server=self._who_serves(data))
 
     def _inherit(self, data: DataLog) -> None:
-        """Take the group of which this process was fenced for its own again, if the newer sequencer has fallen silent.
+        """Regard a group's newest claim as this process's own, if its sequencer fenced this process and is silent now.
 
-        One that never gave a sign may lack the right to: it is not taken for dead.
+        A sequencer that never gave a sign of life may lack the right to: it does not count as silent.
         """
         group, claim = data.topic.group, data.newest_claim()
         sign = self._signs.of_groups.get(group)
@@ -252,7 +250,7 @@ class Takeover:
             self._by.claimed[group] = claim.epoch
 
     def _who_serves(self, data: DataLog) -> str:
-        """Which other process seems to serve the group now; "" if none does."""
+        """Return the other process that seems to serve the group now; "" if there is none."""
         group = data.topic.group
         claim = data.newest_claim()
         if group in self._by.claimed or claim is None or claim.is_over:
@@ -260,7 +258,7 @@ class Takeover:
         return claim.who if judge(data, self._signs.of_groups.get(group)).state == ALIVE else ""
 
     def _tell_who_serves(self) -> None:
-        """Say which groups another process serves, as its signs of life tell. Nothing rests on it."""
+        """Log which groups another process serves, by its signs of life. Nothing depends on it."""
         served: dict[str, list[str]] = {}
         for group, found in self._surveyed.items():
             if found.server:
@@ -282,7 +280,7 @@ class Takeover:
 
 
 def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
-    """Claim, seal, read the rest, open the epoch."""
+    """Claim, seal, read the rest, open the epoch. Return the state to go on from."""
     data, claimed = found.data, by.claimed
     group = data.topic.group
     if group in claimed:
