@@ -1,4 +1,4 @@
-"""Where the tests of members run: in memory, in the fast suite, and on a real broker."""
+"""Run the tests of members in memory in the fast suite, and on a real broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from connectors.testing import MemoryConnection
 _numbers = itertools.count(1)
 
 ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
-"""For what is too slow for the fast suite, or kills a process."""
+"""Tests that kill a process, or are too slow for the fast suite."""
 
 ALSO_ON_A_BROKER = pytest.mark.parametrize(
     "connection", ["memory", pytest.param("broker", marks=pytest.mark.broker)], indirect=True

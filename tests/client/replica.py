@@ -26,7 +26,7 @@ class Replica:
     def __init__(self, connection: Connection, group: str, name: str, *, state: bool = True) -> None:
         self.taken: list[str] = []
         self.counted = 0
-        """So much of that came as a state."""
+        """Deliveries that came as part of a state."""
         self.ballast = 0
         self.views: list[int] = []
         address = name if "/" in name else f"nyc/{name}"
@@ -97,7 +97,7 @@ class Talker:
 
 
 def of(taken: list[str], sender: str, order: str) -> list[str]:
-    """What was given of a sender in an order, as it was given."""
+    """Return one sender's deliveries of one order, in their order."""
     return [text for text in taken if text.startswith(f"{order} {sender} ")]
 
 

@@ -21,7 +21,7 @@ from ordering.base.records import Headers
 
 PAUSE_S = 0.005
 REPEATED = 3
-"""So many records that were carried already are carried again by each relay that starts."""
+"""Each relay that starts copies this many records again."""
 
 Marked = Callable[[PlainRecord, str], Headers]
 
@@ -83,7 +83,7 @@ class TinyRelay:
                         return
 
     def _copied(self, place: TopicPartition) -> int:
-        """How many records of a partition the copy has."""
+        """Count a partition's records in the copy."""
         copy = self._target.topics.partitions.get(TopicPartition(self._to, place.partition), [])
         if self._marked is _as_it_is:
             return len({(record.key, record.value, tuple(record.headers)) for record in copy})
@@ -98,7 +98,7 @@ def _mark_of(record: PlainRecord) -> int | None:
 
 
 def relays(home: MemoryConnection, away: MemoryConnection, group: str) -> list[TinyRelay]:
-    """All between the home nyc and sfo."""
+    """Return all relays between the home nyc and sfo."""
 
     def of(role: str, site: str, neighbour: str = "") -> Topic:
         return Topic(group, role, site, neighbour)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What an instrumentor, a proxy or a gateway adds to a record's headers ends no member, and reaches the others."""
+"""Headers that an instrumentor, a proxy or a gateway adds to a record end no member, and reach the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import WAIT
 
 BEFORE, BEHIND = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("via", b"a gateway")
 BY_THE_SEQUENCER = ("data", "epoch")
-"""What it writes there begins with its own header; instrumentors add theirs at the end."""
+"""The sequencer's own header comes first in its records; instrumentors add theirs at the end."""
 GIVEN = [("n", b"v"), ("n", b"w"), ("via", b"the application")]
 
 
@@ -41,7 +41,7 @@ def traced(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) 
 
 @ALSO_ON_A_BROKER
 def test_messages(connection: Connection, flushing: str) -> None:
-    """Those of members, with headers of their own and without."""
+    """Broadcast with headers of the application and without."""
     with contextlib.ExitStack() as closing:
         a, b = (closing.enter_context(Member(flushing, f"nyc/{name}", connection=connection)) for name in "ab")
         for each in (a, b):
@@ -108,7 +108,7 @@ def test_a_state_transfer(connection: Connection, group: str, size: int) -> None
 
 
 def read_until(member: Member, stops: threading.Event) -> None:
-    """Whoever is asked for the state answers where it delivers."""
+    """Deliver until told to stop: a member that is asked for the state answers where it delivers."""
     while not stops.is_set():
         for _ in member.deliveries(timeout=0.2):
             pass

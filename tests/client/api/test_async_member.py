@@ -57,7 +57,7 @@ def test_broadcast_and_deliver(group: MemoryGroup) -> None:
 
 
 def test_a_cancelled_wait_loses_nothing(group: MemoryGroup) -> None:
-    """What came meanwhile is what the next one gets."""
+    """Deliveries that arrive after the cancellation go to the next wait."""
 
     async def work() -> list[int]:
         async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:

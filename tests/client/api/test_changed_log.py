@@ -37,7 +37,7 @@ SITE = "nyc"
 
 
 class Reader:
-    """Delivers in a thread; `got` is what, `problem` what has ended it."""
+    """Delivers in a thread; `got` has the deliveries, `problem` the error that ended the thread."""
 
     def __init__(self, member: Member, stream: Iterable[Delivery | Letter] | None = None) -> None:
         self.got: list[tuple[int, object]] = []
@@ -68,7 +68,7 @@ def ending_so(member: Member) -> Iterator[Member]:
 
 
 def write(role: Role, sender: Member, count: int) -> None:
-    """What that topic has: messages, casts, letters."""
+    """Send messages, casts or letters, as the topic of `role` takes them."""
     for number in range(count):
         if role == "inbox":
             sender.send(f"{SITE}/r", b"%d" % number).result(20)
@@ -101,7 +101,7 @@ def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, mon
 
 @pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
 def test_an_inbox_that_has_changed_between_two_runs(how: Change) -> None:
-    """The next run says so; one from the beginning gives what is there, and the one after it goes on."""
+    """The next run raises; a run from the beginning gives the letters that are there, and the one after it goes on."""
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
 
@@ -131,7 +131,7 @@ def broadcast(connection: Connection, group: str, name: str, texts: list[bytes])
 
 
 def regrow(kafka: MemoryConnection, topic: str, epoch: int, count: int) -> None:
-    """What another sequencer decides, in the place of what is gone."""
+    """Write other decisions, with a seal of `epoch`, at the end of a log that lost its own."""
     place = TopicPartition(topic, 0)
     seqno = max((decode_data(*record[-3:]).seqno for record in kafka.topics.partitions[place]), default=0)
     records = [seal(epoch), *(Data("message", epoch, seqno + n, 0, f"{SITE}/b", 1, n) for n in range(1, count))]
@@ -176,7 +176,7 @@ def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest
 
 
 def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the same log, of which the last record is read once more."""
+    """The log is the same: the reader reads its last record once more, and goes on."""
     monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
@@ -184,7 +184,7 @@ def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         reader = Reader(member)
         for number in range(10):
             broadcast(kafka, "g", f"a{number}", [b"%d" % number])
-            if number == 5:  # what was read last is gone, as it may be
+            if number == 5:  # retention may drop the record that was read last
                 kafka.topics.drop(str(Topic("g", "data", SITE)), len(reader.got))
             kafka.topics.restart()
         eventually(lambda: len(reader.got) == 10, what="all is read")
@@ -235,7 +235,7 @@ def begin_at_the_end(kafka: MemoryConnection, place: TopicPartition, state: Sequ
 
 @pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
 def test_who_has_read_nothing_yet_is_told_so_too(how: Change) -> None:
-    """It began at the end of an idle log, whose last record it knows all the same."""
+    """A reader that began at the end of an idle log knows the log's last record."""
     kafka, place, state = idle_log()
     cursor = begin_at_the_end(kafka, place, state)
     assert list(cursor.poll(0.0)) == []
@@ -246,7 +246,7 @@ def test_who_has_read_nothing_yet_is_told_so_too(how: Change) -> None:
 
 
 def test_who_begins_behind_what_retention_has_dropped_reads_on() -> None:
-    """Nothing stands before it that it could know."""
+    """No record is left in front of the reader for it to know."""
     kafka, place, state = idle_log()
     kafka.topics.drop(place.topic, len(kafka.topics.partitions[place]))
     cursor = begin_at_the_end(kafka, place, state)

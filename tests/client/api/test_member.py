@@ -205,7 +205,7 @@ class TestBroadcast:
         ]
 
     def test_a_full_table_holds_the_sender_back(self, connection: Connection, group: str) -> None:
-        """It blocks, then ForwardTableFull; nothing of the refused message remains. With room it goes on."""
+        """A broadcast blocks, then raises ForwardTableFull and leaves nothing behind. With room the sender goes on."""
         alice = Member(group, "nyc/alice", connection=connection, max_pending_records=3)
         for _ in range(3):
             alice.broadcast(b"x")
@@ -358,7 +358,9 @@ class TestIncarnations:
     def test_grow_although_kafka_forgot(
         self, connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The committed number expires; what was ordered is in DATA for good."""
+        """A member whose committed number has expired numbers itself by DATA, which keeps the ordered messages for
+        good.
+        """
         with TinySequencer(connection, group):
             with Member(group, "nyc/alice", connection=connection) as alice:
                 alice.broadcast(b"x").result(WAIT)
@@ -386,7 +388,7 @@ class TestIncarnations:
             first.close()
 
     def test_reading_takes_none(self, connection: Connection, group: str) -> None:
-        """So a reader under a sender's name does not supersede it."""
+        """Reading under a sender's name does not supersede the sender."""
         with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
             alice.broadcast(b"1").result(WAIT)
             assert len(delivered(connection, group, "nyc/alice")) == 1
@@ -428,7 +430,7 @@ class TestDeliveries:
             future.close()
 
     def test_go_on_where_the_name_stopped(self, connection: Connection, filled: str) -> None:
-        """What was handed over counts as taken when the next is asked for, or when the application says so."""
+        """A delivery counts as taken when the next one is asked for, or when the application says so."""
         with Member(filled, "nyc/bob", connection=connection) as bob:
             for delivery in bob.deliveries():
                 if delivery.seqno == 4:
@@ -591,7 +593,7 @@ class TestOutbox:
             sender.stdout.readline()
         sender.kill()
         with sender:
-            rest = sender.stdout.read().split()  # `communicate` would pass over what has been read ahead
+            rest = sender.stdout.read().split()  # `communicate` would skip the lines that were already buffered
         return int(rest[-1]) if rest and rest[-1].isdigit() else -1
 
     @WITH_EITHER
@@ -599,7 +601,7 @@ class TestOutbox:
     def test_kill_9_loses_nothing_and_repeats_nothing(
         self, connection: Connection, group: str, tmp_path: Path, ordered_meanwhile: bool
     ) -> None:
-        """Killed twice at any moment, with and without a sequencer: what was accepted is ordered once, in order."""
+        """Killed twice at any moment, with and without a sequencer: each accepted message is ordered once, in order."""
         outbox = tmp_path / "outbox"
         first = 0
 
@@ -677,7 +679,7 @@ class TestOutbox:
 
 
 def _accepted(path: Path, group: str) -> int:
-    """One more than the highest number in the outbox: what the killed process had accepted."""
+    """Return the number after the last one in the outbox: the killed process had accepted all below it."""
     from connectors.client.memory.outbox import Outbox
 
     outbox = Outbox(path, group, "nyc/alice")

@@ -58,7 +58,9 @@ def quick_heart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def was_suspected(connection: Connection, group: str, name: str) -> bool:
-    """In the log: who is alive is soon in again, and nobody need have seen the view between."""
+    """Whether a view of the log suspects the member: a live one is soon in again, and no member need have seen that
+    view.
+    """
     with DataLog(connection, group, "nyc") as log:
         views = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == VIEW]
     return any(name in json.loads(view.payload)["suspected"] for view in views)
@@ -76,7 +78,7 @@ def seen(member: Member) -> str:
 
 
 def view_id_of(member: Member) -> int:
-    """Of the newest view it knows; 0 if it knows none."""
+    """Return the id of the newest view that the member knows, or 0."""
     view = member.view
     return 0 if view is None else view.view_id
 
@@ -124,7 +126,7 @@ def test_with_flush_every_view_is_inside_one(connection: Connection, group: str)
         last_words = [what.view_id for what in stream if isinstance(what, Delivery) and what.payload == b"last words"]
         assert last_words == [view.view_id - 1, view.view_id]
         assert named(stream) == "VB.VU.B.VU"
-        assert list(a.deliveries(timeout=0.3, events=True)) == []  # what was taken does not come again
+        assert list(a.deliveries(timeout=0.3, events=True)) == []  # no delivery comes twice
     assert anomalies(connection, group) == []
 
 
@@ -176,7 +178,7 @@ def test_a_member_that_was_suspended_joins_again(connection: Connection, group: 
 
 @ON_A_BROKER
 def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -> None:
-    """It is not waited for: the flush ends without it, and the survivors have the same view and the same messages."""
+    """The flush ends without the killed member, and the survivors have the same view and the same messages."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_500)
     program = (
         "import sys, time; from connectors import Member\n"
@@ -269,7 +271,7 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
 def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
     connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, settings: Any, in_outbox: bool
 ) -> None:
-    """Nothing of the old life is ordered any more, and nothing is lost: receipts hold across lives."""
+    """No message is lost: the old incarnation's are ordered no more, and its receipts hold in the next one."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500, **settings)
     outbox = tmp_path / "b.outbox" if in_outbox else None
     with (
@@ -464,7 +466,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
 
 
 def test_every_block_has_its_unblock(connection: Connection, group: str) -> None:
-    """Also of who is taken for dead at another's quiet point, and of who closes in one."""
+    """Also at a member that is suspected during another's flush, and at one that closes in a flush."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
     calls: list[str] = []
     with (
@@ -546,7 +548,7 @@ def test_callbacks_may_not_flush(connection: Connection, group: str) -> None:
 
 
 def test_a_blocked_broadcast_waits_no_longer_than_it_may(connection: Connection, group: str) -> None:
-    """And letters are not blocked: they have no place in the order."""
+    """Letters are not blocked: they have no place in the order."""
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.connect()
         b.connect()
@@ -659,11 +661,12 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
 
 
 class Account:
-    """FLUSH (docs/sources.md), "Use case: block() callback needs to complete transactions which are in the 2PC phase".
+    """A replicated balance: FLUSH (docs/sources.md), "Use case: block() callback needs to complete transactions which
+    are in the 2PC phase".
 
-    A replicated balance. A transaction is PREPARE, an ACK of every other member, then COMMIT or ROLLBACK. `block` ends
-    those that are in hand, so that a state that is supplied after it has no prepared transaction. The ACKs are letters:
-    these are not blocked, so a PREPARE that reaches a member behind its FLUSH_OK is acknowledged all the same.
+    A transaction is PREPARE, an ACK of every other member, then COMMIT or ROLLBACK. `block` ends the transactions that
+    have begun, so a state that is supplied after it has no prepared one. The ACKs are letters, which are not blocked: a
+    PREPARE that reaches a member behind its FLUSH_OK is acknowledged all the same.
     """
 
     def __init__(self, group: str, name: str, connection: Connection, *, votes: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What clients in other languages may write, and an application in Python is given."""
+"""Records of clients in other languages reach an application in Python."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_header_without_a_value(group: MemoryGroup) -> None:
 
 
 def test_casts_of_a_plain_producer(group: MemoryGroup) -> None:
-    """As docs/records.md has them, written by hand; what is none of them is passed over, and a repeat comes once."""
+    """Casts written by hand, as docs/records.md has them, are delivered once; other records are skipped."""
     with group, group.member("alice", casts=True) as alice:
         producer = group.connection.producer()
         incarnation = time.time_ns() // 10

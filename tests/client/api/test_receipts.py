@@ -47,7 +47,7 @@ def test_concurrent_futures(alice: Member) -> None:
 
 
 def test_a_callback_may_use_its_member(alice: Member) -> None:
-    """It is called once, outside of every lock; one that fails or ends its thread harms no other."""
+    """A callback runs once, outside of every lock; one that fails or ends its thread harms no other."""
     seqnos: list[int] = []
 
     def answer(receipt: concurrent.futures.Future[int]) -> None:
@@ -66,7 +66,7 @@ def test_a_callback_may_use_its_member(alice: Member) -> None:
 
 
 def test_no_future_before_it_is_one(alice: Member) -> None:
-    """What a future needs is made when it is used as one."""
+    """A receipt makes its lock and its condition only when a caller uses it as a future."""
     receipt = alice.broadcast(b"x")
     assert receipt.result(WAIT) == 1
     assert receipt.done()
@@ -127,7 +127,7 @@ def test_an_error_comes_to_all_who_wait() -> None:
 
 
 def test_settled_while_it_becomes_a_future() -> None:
-    """Whoever comes first, application or member, the callback is called once."""
+    """Whether the application or the member comes first, the callback runs once."""
     changed = threading.Condition(threading.Lock())
     for _ in range(500):
         receipt, called = Receipt(MemberIncarnation("nyc/a", 1), 1, changed), threading.Semaphore(0)

@@ -44,7 +44,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def seconds_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the broker is asked again with what was refused, however slow the sender is."""
+    """Wait 1 s before the broker is sent refused records again: longer than a slow sender takes."""
     monkeypatch.setattr("connectors.testing.memory_kafka.RETRY_S", 1.0)
 
 
@@ -56,7 +56,7 @@ def written(kafka: MemoryConnection, role: str) -> list[int]:
 
 @pytest.mark.usefixtures("seconds_come")
 def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours keep the order. Where that is lost, go-back-N drops what came too early, and the sender sends it again."""
+    """Our records keep their order. Where it is lost, go-back-N drops the early ones, and the sender resends them."""
     monkeypatch.setattr(MemberMemory, "broker_ms", 0)  # to ask for it is a batch
     resend_after_s = 0.2 if isinstance(kafka, Pipelined) else 20
     with (
@@ -73,7 +73,7 @@ def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pyte
 
 @pytest.mark.usefixtures("seconds_come")
 def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
-    """What has no receipt stands where the receiver does not take it; it is written again behind."""
+    """The receiver skips letters that overtook the first one; the sender writes them again behind it."""
     kafka.topics.passes_first_batches = True
     with Member("g", "nyc/alice", connection=kafka) as alice, Member("g", "nyc/bob", connection=kafka) as bob:
         receipts = [alice.send("nyc/bob", b"%d" % number) for number in ALL]

@@ -1,4 +1,4 @@
-"""Those who send to a group without being in its view, and what a group that closes makes of their messages."""
+"""Members that send to a group without being in its view: a group that closes drops their messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def phase_of(member: Member) -> ParticipantPhase:
 def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
     kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, asks: str, with_outbox: bool
 ) -> None:
-    """Its message can't be ordered any more, and stands before its JOIN, whether it has asked before or not."""
+    """Its message can't be ordered any more and precedes its JOIN, whether the member has asked before or not."""
     with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
         stranger.broadcast(b"ordered").result(WAIT)
         sequencer.drop = lambda forward: forward.kind == MESSAGE
@@ -72,7 +72,7 @@ def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
 def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
     kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
 ) -> None:
-    """What it had sent may be a stranger's, as long as the group is open; from then on it is not ordered any more."""
+    """A stranger's messages are ordered while the group is open, and no longer once it has closed."""
     change_settings(kafka, GROUP, "nyc", suspect_after_ms=2_500)
     with (
         Member(GROUP, "nyc/a", connection=kafka) as a,
@@ -94,7 +94,7 @@ def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
 def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
     kafka: MemoryConnection, sequencer: TinySequencer
 ) -> None:
-    """The sequencer drops what comes under that name until then. Its sender must not wait for the next resend."""
+    """The sequencer drops records under that name until the flush ends; the sender needs no resend to be heard then."""
     with Member(GROUP, "nyc/a", connection=kafka) as a:
         a.connect()
         b = Member(GROUP, "nyc/b", connection=kafka)

@@ -1,4 +1,4 @@
-"""Casts that an outbox keeps: what was not written is cast again, and everything is delivered once."""
+"""Casts in an outbox: a cast that was not written is cast again, and each is delivered once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_in_no_view(connection: Connection, group: str, outbox: Path) -> None:
 
 
 def kept(outbox: Path, group: str) -> list[bytes]:
-    """What stands in the file."""
+    """Return the casts in the file."""
     file = Outbox(outbox, group, "nyc/a")
     try:
         return [each.left.payload for each in file.casts("nyc/a")]
@@ -89,7 +89,7 @@ def kept(outbox: Path, group: str) -> list[bytes]:
 
 @pytest.mark.parametrize("stays", [True, False], ids=["while it is in the view", "when it has been put out"])
 def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: bool) -> None:
-    """The next view tells what was delivered of it; the others leave again, in that view."""
+    """The next view tells how many of the casts were delivered; the member casts the others again, in that view."""
     if not stays:
         change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
@@ -137,7 +137,7 @@ def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, ou
 def test_a_member_that_was_put_out_casts_again(
     connection: Connection, flushing: str, outbox: Path, has_outbox: bool
 ) -> None:
-    """In the same process: its receipts go on, as those of total messages do."""
+    """In the same process: the receipts of its casts go on, as receipts of total messages do."""
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     options = {"outbox": outbox} if has_outbox else {}
     with with_casts(connection, flushing, "b") as b, with_casts(connection, flushing, "a", **options) as a:
@@ -155,7 +155,7 @@ def test_a_member_that_was_put_out_casts_again(
 
 
 def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can't be numbered in the file is not sent, until it can be."""
+    """A cast that can't be numbered in the file waits until it can be."""
     monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 0.05)
     with with_casts(connection, group, "b") as b, with_casts(connection, group, "a", outbox=outbox) as a:
         file = a._incarnations.outbox
@@ -179,7 +179,7 @@ def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypat
 def test_a_kill_with_a_full_disk(
     connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has room again before the process is killed: no number stands in the file without those before it."""
+    """The disk has room again before the kill: each number in the file follows all the numbers before it."""
     with with_casts(connection, group, "b") as b:
         killed = with_casts(connection, group, "a", outbox=outbox)
         file = killed._incarnations.outbox
@@ -203,7 +203,7 @@ def test_a_kill_with_a_full_disk(
 
 
 def test_a_group_that_has_given_up_flush(connection: Connection, flushing: str, outbox: Path) -> None:
-    """What was left in a view is told all the same, by views that are outside of a flush."""
+    """Views without a flush, too, tell which casts of an earlier view were delivered."""
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)

@@ -39,7 +39,7 @@ def texts(stream: Iterator[Delivery], count: int) -> list[str]:
 
 
 def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
-    """Nobody joins. Each sender's messages come as they were sent, with no seqno, among the total ones."""
+    """Without a JOIN, each sender's casts come in order, with no seqno, among the total messages."""
     with contextlib.ExitStack() as closing:
         a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
         receipts = [a.broadcast(b"%d" % number, [("n", b"v")], order="fifo") for number in range(200)]
@@ -55,7 +55,7 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
 
 
 def test_from_any_seqno(connection: Connection, group: str) -> None:
-    """Where DATA has snapshots, too, nobody knows the offset of a seqno to a record."""
+    """DATA has snapshots between the messages, so a seqno tells no exact offset."""
     with contextlib.ExitStack() as closing:
         a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
         for receipt in [a.broadcast(b"%d" % number) for number in range(1, 9)]:
@@ -82,7 +82,7 @@ def test_causal_order_is_refused_without_a_view(connection: Connection, group: s
 def test_members_of_any_group_deliver(
     connection: Connection, group: str, *, closed: bool, flush: str, casts_of_others: bool
 ) -> None:
-    """Whatever the group's settings are, and were: who has connected delivers, from the first view on."""
+    """A member that has connected delivers casts from its first view on, under any settings past and present."""
     change_settings(connection, group, "nyc", flush=flush != "never", closed=closed)
     with contextlib.ExitStack() as closing:
         other = closing.enter_context(Member(group, "nyc/other", connection=connection, casts=casts_of_others))
@@ -164,7 +164,7 @@ def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> No
 
 
 def test_own_messages_of_all_orders(connection: Connection, flushing: str) -> None:
-    """Of one sender, without waiting: what the table promises of each pair, and every receipt is settled."""
+    """A sender that never waits: each pair of orders keeps its promise, and every receipt is settled."""
     with contextlib.ExitStack() as closing:
         a, b = (closing.enter_context(with_casts(connection, flushing, name)) for name in "ab")
         for each in (a, b):
@@ -225,7 +225,7 @@ def test_synchronous(connection: Connection, flushing: str) -> None:
 
 
 def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stood in DATA is given, however short the silence; but a hub that has it never does not keep the run."""
+    """A slow hub ends no run before DATA's messages are delivered; one that never answers does not keep the run."""
     really, calls, late = CastHub.delivery_status, itertools.count(), 5
 
     def slowly(hub: CastHub, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
@@ -249,7 +249,7 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
 def test_a_missing_right_is_one_sentence(
     connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: str
 ) -> None:
-    """Who may not read casts hears which topic, without a stack trace, and so does whoever waits."""
+    """A member without the right to read casts names the topic, without a stack trace, to all its waiting callers."""
     if not isinstance(connection, MemoryConnection):
         pytest.skip("tests/secure has it on a broker")
     cast, poll = f"abcast.{group}.cast.nyc", MemoryConsumer.poll

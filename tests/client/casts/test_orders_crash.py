@@ -51,12 +51,12 @@ class Recorder:
         return [what.members for what in self.seen if isinstance(what, ViewChange)]
 
     def saw_it_go(self, name: str, since: int) -> bool:
-        """It came and went in the views after the first so many."""
+        """Whether the member joined and left in the views after the first `since`."""
         views = self.views()[since:]
         return any(name in view for view in views) and name not in views[-1]
 
     def in_views(self) -> dict[int, Counter[tuple[str, int, bytes]]]:
-        """What was delivered in each view, by its id."""
+        """Return the deliveries in each view, by the view's id."""
         found: dict[int, Counter[tuple[str, int, bytes]]] = {}
         view = 0
         for what in self.seen:
@@ -136,7 +136,7 @@ def caster(connection: Connection, group: str, *options: object):  # type: ignor
 @ON_A_BROKER
 @pytest.mark.timeout(150)
 def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, group: str, tmp_path: Path) -> None:
-    """What it had accepted is delivered once, in all orders: also what it had not written, or did not know written."""
+    """Each accepted message is delivered once, in all orders, whether or not it was written or known as written."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=3_000)
     outbox, accepted = tmp_path / "outbox", Counter[int]()
     with TinySequencer(connection, group), contextlib.ExitStack() as closing:

@@ -50,14 +50,14 @@ def drop_messages(sequencer: TinySequencer) -> list[Forward]:
 
 
 def payloads(member: Member, count: int) -> list[bytes]:
-    """Of its first deliveries. A silence says nothing of casts: it may not have begun to read them."""
+    """Return the first payloads. They are counted: before casts are read, silence would end a run too early."""
     return [each.payload for each in itertools.islice(member.deliveries(timeout=WAIT), count)]
 
 
 def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
     connection: Connection, flushing: str, sequencer: TinySequencer
 ) -> None:
-    """What waited when another process took its name does not leave, and ends no thread that others use."""
+    """A cast that waits when another process takes its name is dropped, and ends no thread that others use."""
     with with_casts(connection, flushing, "a") as a, with_casts(connection, flushing, "b") as b:
         for each in (a, b):
             each.connect(timeout=WAIT)
@@ -161,7 +161,7 @@ def test_retention_has_dropped_the_first_casts(
 
 @pytest.mark.parametrize("casts", [True, False])
 def test_a_position_that_data_does_not_reach(connection: Connection, group: str, casts: bool) -> None:
-    """The topics were made anew, say: what is missed then is not passed over in silence."""
+    """A reader whose position is behind the end of new topics raises, instead of missing messages in silence."""
     with Member(group, "nyc/a", connection=connection, casts=casts) as a:
         a.broadcast(b"1").result(WAIT)
         with contextlib.closing(MemberMemory(connection, group, a.address)) as memory:
@@ -175,7 +175,7 @@ def test_a_position_that_data_does_not_reach(connection: Connection, group: str,
 def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
     connection: Connection, flushing: str, sequencer: TinySequencer
 ) -> None:
-    """As a member is that was taken for dead: it joins again by itself, and its application has made no mistake."""
+    """A member that was suspected joins again by itself, and its application has made no mistake."""
     sequencer.drop = lambda record: record.kind == JOIN
     with with_casts(connection, flushing, "a", resend_after_s=0.2) as a:
         a._sending.start().join()
@@ -188,7 +188,7 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
 def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
     connection: Connection, flushing: str, sequencer: TinySequencer
 ) -> None:
-    """Once block() has returned, the flush waits for what was taken before, and nothing more is taken."""
+    """Once block() has returned, the member takes no more casts, and the flush waits only for the earlier ones."""
     with (
         with_casts(connection, flushing, "a", resend_after_s=0.2) as a,
         with_casts(connection, flushing, "b") as b,
@@ -213,7 +213,7 @@ def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
 
 
 def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, group: str) -> None:
-    """Nobody joins, and nothing is ordered: only the casts tell."""
+    """Without a JOIN or an ordered message, the casts alone tell of the newer process."""
     older = with_casts(connection, group, "a")
     older.broadcast(b"1", order="fifo").result(WAIT)
     with with_casts(connection, group, "a") as newer, with_casts(connection, group, "b") as b:

@@ -102,7 +102,7 @@ def test_a_total_message_waits_for_casts_of_another_site(nyc: MemoryConnection, 
 
 
 def test_casts_of_no_view(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
-    """Nobody joins: each sender's casts come in their order at the other site, each once, to who was there before."""
+    """Without a JOIN, each sender's casts come in order and once at the other site, to a member there before."""
     with contextlib.ExitStack() as closing:
         closing.enter_context(relays(nyc, sfo, GROUP)[1])
         alice, bob = (closing.enter_context(each) for each in (member(nyc, "nyc/alice"), member(sfo, "sfo/bob")))
@@ -121,9 +121,9 @@ def test_casts_of_no_view(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
 
 
 def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:
-    """A third member joins at the other site in the midst: who was there has all casts of before, before the view.
+    """A third member joins at the other site: both old members deliver all earlier casts before the view.
 
-    So their logs show, and one that lacks the last cast of it is found.
+    Their logs show it, and the check finds a log that lacks the last cast before the view.
     """
     begin = '{"event": "begin"}'
     logs = [[begin], [begin]]
@@ -167,7 +167,7 @@ def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: Memory
 
 
 def test_check_finds_what_is_wrong_at_either_site(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:
-    """A delivery log of one site is held against clocks and views of both; and what has not come there is lost."""
+    """The check compares one site's delivery log with clocks and views of both; a cast that never came is lost."""
     connections = {"nyc": nyc, "sfo": sfo}
     _, _, of_sfo, of_nyc = running = relays(nyc, sfo, GROUP)
     with contextlib.ExitStack() as closing:

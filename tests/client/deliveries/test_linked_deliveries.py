@@ -1,4 +1,4 @@
-"""What came from another site of a mesh is delivered as its sender sent it, from Kafka and from the ledger."""
+"""A message of another site of a mesh is delivered as its sender sent it, from Kafka and from the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sender that a group has forgotten: whoever lives notices, and nothing is lost or comes twice. In memory."""
+"""A sender that a group has forgotten: a live one notices, and no message is lost or repeated. In memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forget(connection: Connection, group: str, address: str = ALICE) -> Forgotte
 @ALSO_ON_A_BROKER
 @pytest.mark.parametrize("casts", [False, True])
 def test_one_that_lives_goes_on_in_a_new_life(connection: Connection, group: str, casts: bool) -> None:
-    """It does not join by that: a stranger stays one."""
+    """The member takes a new incarnation, and does not join by that: a stranger stays one."""
     with (
         TinySequencer(connection, group, "nyc") as sequencer,
         Member(group, ALICE, connection=connection, casts=casts) as alice,
@@ -79,9 +79,9 @@ def test_one_that_lives_goes_on_in_a_new_life(connection: Connection, group: str
 
 
 def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is lost on the way; then its sender is forgotten; the receipt is for the message, under its new id.
+    """A message is lost on its way to the log; then its sender is forgotten; the receipt is for its new id.
 
-    What the old life had of it is known up to where it was forgotten: no history from before that is asked for.
+    The old incarnation's messages are known up to the point of forgetting: no history from before it is asked for.
     """
     known: list[int] = []
     really = Incarnations.begin
@@ -123,7 +123,7 @@ def test_members_stay(connection: Connection, group: str) -> None:
 
 
 def leave_in_an_outbox(connection: Connection, group: str, outbox: Path) -> None:
-    """Of three messages one is ordered; then the sender is forgotten."""
+    """Leave three messages in the outbox: one is ordered, then the sender is forgotten."""
     with TinySequencer(connection, group, "nyc", drop=lambda record: record.payload in (b"2", b"3")):
         alice = Member(group, ALICE, connection=connection, outbox=outbox)
         alice.broadcast(b"1").result(WAIT)
@@ -162,7 +162,7 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
 
 
 def test_an_outbox_that_a_later_start_had_is_not_sent(connection: Connection, group: str, tmp_path: Path) -> None:
-    """It is restored from a backup; what the later life had sent may still be on its way."""
+    """The file is restored from a backup; the later start's messages may still be on their way."""
     leave_in_an_outbox(connection, group, tmp_path / "o")
     backup = shutil.copy(tmp_path / "o", tmp_path / "backup")
     with Member(group, ALICE, connection=connection, outbox=tmp_path / "o") as alice:
@@ -172,7 +172,7 @@ def test_an_outbox_that_a_later_start_had_is_not_sent(connection: Connection, gr
 
 
 def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None:
-    """Of a group that is younger nobody is."""
+    """No sender of a group younger than the idle time is idle."""
     with TinySequencer(connection, group, "nyc"):
         for name in ("alice", "bob"):
             with Member(group, f"nyc/{name}", connection=connection) as member:
@@ -217,14 +217,16 @@ class Suspension:
 
 
 def messages(connection: Connection, group: str) -> list[bytes]:
-    """All that DATA still has."""
+    """Return the messages that DATA still has."""
     with DataLog(connection, group, "nyc") as log:
         return [s.data.payload for s in log.records(log.beginning(), log.end()) if s.data.kind == MESSAGE]
 
 
 @pytest.mark.parametrize("has_messages", [True, False])
 def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had sent may be ordered: none of it is sent again. With nothing to doubt it goes on in a new life."""
+    """A member whose messages may be ordered sends none of them again. Without such messages it takes a new
+    incarnation.
+    """
     kafka, group = MemoryConnection(), "g"
     kafka.create(group, "nyc", partitions=1)
     suspension = Suspension(monkeypatch)
@@ -236,7 +238,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
         eventually(lambda: sequencer.state.seqno == 1 + len(receipts))
         assert forget(kafka, group).forgotten == [ALICE]
         sequencer.__exit__(None, None, None)
-        with TinySequencer(kafka, group):  # its snapshot stands behind all that
+        with TinySequencer(kafka, group):  # its snapshot follows all of these records
             with DataLog(kafka, group, "nyc") as log:
                 newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
             kafka.topics.drop("abcast.g.data.nyc", newest)
@@ -256,7 +258,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
 
 
 def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was admitted and excluded within what it can't read any more. The group waits for no JOIN, so it sends one."""
+    """The records that admitted and excluded it were dropped. The group waits for no JOIN, so the member sends one."""
     monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)
     kafka, group = MemoryConnection(), "g"
     kafka.create(group, "nyc", partitions=1)
@@ -303,7 +305,7 @@ ROW_DROPPED = SequencerState("g", epoch=1, seqno=9, membership=Membership(incarn
 
 
 def returning(connection: Connection) -> PendingMessages:
-    """Of the life 300, whose JOIN is not ordered, and which has two messages of the life 100."""
+    """Return the messages of incarnation 300: a JOIN that is not ordered, and two messages of incarnation 100."""
     lives = Incarnations(Address.parse(ALICE), SendingLimits())
     table = ForwardTable(10, 1 << 20)
     table.append(b"", control_headers(JOIN))
@@ -317,7 +319,7 @@ def returning(connection: Connection) -> PendingMessages:
 
 @pytest.mark.parametrize(("state", "left"), [(ROW_KEPT, [b"2"]), (NOTHING_ORDERED, [b"1", b"2"]), (ROW_DROPPED, None)])
 def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] | None) -> None:
-    """What it has of the life before was ordered as far as the row says; without one, nothing tells."""
+    """The row tells how many messages of the earlier incarnation were ordered; without a row, nothing does."""
     pending_messages, gone = returning(MemoryConnection()), HistoryUnavailable("retention has dropped it.")
     if left is None:
         with pytest.raises(HistoryUnavailable, match="before it joined again"):
@@ -329,7 +331,7 @@ def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] 
 
 
 class Claims(MemberMemory):
-    """What Kafka remembers of a name whose last life was 100."""
+    """Kafka's memory of a name whose last incarnation was 100."""
 
     def __init__(self) -> None:
         pass

@@ -68,7 +68,7 @@ def copied(outbox: Path, name: str) -> Path:
 
 
 def killed(member: Member, left_open: list[Member]) -> None:
-    """It sends, reads and remembers nothing more."""
+    """Stop the member: it sends, reads and remembers nothing more."""
     sending = member._sending.forwarder
     assert sending is not None
     sending._lifecycle.stop()
@@ -81,7 +81,7 @@ def killed(member: Member, left_open: list[Member]) -> None:
 
 class TestOutboxes:
     def test_that_lost_their_end(self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]) -> None:
-        """A power failure, and the sequencer is down: the ids of 4 and 5 stand in FORWARD for what the file forgot."""
+        """A power failure while the sequencer is down: FORWARD has the ids of 4 and 5, which the file forgot."""
         alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
         for number in (1, 2, 3):
             alice.broadcast(b"buy %d" % number)
@@ -103,7 +103,7 @@ class TestOutboxes:
     def test_that_were_copied_and_went_on_elsewhere(
         self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]
     ) -> None:
-        """The collision is over when the copy starts; it has what was ordered as something else."""
+        """The copy starts when the collision is over: its messages were ordered as other messages of the same ids."""
         alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
         alice.broadcast(b"1")
         copy = copied(tmp_path / "a", "b")
@@ -186,7 +186,7 @@ class TestClones:
             one.close()
 
     def test_starts_at_one_instant(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nobody has seen the other's claim. Also where the clock is behind what is remembered."""
+        """Neither start has seen the other's claim, also where the clock is behind the number that Kafka remembers."""
         monkeypatch.setattr(time, "time_ns", lambda: 10**18)
         monkeypatch.setattr(MemberMemory, "broker_ms", 10**12)
         for remembered in (0, 10**17 + 5):
@@ -202,7 +202,7 @@ class TestClones:
 
     @pytest.mark.parametrize("days", [-20_000, -30, 30])
     def test_a_wrong_clock(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
-        """What is sent is ordered all the same; and after it, when the clock is right."""
+        """Messages are ordered under a wrong clock, and later, when the clock is right."""
         real = time.time_ns
         with TinySequencer(kafka, "g", "nyc"):
             monkeypatch.setattr(time, "time_ns", lambda: real() + days * 86_400 * 10**9)
@@ -214,7 +214,7 @@ class TestClones:
                     assert alice.broadcast(b"%d" % number).result(WAIT) == number
 
     def test_a_broker_that_was_ahead(self, kafka: MemoryConnection) -> None:
-        """Who sent then sends on when its clock is right again."""
+        """A sender goes on when the broker's clock is right again."""
         with TinySequencer(kafka, "g", "nyc"):
             for number, days in enumerate((0, 30, 0, 400, 0), start=1):
                 kafka.topics.ahead_ms = days * 86_400_000
@@ -222,7 +222,7 @@ class TestClones:
                     assert alice.broadcast(b"%d" % number).result(WAIT) == number
 
     def test_both_clocks_were_ahead(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As on one machine. That can't be taken back, and is told at once."""
+        """A clock ahead at the broker and at the member can't be undone; the next start says so at once."""
         real = time.time_ns
         with TinySequencer(kafka, "g", "nyc"):
             with monkeypatch.context() as wrong:
@@ -238,7 +238,7 @@ class TestClones:
     def test_what_is_left_of_a_wrong_clock(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_outbox: bool
     ) -> None:
-        """It was ahead by a month in an earlier start, which could not ask for the broker's time."""
+        """The clock was a month ahead in an earlier start, which could not ask for the broker's time."""
         real, outbox = time.time_ns, tmp_path / "outbox" if with_outbox else None
         with TinySequencer(kafka, "g", "nyc"):
             with monkeypatch.context() as wrong:
@@ -307,7 +307,7 @@ def test_what_is_the_same_message(
 
 
 def test_headers_are_there_in_their_order() -> None:
-    """As often as they were given."""
+    """Repeated headers count as often as they were given."""
     a, b, added = ("k", b"a"), ("k", b"b"), ("via", b"2")
     ours = Pending(1, b"x", (a, b, a))
     assert is_same(ours, MESSAGE, b"x", (a, added, b, a))
@@ -317,7 +317,7 @@ def test_headers_are_there_in_their_order() -> None:
 
 
 def test_what_is_the_same_control_record() -> None:
-    """DATA keeps the kind of what was refused, and its reason."""
+    """DATA keeps the kind and the reason of a refused record."""
     join = Pending(1, b"", control_headers(JOIN))
     assert is_same(join, JOIN, b"", ())
     assert is_same(join, REFUSED, b'{"kind":"join","reason":"the sender is a member already"}', ())

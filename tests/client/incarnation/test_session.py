@@ -1,6 +1,6 @@
-"""What an application's threads wait for, and what they hear when it does not come. In memory.
+"""Waiting threads of an application, and the errors that end their waits. In memory.
 
-What follows from which record is the participant's: tests/ordering/participant/test_participant.py.
+tests/ordering/participant/test_participant.py has the participant's answer to each record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Bench:
         return Session(self.forwarder)
 
     def silence(self) -> None:
-        """Only bob is heard from now on. So who is taken for dead does not depend on when a thread comes to run."""
+        """Drop all heartbeats but bob's, so that a suspicion does not depend on when a thread runs."""
         silence(self.alice)
         self.lost |= {("nyc/alice", FLUSH_OK), (f"nyc/{TICK_NAME}", HEARTBEAT)}
 
@@ -160,7 +160,7 @@ def test_who_is_excluded_in_its_flush_hears_of_it(bench: Bench) -> None:
 
 
 def test_who_is_excluded_while_it_closes_hears_of_no_loss(bench: Bench) -> None:
-    """It has nothing pending, and no next life comes."""
+    """A member without pending messages is excluded while it closes: no error, and no next incarnation."""
     bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
     bench.silence()
@@ -231,7 +231,7 @@ def test_a_flush_that_takes_too_long_says_so(bench: Bench) -> None:
 
 
 def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
-    """They end with their life; what leads to the next one is a thread of its own."""
+    """The heartbeat and tailer threads end with their incarnation; a thread of its own begins the next one."""
     bench.settle(suspect_after_ms=2_500)
     bench.alice.connect()
     before = bench.forwarder

@@ -1,4 +1,4 @@
-"""The inbox rule: each sender's letters in order and once, whatever repeats or gaps stand in the log between them."""
+"""The inbox rule: each sender's letters in order and once, whatever repeats or gaps the log has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Id = tuple[str, int, int]
 
 @st.composite
 def sender_logs(draw: st.DrawFn, sender: str) -> tuple[list[Id], list[Id]]:
-    """What one sender sent, over some incarnations, and what it wrote: lost records, everything sent again."""
+    """Draw one sender's letters over some incarnations, and its log: some records lost, and everything sent again."""
     sent: list[Id] = []
     written: list[Id] = []
     for incarnation in sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3))):
@@ -57,7 +57,7 @@ def merged(draw: st.DrawFn, logs: list[list[Id]]) -> list[Id]:
 
 @st.composite
 def inbox_logs(draw: st.DrawFn) -> tuple[list[list[Id]], list[Id]]:
-    """What each sender sent, and the receiver's log: written by the senders, carried by two relays at once."""
+    """Draw each sender's letters, and the receiver's log: written by the senders, copied by one or two relays."""
     senders = [draw(sender_logs(name)) for name in ("a/x", "b/y")]
     source = draw(merged([written for _, written in senders]))
     copies = [draw(relayed(source)) for _ in range(draw(st.integers(1, 2)))]
@@ -111,7 +111,7 @@ def test_codec_round_trip() -> None:
 
 
 def test_what_a_relay_says_is_ignored() -> None:
-    """And what stands behind that."""
+    """Whatever follows the relay's mark is ignored, too."""
     text = b"2 letter 7 3 a/alice"
     for behind in (b"", b" -", b" a/abcast.g.inbox.b-0:7", b" - later", b" \xff  "):
         assert decode_letter(BOB, BOB, b"", [("abcast", text + behind)]) == WrittenLetter("a/alice", 7, 3, b"", ())

@@ -59,7 +59,7 @@ class FakeFuture:
 
 
 class FakeKafka:
-    """One partition and its producers. Each writes in its order; what an abandoned one still holds may come late."""
+    """A partition and its producers. Each writes in its order; records of an abandoned producer may come late."""
 
     def __init__(self, seed: int, failures: float) -> None:
         self.random = random.Random(seed)
@@ -123,7 +123,7 @@ class FakeProducer:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_fails_each_letter_is_taken_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a receipt has its result, the letter and all before it are in the log where the receiver takes them."""
+    """Once a receipt has its result, the log has the letter and all before it where the receiver takes them."""
     monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.0)
     monkeypatch.setattr(letter_sender, "POLL_S", 0.001)
     kafka = FakeKafka(seed, failures=0.05 if seed % 2 else 0.1)
@@ -154,7 +154,7 @@ def test_whatever_fails_each_letter_is_taken_once_and_in_order(seed: int, monkey
 
 
 def taken(kafka: FakeKafka, receiver: str) -> list[int]:
-    """What the receiver takes from the log so far."""
+    """Return the letters that the receiver takes from the log so far."""
     with kafka.lock:
         log = list(kafka.log)
     reader, key = InboxReader(), receiver.encode()

@@ -65,13 +65,13 @@ def alice(connection: Connection, group: str) -> Iterator[Member]:
 
 
 def received(connection: Connection, group: str, name: str, timeout: float = 0.0) -> list[Letter]:
-    """What a new start of the member is given until there is no more."""
+    """Start the member anew and return its letters."""
     with Member(group, name, connection=connection) as member:
         return list(member.inbox(timeout=timeout))
 
 
 class Lost:
-    """What a producer says of a record that failed."""
+    """A producer's answer for a record that failed."""
 
     is_done = True
     exception = KafkaError("lost")
@@ -91,7 +91,7 @@ def payloads(letters: list[Letter]) -> list[int]:
 
 
 def write(connection: Connection, group: str, receiver: str, letters: list[tuple[str, int, int, bytes]]) -> None:
-    """Append records to the inbox as a relay would: they may repeat what stands there already."""
+    """Append records to the inbox as a relay would: they may repeat records of the log."""
     producer = connection.producer()
     site = receiver.split("/")[0]
     for sender, incarnation, local_seqno, payload in letters:
@@ -102,7 +102,7 @@ def write(connection: Connection, group: str, receiver: str, letters: list[tuple
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
-    """Of one logger: on a slow machine the Kafka client warns too, of its own slowness."""
+    """Return one logger's warnings: on a slow machine the Kafka client warns, too."""
     return [record.getMessage() for record in caplog.records if record.name == logger]
 
 
@@ -147,7 +147,7 @@ class TestSending:
             assert own == sorted(own)
 
     def test_an_unknown_site_is_an_error_at_once(self, group: str, alice: Member) -> None:
-        """Nothing is numbered; the site can be created while the member runs."""
+        """No letter is numbered; the site can be created while the member runs."""
         started = time.monotonic()
         with pytest.raises(TopicMissing, match=f"abcast topics create --group {group} --site nowhere"):
             alice.send("nowhere/bob", b"x")
@@ -174,7 +174,7 @@ class TestSending:
             alice.inbox()
 
     def test_a_failed_produce_request_is_repaired(self, connection: Connection, group: str, alice: Member) -> None:
-        """The producer dies twice; what was not acknowledged is sent again, and no letter overtakes another."""
+        """The producer dies twice; unacknowledged letters are sent again, and no letter overtakes another."""
         receipts = [alice.send("b/bob", b"0")]
         receipts[0].result(WAIT)
         letters = alice._sending.letters
@@ -268,7 +268,7 @@ class TestIncarnations:
                 assert payloads(got) == list(range(life * 5, life * 5 + 5))
 
     def test_a_continued_outbox(self, connection: Connection, group: str, tmp_path: Path) -> None:
-        """It continues the incarnation of the broadcasts; letters take one of their own, or they would be repeats."""
+        """The outbox continues the incarnation of the broadcasts; letters take a new one, or they would be repeats."""
         incarnations = []
         for life in range(3):
             with (
@@ -300,7 +300,7 @@ class TestReceiving:
         assert received(connection, group, "b/bob") == []
 
     def test_repeats_behind_the_committed_offset(self, connection: Connection, group: str) -> None:
-        """The next start knows what was taken before it: a relay's repeats of that are not given again."""
+        """The next start knows the letters that were taken before it, and drops a relay's repeats of them."""
         log = [("a/x", 1, n, b"%d" % n) for n in range(1, 6)]
         write(connection, group, "b/bob", log)
         assert payloads(received(connection, group, "b/bob")) == [1, 2, 3, 4, 5]
@@ -322,7 +322,7 @@ class TestReceiving:
         assert len(letters) == 61
 
     def test_a_new_member_object_goes_on(self, connection: Connection, group: str, alice: Member) -> None:
-        """What was handed over is taken when the next is asked for, or when the application says so."""
+        """A letter counts as taken when the next one is asked for, or when the application says so."""
         for number in range(10):
             alice.send("b/bob", b"%d" % number)
         alice.send("b/eve", b"not for bob").result(WAIT)
@@ -411,7 +411,7 @@ class TestReceiving:
         bob.close()
 
     def test_a_log_without_its_beginning_is_refused(self, connection: Connection, group: str, alice: Member) -> None:
-        """What was taken can't be known from the rest: an error, not a wrong guess."""
+        """The rest of the log does not tell which letters were taken: an error, not a wrong guess."""
         create_topics(connection, group, ["c"])
         for number in range(3):
             alice.send("c/bob", b"%d" % number).result(WAIT)
@@ -424,7 +424,7 @@ class TestReceiving:
             next(bob.inbox())
 
     def test_letters_that_were_purged(self, connection: Connection, group: str, alice: Member) -> None:
-        """What was taken goes, and the numbers that were taken are known all the same; twice."""
+        """Taken letters are deleted, and their numbers stay known; twice."""
         create_topics(connection, group, ["d"])
         got, numbers = list[int](), itertools.count()
         alice.send("d/bob", b"%d" % next(numbers)).result(WAIT)
@@ -484,7 +484,7 @@ def test_kill_9_of_the_receiver(connection: Connection, group: str) -> None:
             said.append(process.stdout.readline())
         process.kill()
         with process:
-            said += process.stdout  # `communicate` would pass over what has been read ahead
+            said += process.stdout  # `communicate` would skip the lines that were already buffered
         whole = [line.split() for line in said if line.endswith("\n")]
         return [(sender, int(incarnation), int(number)) for sender, incarnation, number in whole]
 

@@ -11,7 +11,7 @@ from ordering.base.errors import BrokerUnreachable
 
 
 def test_a_broker_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """And again when it goes away again. What could not be committed is, with the next one that can."""
+    """Each outage is told of once. The next commit that succeeds covers the failed ones."""
     committed: list[int] = []
 
     def remember(number: int, _: int) -> None:

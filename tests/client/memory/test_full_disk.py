@@ -1,4 +1,4 @@
-"""An outbox that can't take a record for a while: what was asked for can be asked again, and nothing is left behind."""
+"""An outbox without room for a record: a refused call can be repeated, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 
 class Disk:
-    """Refuses control records of a kind, and what is written at the end of a life."""
+    """Refuses control records of one kind, or the writes at the end of an incarnation."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused = ""
@@ -74,7 +74,7 @@ def test_a_flush_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Pa
 
 
 def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
-    """What is ordered stays in the file, and is known to be at the next start."""
+    """Ordered messages that could not be deleted stay in the file; the next start knows that they are ordered."""
     before = set(threading.enumerate())
     member = group.member("a", outbox=tmp_path / "a")
     member.broadcast(b"x").result(10)
@@ -92,7 +92,7 @@ def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path:
 def test_a_member_that_has_failed_falls_silent(
     group: MemoryGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the others suspect it, instead of waiting for it in each flush."""
+    """The other members suspect it, instead of waiting for it in each flush."""
     member = group.member("a", outbox=tmp_path / "a")
     member.connect(timeout=60)
 

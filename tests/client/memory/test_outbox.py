@@ -1,4 +1,4 @@
-"""The outbox file: what was accepted is there after any death of the process, and one process has it at a time."""
+"""The outbox file keeps accepted messages through any death of the process, and belongs to one process at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
 
 
 def test_forgets_in_batches(tmp_path: Path) -> None:
-    """One deletion per FORGET_RECORDS acknowledgements, not one each."""
+    """The file is written once per FORGET_RECORDS acknowledgements, not at each one."""
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     outbox.begin(1)
     for number in range(1, FORGET_RECORDS + 1):
@@ -136,7 +136,7 @@ def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of one that means something to SQLite: it keeps what is in it."""
+    """A name that means something to SQLite is an ordinary file, too, and keeps its content."""
     monkeypatch.chdir(tmp_path)
     for name in (":memory:", "file:x?mode=memory"):
         Outbox(Path(name), "g", "nyc/alice").close()

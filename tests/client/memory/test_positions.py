@@ -1,4 +1,4 @@
-"""What a name has taken and what comes again: however a loop ends, and whatever Kafka forgets. In memory."""
+"""Taken deliveries and repeated ones: however a loop ends, and whatever Kafka forgets. In memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bob(kafka: MemoryConnection) -> Member:
 
 
 def rest(kafka: MemoryConnection) -> list[int]:
-    """What the next run gives."""
+    """Return the deliveries of the next run."""
     with bob(kafka) as member:
         return [delivery.seqno for delivery in member.deliveries(timeout=0.05)]
 
@@ -136,7 +136,7 @@ class TestWhatIsInHand:
             assert [d.payload for d in member.deliveries(timeout=0.05)] == []
 
     def test_the_end_of_the_log_is_no_end_of_the_last_message(self, kafka: MemoryConnection) -> None:
-        """Whoever asks for more has done with it."""
+        """A run that asks for more, at the log's end, has taken the last message."""
         assert rest(kafka) == [1, 2, 3, 4, 5]
         assert rest(kafka) == []
 
@@ -167,7 +167,7 @@ class TestBeside:
 
 class TestForgotten:
     def test_a_name_that_kafka_has_forgotten_is_told_so(self, kafka: MemoryConnection) -> None:
-        """And goes on where it says, from then on for good."""
+        """The name continues at the seqno that it gives, from then on for good."""
         with bob(kafka) as member:
             stream = member.deliveries()
             assert [next(stream).seqno, next(stream).seqno] == [1, 2]
@@ -228,7 +228,7 @@ class TestForgotten:
         assert rest(kafka) == []
 
     def test_a_position_of_an_earlier_version_gets_its_note(self, kafka: MemoryConnection) -> None:
-        """It was committed, and no note written."""
+        """The earlier version committed a position and wrote no note."""
         memory = MemberMemory(kafka, "g", BOB)
         memory._noted = {"deliveries"}
         memory.remember_taken(2, 2)
@@ -262,7 +262,7 @@ class TestForgotten:
     def test_a_crash_while_a_lost_position_is_given_anew(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It does not become a new name by that."""
+        """A crash does not make it a new name."""
         assert len(rest(kafka)) == 5
         kafka.topics.forget_commits()
         memory = MemberMemory(kafka, "g", BOB)
@@ -278,7 +278,7 @@ class TestForgotten:
             rest(kafka)
 
     def test_a_group_without_the_topic(self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
-        """It was created by an earlier version: it works as it did, with a warning, until the topic is there."""
+        """A group of an earlier version works as before, with a warning, until the topic is there."""
         notes = TopicPartition("abcast.g.memory.nyc", 0)
         log = kafka.topics.partitions.pop(notes)
         with caplog.at_level(logging.WARNING):
@@ -306,20 +306,20 @@ class TestOffsetsSetByHand:
     def test_stand_for_the_seqno_that_comes_there(
         self, kafka: MemoryConnection, offset: int, expected: list[int]
     ) -> None:
-        """Two offsets more than seqnos here: the seal and a snapshot stand first."""
+        """An offset is two more than its seqno here: a seal and a snapshot come first."""
         assert len(rest(kafka)) == 5
         self.set(kafka, offset)
         assert rest(kafka) == expected
 
     def test_behind_retention(self, kafka: MemoryConnection) -> None:
-        """Nothing tells which seqno that was."""
+        """The log no longer tells the seqno at that offset."""
         self.set(kafka, 3)
         kafka.topics.drop(self.DATA.topic, 3)
         with pytest.raises(PositionLost, match="was set to the offset 3"):
             rest(kafka)
 
     def test_behind_leftovers(self, kafka: MemoryConnection) -> None:
-        """What a fenced sequencer left behind the seal takes an offset and no seqno."""
+        """Leftovers of a fenced sequencer behind the seal take an offset and no seqno."""
         stale = Data("message", 1, 6, 0, "nyc/x", 1, 1, b"stale", Source("abcast.g.forward.nyc", 0, 99))
         with TinySequencer(kafka, "g", "nyc") as second:
             second.write([stale])

@@ -54,7 +54,7 @@ def group(connection: Connection, group: str) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no broker takes its time."""
+    """Shorten the joiner's patience where no broker is slow."""
     if "connection" in request.fixturenames and isinstance(request.getfixturevalue("connection"), MemoryConnection):
         monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
 
@@ -137,7 +137,7 @@ class TestLetters:
         assert decode_state_letter(WrittenLetter("nyc/a", 5, 1, b"", ())) is None
 
     def test_chunks_are_taken_in_order_and_once(self) -> None:
-        """What a supplier's producer repeats after a failed request, and what is of another answer, is dropped."""
+        """Chunks that a producer repeats, and chunks of another answer, are dropped."""
         assembly = StateAssembly("nyc/a", self.REQUEST, 0.0)
         for number in (1, 0, 0, 2, 1, 0, 2, 3):
             assembly.accept(*self._pair(number))
@@ -197,14 +197,14 @@ def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: 
 
 @pytest.mark.parametrize("name", ["nyc/eve", "nyc/b"], ids=["stranger", "an earlier life"])
 def test_a_state_is_for_members_only(connection: Connection, group: str, name: str) -> None:
-    """Before, whoever could write into an inbox topic was sent the whole state."""
+    """A stranger's request for the state is ignored, although anybody may write into an inbox topic."""
     with Replica(connection, group, "a") as a, Replica(connection, group, "b") as b:
         a.say("x")
         assert a.dumped == 1
         said = [("abcast", f"2 state 1 1 {name} -".encode()), *Request(0).headers()]
         with closing(connection.producer()) as producer:
             producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=said).get(WAIT)
-        with Replica(connection, group, "c") as c:  # whose request stands behind it
+        with Replica(connection, group, "c") as c:  # its request follows the stranger's
             assert c.taken == ["x"]
             a.say("y")
             eventually(lambda: a.taken == b.taken == c.taken == ["x", "y"])
@@ -291,7 +291,7 @@ def test_a_supplier_that_never_answers(connection: Connection, group: str) -> No
 
 
 def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None:
-    """It sent three chunks of many, and left: the joiner forgets them and asks the next one."""
+    """The supplier leaves after three of many chunks: the joiner drops them and asks the next one."""
     with Replica(connection, group, "a", ballast=5 * CHUNK_BYTES) as a, Replica(connection, group, "b") as b:
         a.say("x")
         assert a.member._transfer is not None
@@ -317,7 +317,7 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
 
 @ON_A_BROKER
 def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str) -> None:
-    """It is in the view all the time: the joiner's patience ends, and it asks the next one."""
+    """The supplier stays in the view: the joiner's patience ends, and it asks the next one."""
     with Replica(connection, group, "b", ballast=5 * CHUNK_BYTES) as b, Replica(connection, group, "a") as a:
         b.say("x")
         assert b.member._transfer is not None
@@ -419,7 +419,7 @@ def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: s
             b.connect(state=True, timeout=WAIT)
             assert (states, replies) == ([b""], [])
             a.broadcast(b"x").result(WAIT)
-            # A second run goes on where the first one ended: what was taken does not come twice.
+            # A second run goes on at the end of the first one: no delivery comes twice.
             assert [delivery.payload for delivery in b.deliveries(timeout=1)] == [b"x"]
             assert list(b.deliveries(timeout=0.3)) == []
             a.broadcast(b"y").result(WAIT)
@@ -517,7 +517,7 @@ def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
 
 @ALSO_ON_A_BROKER
 def test_a_total_restart(connection: Connection, group: str) -> None:
-    """Nobody has the state: an error, unless the history may make it. Then there is a supplier again."""
+    """No member has the state: an error, unless the history may make it. Then there is a supplier again."""
     with Replica(connection, group, "a", state=False) as a, Replica(connection, group, "b"):
         a.say("x")
     restarted = Member(group, "nyc/a", connection=connection, set_state=lambda _: None)
@@ -563,7 +563,7 @@ def test_retention_has_dropped_the_history() -> None:
 
 
 def test_a_replica_that_keeps_its_own_state(connection: Connection, group: str) -> None:
-    """It stores the seqno with the effect, goes on from there, and may supply the state."""
+    """The replica stores the seqno with the effect, goes on from there, and may supply the state."""
     with Replica(connection, group, "a", state=False) as a:
         for text in ("x", "y", "z"):
             a.say(text)
@@ -606,7 +606,7 @@ def test_misuse(connection: Connection, group: str) -> None:
 def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
     connection: Connection, group: str, or_history: bool
 ) -> None:
-    """Who had the state is gone before it answered: the joiners make it from the history, or are told that none has."""
+    """The only supplier ends before it answers: the joiners build the state from the history, or raise."""
     first = Member(group, "nyc/first", connection=connection, get_state=bytes)
     first.connect()  # it does not iterate its deliveries, so it answers nobody
     first.broadcast(b"one").result(WAIT)

@@ -36,7 +36,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryConnection]:
 
 
 def heard(kafka: MemoryConnection, name: str) -> int:
-    """How many heartbeats of a member FORWARD has."""
+    """Count a member's heartbeats in FORWARD."""
     found = list(kafka.topics.partitions[FORWARD])
     beats = [record for record in found if b"heartbeat" in dict(record.headers).get("abcast", b"")]
     return sum(record.key == name.encode() for record in beats)
@@ -48,12 +48,12 @@ def is_heard_on(kafka: MemoryConnection, *names: str) -> None:
 
 
 def queued(producer: MemoryProducer, full: set[int], _: threading.Event) -> MemoryFuture | None:
-    """What a producer was given behind something large is on its way for ever: a quota, a slow link."""
+    """Never complete a record behind a large one, as with a quota or a slow link."""
     return MemoryFuture(FORWARD) if id(producer) in full else None
 
 
 def waits_for_room(_: MemoryProducer, full: set[int], let_go: threading.Event) -> MemoryFuture | None:
-    """As librdkafka does where its queue is full, and under the member's lock."""
+    """Block as librdkafka does where its queue is full, under the member's lock."""
     if full:
         let_go.wait(WAIT)
     return None
@@ -65,7 +65,7 @@ def test_heartbeats_wait_behind_no_message(
     monkeypatch: pytest.MonkeyPatch,
     slow: Callable[[MemoryProducer, set[int], threading.Event], MemoryFuture | None],
 ) -> None:
-    """Neither those of the member that has sent it, nor of others in its process."""
+    """Heartbeats of the sender and of others in its process overtake its messages."""
     send, full, let_go = MemoryProducer.send, set[int](), threading.Event()
 
     def sending(producer: MemoryProducer, topic: str, *values: Any, **named: Any) -> MemoryFuture:
@@ -106,7 +106,7 @@ def test_of_each_member_one_is_on_its_way(kafka: MemoryConnection) -> None:
 
 
 class Alive:
-    """One that is heard for as long as the test says."""
+    """A member that sends heartbeats until the test ends it."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -149,7 +149,7 @@ def test_a_producer_that_takes_nothing_is_changed(kafka: MemoryConnection, monke
 
 
 def test_a_life_that_has_ended_is_heard_no_more(kafka: MemoryConnection) -> None:
-    """And what the process shares goes with the last member."""
+    """The shared heartbeat producer closes with the last member."""
     with Member("g", "nyc/a", connection=kafka) as a:
         a.connect()
         is_heard_on(kafka, "nyc/a")

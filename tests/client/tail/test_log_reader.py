@@ -1,4 +1,4 @@
-"""When who delivers joins the window: at the log's end, and not because Kafka was slow."""
+"""A reader joins the tail cache at the log's end, and not because Kafka was slow."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
 
 
 def test_what_the_window_has_is_not_read_a_second_time() -> None:
-    """It begins in the midst of a batch, and at an offset below that of the first seqno that it lacks."""
+    """A reader goes on in the midst of a cached batch, also at an offset below that of its next seqno."""
     window = TailCache()
     window.open(10)
     records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]

@@ -28,7 +28,7 @@ THREADS = 20
 
 
 def test_200_members(connection: Connection, group: str) -> None:
-    """They are there in 3 s, have their first receipts in 10 s, and share their threads."""
+    """The members connect in 3 s, have their first receipts in 10 s, and share their threads."""
     with TinySequencer(connection, group), contextlib.ExitStack() as closing:
         before = threading.active_count()
         started = time.monotonic()
@@ -100,7 +100,7 @@ class Heard:
         self.missed = state.seqno
 
     def look_after(self) -> None:
-        """Nothing is due."""
+        """Do nothing."""
 
     def end(self, error: Exception) -> None:
         self.ended.append(error)

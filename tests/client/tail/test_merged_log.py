@@ -1,4 +1,4 @@
-"""What finds the hold-back queue full comes again."""
+"""Records that find the hold-back queue full are read again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reading:
 def a_log(
     monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[OrderedRecord], *lives: MemberIncarnation
 ) -> MergedLog:
-    """One that begins in a view, and is given what `data` has."""
+    """Return a log that begins in a view and reads `data`."""
 
     def poll(_: float, __: Callable[[], bool]) -> list[Any]:
         read = list(data)

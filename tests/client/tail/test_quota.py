@@ -27,12 +27,12 @@ SUSPECT_AFTER_S = 5
 BYTES_PER_S = 100_000
 MESSAGE = bytes(20_000)
 COUNT = 150
-"""Of these messages. At that rate they take 30 s, and what is held back is several times `suspect_after_ms`."""
+"""At that rate these messages take 30 s: their backlog is several times `suspect_after_ms`."""
 
 
 @pytest.fixture
 def limited(broker: EmbeddedBroker) -> Iterator[str]:
-    """A client id of which the broker takes so much a second."""
+    """Yield a client id from which the broker takes `BYTES_PER_S`."""
     command = [
         *(str(require_java()), "-cp", ":".join(map(str, broker_jars())), "kafka.admin.ConfigCommand"),
         *("--bootstrap-server", broker.bootstrap_servers, "--entity-type", "clients", "--entity-name", "limited"),

@@ -1,4 +1,4 @@
-"""What members of a process share, where one of them, or its application, fails. In memory."""
+"""Members of a process share connections, while one of them, or its application, fails. In memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryC
 def test_who_delivers_and_loses_the_right_to_read_hears_which(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_in_the_window: bool
 ) -> None:
-    """As our own error, whoever of the two was reading."""
+    """Its error is one of abcast's, whether the tailer or the reader met the refusal."""
     data, poll, is_refused = "abcast.g.data.nyc", MemoryConsumer.poll, threading.Event()
 
     def poll_while_allowed(consumer: MemoryConsumer, **options: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_group_whose_topics_are_gone_silences_no_member_of_another_one(
 
 
 class Application:
-    """It keeps itself, as one does that keeps an exception."""
+    """An application in a reference cycle, as one is that keeps an exception."""
 
     def __init__(self, member: Member) -> None:
         self.itself = self
@@ -251,7 +251,7 @@ def test_a_fork_may_begin_anew_whatever_its_parent_does_just_then(
 
     look = Future[str]()
     monkeypatch.setattr(promise, "_settling", promise._Settling())
-    monkeypatch.setattr(promise._settling, "_run", lambda: None)  # what is settled stays in its queue
+    monkeypatch.setattr(promise._settling, "_run", lambda: None)  # settled promises stay in its queue
     monkeypatch.setattr(liveness, "DataLog", nobody_answers)
     receipt = promise.Promise(threading.Condition())
     receipt.add_done_callback(lambda _: called.append(1))
@@ -305,7 +305,7 @@ def test_a_start_on_an_outbox_reads_no_further_than_its_own_rows(
 
 
 def in_a_fork(act: Callable[[], object]) -> int:
-    """What a process that does this ends with. Fails if it does not end."""
+    """Return the exit code of a forked process that calls `act`. Fail if it does not end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a process with threads forks
         child = os.fork()

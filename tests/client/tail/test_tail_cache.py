@@ -1,4 +1,4 @@
-"""What the window keeps, and for whom. In memory, without threads."""
+"""Keep the newest batches for their readers. In memory, without threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = threading.Event()
 
 @pytest.fixture
 def window(monkeypatch: pytest.MonkeyPatch) -> TailCache:
-    """Batches of 10 records; it keeps 20 for those who are about to follow, and 100 at most."""
+    """Return a cache that keeps 20 records for readers still to come, and 100 at most."""
     monkeypatch.setattr(limits, "KEPT_RECORDS", 20)
     monkeypatch.setattr(limits, "MAX_RECORDS", 100)
     monkeypatch.setattr(limits, "MAX_BYTES", 1_000)

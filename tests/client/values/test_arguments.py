@@ -1,4 +1,4 @@
-"""Whatever an application passes: it works, or an AbcastError says what is wrong. In memory."""
+"""Any argument of an application works, or raises an AbcastError that says why not. In memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NONSENSE = st.one_of(
 
 @pytest.fixture(scope="module", autouse=True)
 def threads_before() -> int:
-    """Those of other tests of this process."""
+    """Count the threads of other tests of this process."""
     return threading.active_count()
 
 
@@ -119,7 +119,7 @@ def test_outboxes(outbox: Any) -> None:
 
 
 def test_payloads_of_bytes(alice: Member) -> None:
-    """What can change is copied when it is passed."""
+    """A mutable payload is copied when it is passed."""
     changing = bytearray(b"one")
     receipts = [
         alice.broadcast(changing),
@@ -138,7 +138,7 @@ def test_payloads_of_bytes(alice: Member) -> None:
 
 
 def test_serializer() -> None:
-    """What can't be read fails where it is used; the loop goes on."""
+    """A payload that the deserializer can't read raises where its value is used; the loop goes on."""
     with MemoryGroup("g", "nyc") as group:
         alice = group.member("alice", serializer=lambda order: json.dumps(order).encode(), deserializer=json.loads)
         alice.broadcast({"buy": 100}).result(WAIT)
@@ -204,7 +204,7 @@ class TestConfiguration:
             configured("site", "local")
 
     def test_a_member_reads_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And its error has one traceback, and names what a program can set."""
+        """The error has one traceback, and names the variable to set."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("ABCAST_SITE", "nyc")
         monkeypatch.setenv("ABCAST_BOOTSTRAP_SERVERS", "127.0.0.1:1")
@@ -237,7 +237,7 @@ class TestConfiguration:
 
 
 def test_a_ledger_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said at once, not when retention has dropped something."""
+    """The member raises when it is made, not when retention has dropped something."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "connectors.client.memory.ledger_reader.find_spec", lambda name: None if name == "deltalake" else found(name)

@@ -1,4 +1,4 @@
-"""When a reader may stop waiting."""
+"""Decide when a reader may stop waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_over(silence: Silence, clock: Clock, at: float) -> bool:
 def test_it_counts_from_when_all_that_stood_there_was_read(clock: Clock) -> None:
     silence = Silence(1.0, patience=10.0)
     silence.expect(100)
-    silence.expect(200)  # what comes later does not count
+    silence.expect(200)  # a later expectation does not count
     assert not is_over(silence, clock, 9.0)
     silence.read_up_to(99)
     assert not is_over(silence, clock, 18.0), "it moved"
@@ -74,7 +74,7 @@ def test_no_limit(clock: Clock) -> None:
 
 
 def test_what_kafka_took_to_say_no_is_no_silence_of_the_ledger(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the ledger is read, although its first rows have nothing for the application."""
+    """The ledger is read to its end, although its first rows have nothing for the application."""
     rows = {1: [[(1, 1, None)], [(2, 2, None)]]}
     monkeypatch.setattr(deliveries, "read_ledger", lambda _ledger, _group, first, _events: iter(rows.get(first, [])))
 
