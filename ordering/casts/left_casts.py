@@ -1,4 +1,4 @@
-"""Unsent casts of an ended incarnation, and their course in the sender's next incarnation or process.
+"""Unwritten casts of an ended incarnation, and their course in the sender's next incarnation or process.
 
 Source: Group Communication (docs/sources.md): "accepted if it is equal …, discarded if it is less".
 
@@ -8,7 +8,7 @@ incarnation, number, view), or was not sent yet.
 
 Invariant. Each of these messages is delivered once by all members that go on. A crash changes nothing: the outbox has
 every cast that is not known to be written, and a cast that is sent twice is delivered once.
-docs/protocols/casts.md ("Unsent casts") has the cases and the proof.
+docs/protocols/casts.md ("Unwritten casts") has the cases and the proof.
 """
 
 from __future__ import annotations
