@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
+from connectors.kafka.codec.headers import DEPENDS_HEADER
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from ordering.base.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
@@ -176,7 +178,7 @@ CORPUS: tuple[Case, ...] = (
     Case("our header twice, another", ALICE, b"x", [*GOOD, *_says("2 message 1 2")], codec.REPEATED_HEADER),
     Case("our header twice, once null", ALICE, b"x", [*GOOD, ("abcast", None)], codec.REPEATED_HEADER),  # type: ignore[list-item]  # Kafka
     Case("a header of the first version", ALICE, b"x", [*GOOD, ("abcast-seqno", b"7")], codec.RESERVED_HEADER),
-    Case("a header of a dead letter", ALICE, b"x", [*GOOD, (codec.DEAD_LETTER_HEADER, b"")], codec.RESERVED_HEADER),
+    Case("a header of a dead letter", ALICE, b"x", [*GOOD, (DEAD_LETTER_HEADER, b"")], codec.RESERVED_HEADER),
     Case("a header nobody knows", ALICE, b"x", [*GOOD, ("abcaster", b"red")], codec.RESERVED_HEADER),
     Case(
         "a name that is not UTF-8, brought by a link",
@@ -203,7 +205,7 @@ CORPUS: tuple[Case, ...] = (
         "what it depends on is too large",
         ALICE,
         b"x",
-        [*GOOD, (codec.DEPENDS_HEADER, b"x" * MAX_PAYLOAD_BYTES)],
+        [*GOOD, (DEPENDS_HEADER, b"x" * MAX_PAYLOAD_BYTES)],
         codec.HEADERS_TOO_LARGE,
     ),
     Case("no headers", ALICE, b"x", (), codec.WRONG_VERSION),

@@ -15,6 +15,8 @@ from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
 from connectors.kafka.codec import cast_codec, codec
+from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
+from connectors.kafka.codec.headers import VERSION
 from connectors.kafka.connection.client_configuration import ClientConfiguration
 from connectors.kafka.connection.sites import SUSPECT_AFTER_MS, read_sites
 from connectors.kafka.topics import topics
@@ -148,7 +150,7 @@ def test_fields() -> None:
         ("## A relay's topic", codec.AGREED_FIELDS[len(codec.FORWARD_FIELDS) :]),
     ):
         assert tuple(first_spans(tables(section(page, heading))[0])) == fields
-    assert first_spans(tables(section(page, "## Dead letters"))[0]) == [codec.DEAD_LETTER_HEADER]
+    assert first_spans(tables(section(page, "## Dead letters"))[0]) == [DEAD_LETTER_HEADER]
 
 
 def test_example_records() -> None:
@@ -247,7 +249,7 @@ def test_delta_columns() -> None:
 def test_formats() -> None:
     """The changelog names the formats that the code has."""
     newest = section(PAGES["CHANGELOG.md"], "## [Unreleased]")
-    assert f"Version {codec.VERSION}," in section(newest, "### Wire")
+    assert f"Version {VERSION}," in section(newest, "### Wire")
     assert f"Format {min(SNAPSHOTS)}." in section(newest, "### Snapshots")
     assert section(newest, "### Ledger").strip()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import decode_cast
-from connectors.kafka.codec.codec import depends_of
+from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog

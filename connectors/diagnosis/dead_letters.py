@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_dead_letter
+from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import topic_missing

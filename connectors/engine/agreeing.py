@@ -13,8 +13,9 @@ from kafka.structs import TopicPartition
 
 from connectors.engine.batch import COLUMNS_FROM, Output, OutputTopics, by_columns, by_rows
 from connectors.engine.writing import WrittenBatch
-from connectors.kafka.codec.codec import VERSION, encode_data
+from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from connectors.kafka.codec.headers import VERSION
 from connectors.kafka.codec.inputs import Input, of_log, original
 from connectors.kafka.transport import Record
 from ordering.agreement.group import after_takeover

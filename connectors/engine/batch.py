@@ -16,14 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import (
-    FORWARD_FIELDS,
-    HEADER,
-    decode_forward,
-    encode_data,
-    encode_dead_letter,
-    highest_incarnation,
-)
+from connectors.kafka.codec.codec import FORWARD_FIELDS, decode_forward, encode_data
+from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
+from connectors.kafka.codec.headers import HEADER, highest_incarnation
 from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
 from ordering.base.names import Topic

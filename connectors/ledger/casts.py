@@ -44,7 +44,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
-from connectors.kafka.codec.codec import HEADER, NOTHING
+from connectors.kafka.codec.headers import HEADER, NOTHING
 from connectors.ledger.answer import CASTS
 from connectors.ledger.appending import (
     APPEND_ONLY,

@@ -39,6 +39,7 @@ from pyspark.sql import functions as F
 
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
+from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING
 from connectors.kafka.connection.sites import Direction
 from connectors.spark import codec as spark_codec
 from connectors.spark.own_columns import rows_carried
@@ -76,7 +77,7 @@ def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
 
 def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
-    return _carried(rows, direction, _forward(direction, f" {codec.NOTHING}"))
+    return _carried(rows, direction, _forward(direction, f" {NOTHING}"))
 
 
 def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
@@ -85,7 +86,7 @@ def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
     The log (`ordering.agreement.log`) is the entries and seals of DATA. FORWARD gets its broker's time, which the
     clock there follows. Strays must be left out here: the copy lacks the key and the SOURCE that tell a stray.
     """
-    forward = _forward(direction, f" {codec.NOTHING} ")._replace(says_when=True)
+    forward = _forward(direction, f" {NOTHING} ")._replace(says_when=True)
     at = codec.DATA_FIELDS.index("SOURCE")
     entries = f".entries-{direction.source}.{direction.target}"
     return _carried(rows, direction, forward, _Way("log", f".data.{direction.source}", entries, at, at + 1))
@@ -134,7 +135,7 @@ def relay_mesh_data(
         for of_message, of_view in (("INCARNATION", "EPOCH"), ("LOCAL_SEQNO", "VIEW"))
     )
     said_kind = F.when(is_message, kind).when(is_view, REMOTE_VIEW).otherwise(SKIP)
-    header = spark_codec.header(said_kind, incarnation, local_seqno, F.lit(codec.NOTHING), link)
+    header = spark_codec.header(said_kind, incarnation, local_seqno, F.lit(NOTHING), link)
     return named.select(
         _renamed(f".data.{direction.source}", _relayed(direction)),
         "partition",
@@ -165,7 +166,7 @@ def relay_casts(rows: DataFrame, direction: Direction, at_target: Collection[str
     if not of_views:
         text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
         view = F.get(F.split(text, " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index("VIEW")))
-        is_carried &= F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True))
+        is_carried &= F.coalesce(view.isin(NOTHING, ""), F.lit(True))
     return _carried(rows.filter(is_carried), direction, _Way("all", begin=at, end=at))
 
 
@@ -182,7 +183,7 @@ def _has_been_at(at: int, sites: Collection[str]) -> Column:
     header = F.get(F.col("headers"), F.lit(0))
     text = header["value"].cast("string")
     marks = F.concat(F.lit(" "), F.get(F.split(text, " ", at + 1), F.lit(at)))
-    is_so = (header["key"] == codec.HEADER) & F.coalesce(names_one(marks), F.lit(False))
+    is_so = (header["key"] == HEADER) & F.coalesce(names_one(marks), F.lit(False))
     return F.when(names_one(text), is_so).otherwise(F.lit(False))
 
 
@@ -195,15 +196,15 @@ def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
     """
     rules = {
         "site": direction.source,
-        "header": codec.HEADER,
-        "nothing": codec.NOTHING,
+        "header": HEADER,
+        "nothing": NOTHING,
         "data": codec.DATA_PATTERN,
         "address": ADDRESS_PATTERN,
         "kind_at": codec.DATA_FIELDS.index("KIND"),
         "source_at": codec.DATA_FIELDS.index("SOURCE"),
         "entry": ENTRY,
         "epoch": EPOCH,
-        "depends": codec.DEPENDS_HEADER,
+        "depends": DEPENDS_HEADER,
         "most_address_bytes": MAX_ADDRESS_LENGTH,
         "most_payload_bytes": MAX_PAYLOAD_BYTES,
         "most_line_bytes": MOST_LINE_BYTES,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import DATA_FIELDS, LETTER_FIELDS, NOTHING, RELAYED_FIELDS, first_fields
+from connectors.kafka.codec.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS
+from connectors.kafka.codec.headers import NOTHING, first_fields
 from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range, windows_back

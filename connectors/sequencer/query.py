@@ -43,6 +43,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode_dead_letter
+from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import StoredState, load, store
@@ -162,7 +164,7 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
         *_RUN_COLUMNS[_RUN_COLUMNS.index("partition") : _RUN_COLUMNS.index("epoch")],
         *_RUN_COLUMNS[_RUN_COLUMNS.index("size") :],
     )
-    return runs.select(rows_of_runs(run, codec.VERSION, codec.HEADER))
+    return runs.select(rows_of_runs(run, VERSION, HEADER))
 
 
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
@@ -324,7 +326,7 @@ def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]
     """Return the headers to append to refused records in the JVM's buffer."""
     sources = zip(*(rows[name].tolist() for name in _SOURCE), strict=True)
     return _columns(
-        codec.dead_letter_headers(DeadLetter(Source(*source), reason), ())
+        dead_letter_headers(DeadLetter(Source(*source), reason), ())
         for source, reason in zip(sources, reasons, strict=True)
     )
 
@@ -349,7 +351,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
                 incarnation, local_seqno, unpack_headers(packed), codec.FORWARD_KINDS[kind], link
             )
         letter = DeadLetter(Source(topic, partition, offset), reason)
-        letters.append(codec.encode_dead_letter(letter, key, value, headers))
+        letters.append(encode_dead_letter(letter, key, value, headers))
     return _record_columns(letters)
 
 

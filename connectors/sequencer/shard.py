@@ -17,7 +17,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.codec.codec import decode_forward, encode_dead_letter
+from connectors.kafka.codec.codec import decode_forward
+from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.connection.sending import append
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import topic_missing

@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION
 from connectors.spark.own_columns import words_of
 from ordering.base.formats import NEWEST
 from ordering.base.names import ADDRESS_PATTERN
@@ -37,14 +38,14 @@ def with_fields(kafka_rows: DataFrame) -> DataFrame:
     text is split once, however many of its fields are used.
     """
     first = F.get(F.col("headers"), F.lit(0))
-    return kafka_rows.select("*", words_of(F.when(first["key"] == codec.HEADER, first["value"])).alias("fields"))
+    return kafka_rows.select("*", words_of(F.when(first["key"] == HEADER, first["value"])).alias("fields"))
 
 
 def is_data() -> Column:
     """Whether a `with_fields` row of a data topic is no stray, by the rule of `codec.data_fields`."""
     first = F.get(F.col("headers"), F.lit(0))
-    text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
-    has_sender = data_field("SOURCE") != codec.NOTHING
+    text = F.when(first["key"] == HEADER, first["value"]).cast("string")
+    has_sender = data_field("SOURCE") != NOTHING
     is_address = F.col("key").cast("string").rlike(rf"\A(?:{ADDRESS_PATTERN})\z")
     is_right_key = F.when(F.col("key").isNull(), ~has_sender).otherwise(has_sender & is_address)
     return F.coalesce(text.rlike(rf"\A(?:{codec.DATA_PATTERN})\z") & is_right_key, F.lit(False))
@@ -56,7 +57,7 @@ def data_field(name: str) -> Column:
     LINK is null if it has no value, or is missing.
     """
     text = F.get(F.col("fields"), F.lit(_DATA_AT[name]))
-    return F.when(text != codec.NOTHING, text) if name == "LINK" else text
+    return F.when(text != NOTHING, text) if name == "LINK" else text
 
 
 def data_number(name: str) -> Column:
@@ -103,7 +104,7 @@ def all_headers() -> Column:
 
 def own_place(headers: Column) -> Column:
     """Return the position of the header `abcast` among the headers, counted from 1; 0 if it is missing."""
-    return F.array_position(headers["key"], codec.HEADER).cast("int")
+    return F.array_position(headers["key"], HEADER).cast("int")
 
 
 def own_header(headers: Column) -> Column:
@@ -113,5 +114,5 @@ def own_header(headers: Column) -> Column:
 
 def header(*fields: Column) -> Column:
     """Return the header `abcast` with these fields (text or numbers), without nulls, as an array."""
-    text = F.concat_ws(" ", F.lit(codec.VERSION), *fields)
-    return F.array(F.struct(F.lit(codec.HEADER).alias("key"), text.cast("binary").alias("value")))
+    text = F.concat_ws(" ", F.lit(VERSION), *fields)
+    return F.array(F.struct(F.lit(HEADER).alias("key"), text.cast("binary").alias("value")))

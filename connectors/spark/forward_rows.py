@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka.codec import codec, epochs
+from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING, REPLACEMENT, VERSION
 from connectors.kafka.codec.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
@@ -81,17 +82,17 @@ def forward_rows(
 def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str:
     """Return the rules for `conf/scala/Forward.scala`, as JSON."""
     version, exclusion = epochs.EXCLUSION.decode("ascii").split(" ")
-    assert version == codec.VERSION
+    assert version == VERSION
     rules = {
         "site": site,
         "relayed": relayed,
         "agreed": agreed,
         "lean": headers_only,
-        "header": codec.HEADER,
-        "version": codec.VERSION,
-        "nothing": codec.NOTHING,
-        "depends": codec.DEPENDS_HEADER,
-        "replacement": codec.REPLACEMENT,
+        "header": HEADER,
+        "version": VERSION,
+        "nothing": NOTHING,
+        "depends": DEPENDS_HEADER,
+        "replacement": REPLACEMENT,
         "forward_fields": len(codec.FORWARD_FIELDS),
         "relayed_fields": codec.RELAYED_FIELDS,
         "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),

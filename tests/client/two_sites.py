@@ -13,7 +13,8 @@ from types import TracebackType
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import HEADER, RELAYED_FIELDS, first_fields
+from connectors.kafka.codec.codec import RELAYED_FIELDS
+from connectors.kafka.codec.headers import HEADER, first_fields
 from connectors.kafka.transport import PlainRecord
 from connectors.testing import MemoryConnection
 from ordering.base.names import Topic

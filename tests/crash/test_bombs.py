@@ -8,7 +8,8 @@ from typing import cast
 import confluent_kafka
 import pytest
 
-from connectors.kafka.codec.codec import UNREAD, decode_dead_letter, forward_headers
+from connectors.kafka.codec.codec import UNREAD, forward_headers
+from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from ordering.base.names import Topic
 from tests.crash.scenario import Scenario
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from connectors.diagnosis.dead_letters import read_dead_letters
-from connectors.kafka.codec.codec import dead_letter_headers
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import TopicMissing
 from ordering.base.records import DeadLetter, Source

@@ -23,7 +23,8 @@ from connectors.engine.group_supervisor import Taken
 from connectors.engine.intake import Intake
 from connectors.engine.job import STOP_S
 from connectors.engine.writing import Writer
-from connectors.kafka.codec.codec import FORWARD_KINDS, HEADER, VERSION, decode_forward
+from connectors.kafka.codec.codec import FORWARD_KINDS, decode_forward
+from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.kafka.codec.inputs import Input, original
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import PlainRecord, Record

@@ -13,7 +13,8 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.engine.job import EngineJob, EngineOptions
-from connectors.kafka.codec.codec import PAYLOAD_TOO_LARGE, UNREAD, decode_dead_letter, forward_headers
+from connectors.kafka.codec.codec import PAYLOAD_TOO_LARGE, UNREAD, forward_headers
+from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.topics.topics import check_topics, create_topics, look_at_topics

@@ -17,7 +17,7 @@ from connectors.diagnosis.casts import _read_casts, _read_data
 from connectors.diagnosis.check import check_data
 from connectors.diagnosis.dead_letters import read_dead_letters
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec.codec import dead_letter_headers
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_entry

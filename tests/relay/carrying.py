@@ -14,7 +14,8 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data, first_fields
+from connectors.kafka.codec.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data
+from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Direction, Sites

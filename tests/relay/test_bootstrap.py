@@ -10,7 +10,8 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_data, decode_forward, first_fields, forward_headers
+from connectors.kafka.codec.codec import decode_data, decode_forward, forward_headers
+from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.history import read_rows

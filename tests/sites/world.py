@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from connectors import Delivery, Member
 from connectors.engine.job import EngineJob, EngineOptions
 from connectors.engine.site_job import SiteJob
-from connectors.kafka.codec.codec import first_fields
+from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sites import Direction, Sites

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from ordering.base.names import Topic
 from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
 from ordering.sequencer.sequencer import BAD_ADDRESS, begin_batch, end_batch, step
@@ -191,4 +192,4 @@ def _sink_row(group: str, site: str, output: Data | DeadLetter, rows: dict[Sourc
         return SinkRow(str(Topic(group, "data", site)), key, value, headers)
     row = rows[output.source]
     topic = str(Topic(group, "dead-letter", site))
-    return SinkRow(topic, *codec.encode_dead_letter(output, row.key, row.value, row.headers))
+    return SinkRow(topic, *encode_dead_letter(output, row.key, row.value, row.headers))

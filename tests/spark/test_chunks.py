@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
 from connectors.sequencer import blocks
 from connectors.sequencer.query import decider
 from connectors.sequencer.stored_state import StoredState, load
@@ -149,7 +150,7 @@ def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> lis
 def _told_of_dead(headers: list[tuple[str, bytes]]) -> tuple[Any, ...]:
     (name, told_of) = headers[-1]
     version, came_from, reason = told_of.decode().split(" ", 2)
-    assert (name, version) == (codec.DEAD_LETTER_HEADER, "2")
+    assert (name, version) == (DEAD_LETTER_HEADER, "2")
     return ("dead", reason, tuple(Source.parse(came_from)))
 
 

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka.codec import codec
+from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import RUN_SCHEMA, encode_decided, sequence
 from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
@@ -65,7 +65,7 @@ def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Col
 
 def record_of(value: Column) -> Column:
     """A record to set aside, with this value."""
-    own = F.struct(F.lit(codec.HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
+    own = F.struct(F.lit(HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
     known = {"key": F.lit(b"s/a"), "value": value, "incarnation": F.lit(1), "local_seqno": F.lit(2), "at_ms": F.lit(3)}
     known["headers"] = F.array(own)
     return F.struct(
@@ -100,7 +100,7 @@ def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
         ),
     )
     sorted_ = frame.sortWithinPartitions(F.desc("offset"), F.desc("group"))
-    rows = sorted_.select(rows_of_runs(run, codec.VERSION, codec.HEADER)).collect()
+    rows = sorted_.select(rows_of_runs(run, VERSION, HEADER)).collect()
     assert {bytes(row["key"]) for row in rows} <= {b"s/a"}
     return [bytes(row["value"]).decode() for row in rows]
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.cast_codec import decode_cast
-from connectors.kafka.codec.codec import first_fields
+from connectors.kafka.codec.headers import DEPENDS_HEADER, first_fields
 from connectors.kafka.codec.inputs import of_log, original
 from connectors.kafka.codec.letter_codec import decode_letter
 from connectors.kafka.connection.sites import Direction
@@ -217,7 +217,7 @@ def test_requests_are_marked(spark: SparkSession) -> None:
         topic = "abcast.g.relayed-sfo.nyc"
         assert written[:4] == (topic, row.partition, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == headers
-        assert codec.first_fields(headers, 5)[4:] == [f"sfo/{row.source}".encode()]  # where a relay that starts looks
+        assert first_fields(headers, 5)[4:] == [f"sfo/{row.source}".encode()]  # where a relay that starts looks
         before = codec.decode_forward(row.source, row.key, row.value, row.headers)
         after = codec.decode_forward(row.source._replace(topic=topic), row.key, row.value, headers)
         assert after == replace(before, source=after.source)
@@ -235,7 +235,7 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
     for row, written in zip(rows, found, strict=True):
         headers = [tuple(header) for header in written["headers"]]
         assert (written["topic"], written["partition"]) == (TOPIC.replace(".forward.nyc", ".relayed-nyc.sfo"), 1)
-        assert codec.first_fields(headers, 5)[4:] == [f"nyc/{row.source}".encode()]  # where a relay that starts looks
+        assert first_fields(headers, 5)[4:] == [f"nyc/{row.source}".encode()]  # where a relay that starts looks
         copy = PlainRecord(written["topic"], 1, 5, 6, written["key"], written["value"], headers)
         read = original(copy, "nyc", str(row.source.topic_partition))
         assert read is not None
@@ -334,19 +334,19 @@ def test_spark_asks_once_for_a_row(spark: SparkSession) -> None:
 
 BIG = b"n" * MAX_RECORD_BYTES
 LINE = codec.forward_headers(7, 1)
-LEFT = MAX_PAYLOAD_BYTES - MAX_HEADERS_BYTES - len(codec.DEPENDS_HEADER)
+LEFT = MAX_PAYLOAD_BYTES - MAX_HEADERS_BYTES - len(DEPENDS_HEADER)
 NO_TOPIC_TAKES = {
     "the key": (b"sfo/" + BIG, b"x", LINE),
     "the value": (b"sfo/bob", BIG, LINE),
     "a header": (b"sfo/bob", b"x", [*LINE, ("h", BIG)]),
     "a name": (b"sfo/bob", b"x", [*LINE, (BIG.decode(), b"")]),
     "many headers": (b"sfo/bob", b"x", [*LINE, *[("", b"")] * (MAX_HEADERS_BYTES + 1), ("h", BIG)]),
-    "what it depends on": (b"sfo/bob", b"x", [*LINE, (codec.DEPENDS_HEADER, BIG)]),
+    "what it depends on": (b"sfo/bob", b"x", [*LINE, (DEPENDS_HEADER, BIG)]),
     **{
         f"headers and what it depends on, {more} too many": (
             b"sfo/bob",
             b"x",
-            [*LINE, *[("", b"")] * MAX_HEADERS_BYTES, (codec.DEPENDS_HEADER, bytes(LEFT + more))],
+            [*LINE, *[("", b"")] * MAX_HEADERS_BYTES, (DEPENDS_HEADER, bytes(LEFT + more))],
         )
         for more in (0, 1)
     },

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.headers import HEADER, parse_number
 from connectors.kafka.connection.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
 from connectors.sequencer.query import unpack_headers
@@ -143,10 +144,10 @@ def test_numbers(spark: SparkSession, field: str) -> None:
     rows = []
     for offset, text in enumerate(ODD_NUMBERS):
         fields = f"2 message {text} 1" if field == "incarnation" else f"2 message 1 {text}"
-        headers = [(codec.HEADER, fields.encode())]
+        headers = [(HEADER, fields.encode())]
         rows.append(Row(TOPIC, 0, offset, b"nyc/alice", b"x", headers, FAR_MS))
     found = forward_rows(source_frame(spark, rows), SITE).collect()
-    wanted = [codec.parse_number(text.encode()) for text in ODD_NUMBERS]
+    wanted = [parse_number(text.encode()) for text in ODD_NUMBERS]
     assert [row[field] if row["plain"] else None for row in found] == wanted
 
 

@@ -26,7 +26,7 @@ from connectors.client.tail.producers import Producers
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.codec.cast_codec import cast_headers
-from connectors.kafka.codec.codec import depends_header
+from connectors.kafka.codec.headers import depends_header
 from ordering.base.errors import AbcastError, Superseded
 from ordering.base.records import FLUSH_OK, Headers
 from ordering.casts.casts import NO_VIEW, TOTAL, Cast, OrderedRecord

@@ -28,7 +28,7 @@ from connectors.client.memory.ledger_reader import read_ledger
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.values.delivery import Delivery, Place
 from connectors.client.values.silence import Silence
-from connectors.kafka.codec.codec import without_depends
+from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.effective import Effective, Messages, address_of
 from connectors.storage.location import Location

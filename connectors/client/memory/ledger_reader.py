@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from connectors.client.values.delivery import Delivery, Place
-from connectors.kafka.codec.codec import without_depends, without_nulls
+from connectors.kafka.codec.headers import without_depends, without_nulls
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
 from connectors.storage.location import Location

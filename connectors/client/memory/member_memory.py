@@ -44,7 +44,8 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.client.tail.sharing import share
-from connectors.kafka.codec.codec import forward_headers, highest_incarnation
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.headers import highest_incarnation
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog, topic_missing

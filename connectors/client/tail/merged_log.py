@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 
 from connectors.client.tail.cast_reader import CastReader, CastTopics, Found
 from connectors.client.tail.log_tailer import LogTailer
-from connectors.kafka.codec.codec import depends_of
+from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
 from ordering.base.errors import ProtocolViolation

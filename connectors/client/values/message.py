@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from connectors.kafka.codec.codec import check_application_headers
+from connectors.kafka.codec.headers import check_application_headers
 from ordering.base.errors import UsageError
 from ordering.base.records import MAX_PAYLOAD_BYTES, Headers
 

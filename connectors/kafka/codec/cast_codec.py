@@ -10,22 +10,24 @@ from collections.abc import Sequence
 
 from connectors.kafka.codec.codec import (
     FUTURE_INCARNATION,
-    HEADER,
     HEADERS_TOO_LARGE,
     LINE_TOO_LARGE,
     NO_PAYLOAD,
     NO_SENDER,
-    NOTHING,
     PAYLOAD_TOO_LARGE,
     REPEATED_HEADER,
     RESERVED_HEADER,
     UNREAD,
-    VERSION,
     WRONG_HEADER_NAME,
     WRONG_INCARNATION,
     WRONG_LOCAL_SEQNO,
     WRONG_SITE,
     WRONG_VERSION,
+)
+from connectors.kafka.codec.headers import (
+    HEADER,
+    NOTHING,
+    VERSION,
     are_too_large,
     first_fields,
     has_wrong_name,
@@ -98,9 +100,20 @@ def decode_cast(
     for broken, reason in checks:
         if broken:
             return reason
-    who = sender, incarnation or 0, local_seqno or 0, value or b""
-    what = (CAUSAL, view or NO_VIEW, after or 0, clock.decode("ascii")) if is_causal else (FIFO, view or NO_VIEW, 0, "")
-    return Cast(*who, *what, without_nulls(without_depends(tuple(application))), timestamp_ms)
+    if not is_causal:
+        after, clock = 0, b""
+    return Cast(
+        sender,
+        incarnation or 0,
+        local_seqno or 0,
+        value or b"",
+        CAUSAL if is_causal else FIFO,
+        view or NO_VIEW,
+        after or 0,
+        clock.decode("ascii"),
+        without_nulls(without_depends(tuple(application))),
+        timestamp_ms,
+    )
 
 
 def is_late_copy(headers: Sequence[tuple[str, bytes]]) -> bool:

@@ -1,9 +1,8 @@
-"""Encode and decode records one by one (docs/records.md).
+"""Encode and decode records of FORWARD and DATA one by one (docs/records.md).
 
-Value = the payload, untouched. Key = the sender's address. Everything else of abcast's is in one header, `abcast`:
-ASCII fields with one blank between them, `-` where a field has no value. A reader ignores fields behind the ones it
-knows. `connectors.spark.codec` decodes nearly all records as Spark columns; a test runs one corpus of good and bad
-records through both.
+Value = the payload, untouched. Key = the sender's address. Everything else of abcast's is in one header, `abcast`
+(`connectors.kafka.codec.headers`). `connectors.spark.codec` decodes nearly all records as Spark columns; a test runs
+one corpus of good and bad records through both.
 
 A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input is
 data. Only sequencers write DATA; a record there that does not match `DATA_PATTERN` decodes to a *stray*, which the
@@ -14,10 +13,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from connectors.kafka.codec.headers import (
+    HEADER,
+    NOTHING,
+    VERSION,
+    are_too_large,
+    first_fields,
+    has_wrong_name,
+    highest_incarnation,
+    parse_number,
+    split_headers,
+)
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
-from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST, Format
 from ordering.base.names import (
     ADDRESS_PATTERN,
@@ -31,7 +41,6 @@ from ordering.base.names import (
     relay_of,
 )
 from ordering.base.records import (
-    CLOCK_AHEAD_MS,
     CONTROL_KINDS,
     DATA_KINDS,
     DECIDED_KINDS,
@@ -39,12 +48,10 @@ from ordering.base.records import (
     EPOCH,
     FORGET,
     HEARTBEAT,
-    INCARNATIONS_A_MS,
     LEAVE,
     LETTER,
     LINK_START,
     MAX_HEADERS_BYTES,
-    MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
@@ -55,21 +62,13 @@ from ordering.base.records import (
     STRAY,
     STRAY_EPOCH,
     Data,
-    DeadLetter,
     Forward,
     Headers,
     Link,
     Malformed,
     Source,
 )
-from ordering.casts.casts import Depends
 
-HEADER = "abcast"
-"""The header with everything that is abcast's. Names with this prefix are reserved."""
-VERSION = "2"
-"""The first field."""
-NOTHING = "-"
-"""Marks a field without a value."""
 FORWARD_FIELDS = (VERSION, "KIND", "INCARNATION", "LOCAL_SEQNO")
 RELAYED_FIELDS = (*FORWARD_FIELDS, "RELAYED_FROM", "LINK")
 """The fields in a topic that a relay fills. In a hub, RELAYED_FROM is the record at the neighbouring site
@@ -95,12 +94,6 @@ DATA_FIELDS = (
 """LINK is present only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
 seal has the group's format and the first version that knows it, unless the format is the first.
 """
-DEPENDS_HEADER = "abcast-depends"
-"""`VIEW CLOCK` of a total message, and of FLUSH_OK: the casts that it depends on (`ordering.casts.casts`). It travels
-with the application's headers. A program that reads it wrongly only makes its own messages wait too little.
-"""
-DEAD_LETTER_HEADER = "abcast-dead-letter"
-"""`2 SOURCE REASON` follows the headers of a dead letter, which are unchanged."""
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
 RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
 """FORWARD kinds that a relay writes about itself."""
@@ -126,15 +119,6 @@ RESERVED_NAME = f"names that begin with {RESERVED_PREFIX} are reserved, and no p
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Replaces the bytes of a header's name that are not UTF-8. Kafka's clients decode them to different numbers of this
-character, and librdkafka returns no headers at all. So a name with one is invalid for every reader. (The origin site
-has already checked a record that a link brings.)
-"""
-
-_REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
-"""The most that a dead letter's reason and Kafka's framing add to a record; the most that Kafka adds to a header."""
 
 LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
 NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
@@ -193,28 +177,6 @@ def forward_headers(
     """Return the headers of a FORWARD record, whose key is the sender's address. `link`: set if a link brings it."""
     by_link = f" {NOTHING} {link}" if link is not None else ""
     return [(HEADER, f"{VERSION} {kind} {incarnation} {local_seqno}{by_link}".encode("ascii")), *application]
-
-
-def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """Return the application's headers. Raises UsageError for invalid ones."""
-    checked = tuple(headers)
-    for key, value in checked:
-        if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
-            raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
-        if any("\ud800" <= character <= "\udfff" or character == REPLACEMENT for character in key):
-            raise UsageError(
-                f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; U+FFFD is what stands for them."
-            )
-        if "\0" in key:
-            raise UsageError(f"header {key!r}: a name ends before its first zero byte, for all who read it.")
-        if key.startswith(HEADER):
-            raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")
-    size = size_of(checked)
-    if size > MAX_HEADERS_BYTES:
-        raise UsageError(
-            f"the headers have {size} bytes, over the limit of {MAX_HEADERS_BYTES}: put it in the payload."
-        )
-    return checked
 
 
 def decode_forward(
@@ -368,116 +330,11 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
     )
 
 
-def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return the original headers, followed by the record's source and the reason."""
-    return [*original, (DEAD_LETTER_HEADER, f"{VERSION} {letter.source} {letter.reason}".encode("ascii"))]
-
-
-def encode_dead_letter(
-    letter: DeadLetter, key: bytes | None, value: bytes | None, original: Sequence[tuple[str, bytes]]
-) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
-    """Return (key, value, headers) of a dead letter: the original record, and the reason.
-
-    Kafka limits the compressed size, so a decompressed record may be too large for any topic. Then key, value and
-    headers are left out, and only the source and the reason are written.
-    """
-    size = len(key or b"") + len(value or b"") + _size_of_all(original) + _HEADER_FRAME_BYTES * len(original)
-    if size > MAX_RECORD_BYTES - _REASON_BYTES:
-        return None, None, dead_letter_headers(letter, ())
-    return key, value, dead_letter_headers(letter, original)
-
-
-def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, Headers]:
-    """Return source, reason and original headers of a dead letter; source and reason are "" for any other record."""
-    if not headers or headers[-1][0] != DEAD_LETTER_HEADER:
-        return "", "", tuple(headers)
-    _, source, reason, *_ = [*(headers[-1][1] or b"").decode("utf-8", "replace").split(" ", 2), "", "", ""]
-    return source, reason, tuple(headers[:-1])
-
-
-def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Return the bytes of names and values, at least one a header: Kafka allows a null value and an empty name."""
-    return _size_of_all(header for header in headers if header[0] != DEPENDS_HEADER)
-
-
-def _size_of_all(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Return the same, with the header of dependences."""
-    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
-
-
-def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
-    """Whether a header's name is not UTF-8."""
-    return any(REPLACEMENT in name for name, _ in headers)
-
-
-def are_too_large(application: Headers) -> bool:
-    """Whether a record may not have these headers. The second limit also counts the header of dependences."""
-    if not application:
-        return False
-    return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
-
-
-def is_too_long(own: Headers) -> bool:
-    """Whether the header `abcast` is larger than any valid one: a reader may have skipped such a record, or cut it."""
-    return any(len(value) > MAX_PAYLOAD_BYTES for _, value in own)
-
-
-def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
-    """Return abcast's headers, and the application's. A null value, which Kafka allows, becomes an empty one in the
-    first.
-    """
-    own = tuple((name, value or b"") for name, value in headers if is_own(name))
-    if len(own) == len(headers):
-        return own, ()
-    return own, tuple(header for header in headers if not is_own(header[0]))
-
-
-def is_own(name: str) -> bool:
-    """Whether a header is abcast's, and does not travel with the application's."""
-    return name.startswith(HEADER) and name != DEPENDS_HEADER
-
-
-def without_nulls(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """Return the application's headers with each null value, which Kafka allows, as an empty one."""
-    return tuple((name, value or b"") for name, value in headers)
-
-
-def depends_header(depends: Depends | None) -> Headers:
-    """Return the header that says what a total message depends on; none if it depends on nothing new."""
-    return () if depends is None else ((DEPENDS_HEADER, f"{depends.view} {depends.clock}".encode("ascii")),)
-
-
-def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
-    """Inverse of `depends_header`; None for anything else."""
-    for name, value in headers:
-        if name == DEPENDS_HEADER:
-            view, blank, clock = (value or b"").partition(b" ")
-            number = parse_number(view)
-            return Depends(number, clock.decode("latin-1")) if blank and number is not None else None
-    return None
-
-
-def without_depends(headers: Headers) -> Headers:
-    """Return the headers that an application sees."""
-    return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
-
-
-def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
-    """Return the first fields of the header `abcast`, at most `count`; one empty field without such a header."""
-    text = next((value for name, value in headers if name == HEADER), None) or b""
-    return text.split(b" ", count)[:count]
-
-
 def decode_link(raw: bytes) -> Link | None:
     """Inverse of `str` of a `Link`; None for anything else."""
     if not _LINK.fullmatch(raw):
         return None
     return Link(*map(int, raw.split(b".")))
-
-
-def highest_incarnation(timestamp_ms: int) -> int:
-    """Return the highest incarnation that a record of that time may have; any if the time is unknown."""
-    return (timestamp_ms + CLOCK_AHEAD_MS) * INCARNATIONS_A_MS if timestamp_ms > 0 else MAX_NUMBER
 
 
 def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
@@ -512,10 +369,3 @@ def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes)
     """Whether the topic's own relay wrote the record about itself. A copied record is another sender's word."""
     is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and relayed_from == _NOTHING
     return is_its and kind in _RELAY_KINDS
-
-
-def parse_number(raw: bytes | None) -> int | None:
-    """Return a canonical decimal from 1 to MAX_NUMBER, or None."""
-    if raw is None or not raw.isdigit() or raw.startswith(b"0") or len(raw) > len(str(MAX_NUMBER)):
-        return None
-    return int(raw)

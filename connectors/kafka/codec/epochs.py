@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from connectors.kafka.codec.codec import HEADER, NOTHING, VERSION, first_fields
+from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION, first_fields
 from ordering.base.formats import FIRST, Format, follow, known, later
 from ordering.base.records import EPOCH, Exclusion
 

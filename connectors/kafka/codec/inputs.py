@@ -10,15 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from connectors.kafka.codec.codec import (
-    AGREED_FIELDS,
-    DATA_FIELDS,
-    FORWARD_FIELDS,
-    HEADER,
-    NOTHING,
-    NUMBER_PATTERN,
-    decode_data,
-)
+from connectors.kafka.codec.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, NUMBER_PATTERN, decode_data
+from connectors.kafka.codec.headers import HEADER, NOTHING
 from connectors.kafka.codec.plain_record import PlainRecord, Record
 from ordering.base.names import Topic
 from ordering.base.records import Data, Partition

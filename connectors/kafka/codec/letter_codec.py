@@ -15,22 +15,24 @@ from typing import NamedTuple
 
 from connectors.kafka.codec.codec import (
     FUTURE_INCARNATION,
-    HEADER,
     HEADERS_TOO_LARGE,
     LETTER_FIELDS,
     LINE_TOO_LARGE,
     NO_PAYLOAD,
-    NOTHING,
     PAYLOAD_TOO_LARGE,
     REPEATED_HEADER,
     RESERVED_HEADER,
     UNREAD,
-    VERSION,
     WRONG_HEADER_NAME,
     WRONG_INCARNATION,
     WRONG_KIND,
     WRONG_LOCAL_SEQNO,
     WRONG_VERSION,
+)
+from connectors.kafka.codec.headers import (
+    HEADER,
+    NOTHING,
+    VERSION,
     are_too_large,
     first_fields,
     has_wrong_name,

@@ -16,14 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from connectors.kafka.codec.codec import (
-    FROM_1_PATTERN,
-    HEADER,
-    NUMBER_PATTERN,
-    SOURCE_TOPIC_PATTERN,
-    VERSION,
-    is_senders,
-)
+from connectors.kafka.codec.codec import FROM_1_PATTERN, NUMBER_PATTERN, SOURCE_TOPIC_PATTERN, is_senders
+from connectors.kafka.codec.headers import HEADER, VERSION
 from ordering.base.records import MESSAGE
 
 MIN_RECORDS = 32

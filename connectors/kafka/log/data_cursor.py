@@ -19,14 +19,8 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 from numpy.typing import NDArray
 
-from connectors.kafka.codec.codec import (
-    data_count,
-    data_fields,
-    data_format,
-    data_number,
-    message_numbers,
-    without_nulls,
-)
+from connectors.kafka.codec.codec import data_count, data_fields, data_format, data_number, message_numbers
+from connectors.kafka.codec.headers import without_nulls
 from connectors.kafka.codec.message_columns import messages_numbers
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective, MessageColumns, Messages, effective
@@ -198,10 +192,22 @@ class DataCursor:
             if verdict is Verdict.TAKE:
                 if kind not in DATA_KINDS:
                     self._warn_of_kind(kind, record.offset)
-                where = (seqno + count - 1, record.offset, kind, key)
-                who = (incarnation, local_seqno, epoch, view, forwarded_at_ms)
                 application = without_nulls(headers[1:]) if len(headers) > 1 else ()
-                taken.append(effective((*where, *who, application, record.value, record.timestamp)))
+                found = (
+                    seqno + count - 1,
+                    record.offset,
+                    kind,
+                    key,
+                    incarnation,
+                    local_seqno,
+                    epoch,
+                    view,
+                    forwarded_at_ms,
+                    application,
+                    record.value,
+                    record.timestamp,
+                )
+                taken.append(effective(found))
             elif verdict is Verdict.CONTROL:
                 follow(self._partition.topic, data_format(fields))
         return taken

@@ -25,7 +25,8 @@ from typing import Any
 from kafka.admin import KafkaAdminClient
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import LETTER_FIELDS, first_fields
+from connectors.kafka.codec.codec import LETTER_FIELDS
+from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.codec.letter_codec import WrittenLetter, decode_letter, is_state_letter
 from connectors.kafka.connection.backlog import partition_bytes
 from connectors.kafka.connection.connection import Connection

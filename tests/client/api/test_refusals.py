@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from connectors import Member, Receipt
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail import go_back_n
-from connectors.kafka.codec.codec import first_fields
+from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer

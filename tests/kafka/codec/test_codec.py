@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode_dead_letter
+from connectors.kafka.codec.headers import check_application_headers
 from ordering.base.errors import UsageError
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
@@ -195,7 +197,7 @@ def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, b
 
 
 def test_a_dead_letter_keeps_the_original_headers() -> None:
-    headers = codec.dead_letter_headers(DeadLetter(SOURCE, "why so"), [("mine", b"1")])
+    headers = dead_letter_headers(DeadLetter(SOURCE, "why so"), [("mine", b"1")])
     assert headers == [("mine", b"1"), ("abcast-dead-letter", f"2 {TOPIC}-3:17 why so".encode())]
 
 
@@ -212,34 +214,34 @@ def test_of_a_record_that_no_topic_takes_the_reason_is_left(
 ) -> None:
     """Compression had hidden its size from Kafka. What a forward topic takes without is kept whole."""
     letter = DeadLetter(SOURCE, "why so")
-    assert codec.encode_dead_letter(letter, key, value, headers) == (None, None, codec.dead_letter_headers(letter, ()))
+    assert encode_dead_letter(letter, key, value, headers) == (None, None, dead_letter_headers(letter, ()))
     largest = b"v" * (MAX_RECORD_BYTES // 2)
-    assert codec.encode_dead_letter(letter, b"k", largest, [("mine", b"1")])[:2] == (b"k", largest)
+    assert encode_dead_letter(letter, b"k", largest, [("mine", b"1")])[:2] == (b"k", largest)
 
 
 @pytest.mark.parametrize("name", ["abcast", "abcast-mine", "abcasts"])
 def test_our_own_names_are_refused_at_the_client(name: str) -> None:
     with pytest.raises(UsageError, match="abcast's own"):
-        codec.check_application_headers([(name, b"")])
+        check_application_headers([(name, b"")])
 
 
 def test_a_name_that_kafka_does_not_take_is_refused_at_the_client() -> None:
     """Else the thread that sends would meet it."""
     for name in ("a\ud800", "\ufffd"):
         with pytest.raises(UsageError, match="surrogates"):
-            codec.check_application_headers([(name, b"")])
+            check_application_headers([(name, b"")])
 
 
 def test_a_name_of_which_only_a_part_is_read_is_refused_at_the_client() -> None:
     with pytest.raises(UsageError, match="zero byte"):
-        codec.check_application_headers([("a\0b", b"")])
+        check_application_headers([("a\0b", b"")])
 
 
 def test_names_count_in_bytes() -> None:
     half = "\N{LATIN SMALL LETTER E WITH ACUTE}" * (MAX_HEADERS_BYTES // 2)
-    assert codec.check_application_headers([(half, b"")])
+    assert check_application_headers([(half, b"")])
     with pytest.raises(UsageError, match="65538 bytes"):
-        codec.check_application_headers([(half, b"12")])
+        check_application_headers([(half, b"12")])
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:

@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata
 
 from connectors import Member
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec.codec import DEPENDS_HEADER
+from connectors.kafka.codec.headers import DEPENDS_HEADER
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.letter_bases import key_of_base, read_noted

@@ -20,14 +20,8 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import seldom
 from connectors.kafka.codec.cast_codec import cast_headers, decode_cast
-from connectors.kafka.codec.codec import (
-    FUTURE_INCARNATION,
-    LINE_TOO_LARGE,
-    UNREAD,
-    decode_forward,
-    forward_headers,
-    highest_incarnation,
-)
+from connectors.kafka.codec.codec import FUTURE_INCARNATION, LINE_TOO_LARGE, UNREAD, decode_forward, forward_headers
+from connectors.kafka.codec.headers import highest_incarnation
 from connectors.kafka.codec.letter_codec import decode_letter, letter_headers
 from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
 from connectors.kafka.transport.fetcher import MOST_BYTES, PartitionRecords

@@ -15,7 +15,7 @@ from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec.codec import without_nulls
+from connectors.kafka.codec.headers import without_nulls
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.login.security import Security
 from connectors.kafka.topics.topics import create_topics
