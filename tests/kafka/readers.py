@@ -1,4 +1,4 @@
-"""Who reads which topic of a group: a table, for tests of what a reader must stand, whatever is in the log."""
+"""A table of each topic's readers, for tests that put hostile records into a log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 
 class Reader(NamedTuple):
-    """`read` returns when it has read to the end; it may raise nothing but what is right there."""
+    """`read` returns at the log's end; it may raise only an error that is right for that topic."""
 
     name: str
     role: Role
@@ -54,7 +54,7 @@ class Reader(NamedTuple):
 
 
 def place(role: Role, group: str = GROUP) -> TopicPartition:
-    """Where records of that role stand, as the readers below read them."""
+    """Return the partition of that role that the readers below read."""
     return TopicPartition(str(Topic(group, role, SITE, "sfo" if role in BY_RELAYS else "")), 0)
 
 
@@ -110,7 +110,7 @@ def _relayed(connection: Connection, group: str) -> int:
 
 
 def _copied(role: Role) -> Callable[[Connection, str], object]:
-    """What a relay asks of a topic that it fills, and of one that it fills it from."""
+    """Return a reader as a relay: of a topic that it fills, and of the topic that it fills it from."""
 
     def run(connection: Connection, group: str) -> bool:
         there = place(role, group)
@@ -170,7 +170,7 @@ READERS = (
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    """A Kafka in memory in which something stands in each topic of the group. Nobody orders there any more."""
+    """Return a Kafka in memory with a record in each topic of the group. No sequencer runs any more."""
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
     for role in BY_RELAYS:

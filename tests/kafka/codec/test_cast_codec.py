@@ -1,4 +1,4 @@
-"""What a cast topic may have: casts, and what all readers pass over with a reason."""
+"""Records of a cast topic: casts, and records that every reader skips with a reason."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_key_that_is_no_address(key: bytes | None) -> None:
 
 
 def test_nobody_speaks_for_members_of_another_site() -> None:
-    """In the topic of a site stand casts of its members."""
+    """The topic of a site has casts of its members only."""
     headers = [("abcast", b"2 fifo 7 1")]
     assert isinstance(decode_cast(KEY, b"m", headers, site="s"), Cast)
     assert decode_cast(KEY, b"m", headers, site="other") == codec.WRONG_SITE
 
 
 def test_null_values_are_allowed_where_kafka_allows_them() -> None:
-    """Of an application's header; a payload has to be there."""
+    """A header's value may be null; a payload may not."""
     headers: list[tuple[str, bytes]] = [("abcast", b"2 fifo 7 1"), ("h", None)]  # type: ignore[list-item]
     found = decode_cast(KEY, b"m", headers)
     assert isinstance(found, Cast)

@@ -1,4 +1,4 @@
-"""What a site that agrees reads: which partitions, and copies as what they were made from."""
+"""Inputs of a site that agrees: the partitions that it reads, and copies as the records that they were made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of many messages at once are those of each by itself; so a cursor takes the same, however it polls."""
+"""Columns of many messages have the same numbers as each message by itself, so a cursor's result is the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _Polls:
     st.booleans(),
 )
 def test_however_a_cursor_polls_it_takes_the_same(steps: list[tuple[int, int]], has_seal: bool) -> None:
-    """Whatever stands there: duplicates, holes, records of epochs that are over, a seal in between."""
+    """Duplicates, holes, records of past epochs and a seal between them: the cursor takes the same in any pieces."""
     seqno, records = 0, []
     for offset, (epoch, off) in enumerate(steps):
         seqno = max(1, seqno + 1 + (off if offset % 5 == 0 else 0))

@@ -1,4 +1,4 @@
-"""How large a batch may be, and what a job does when one is too large all the same."""
+"""Bound a batch's size, and make the next batch smaller after one that was too large."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OVER_2_GB = (
     "(TID 1) (executor driver): org.apache.spark.SparkException: [INTERNAL_ERROR] DirectByteBufferOutputStream cannot "
     "grow beyond 2GB limit (requested 2147485560 bytes) SQLSTATE: XX000"
 )
-"""What Spark 4.2 says where the rows of a group, in one batch, take more than 2 GB."""
+"""Spark 4.2's error for a group whose rows, in one batch, take more than 2 GB."""
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ class _Greedy(StreamingJob):
 
 @pytest.mark.broker
 def test_after_a_batch_too_large_the_next_is_much_smaller(connection: Connection, tmp_path: Path) -> None:
-    """As often as it takes, which may be more often than a job tries again after other failures."""
+    """The size shrinks as often as it must, which may be more often than a job retries after other failures."""
     create_topics(connection, "backlog.greedy", [SITE])
     job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=100_000), fitting=100)
     job.run()
@@ -135,9 +135,9 @@ def test_a_record_too_large_by_itself_ends_the_job(connection: Connection, tmp_p
 
 
 class _Bounded(StreamingJob):
-    """A job whose query fails when it comes to a record that is too large: one batch a query, from where the last came.
+    """A job whose query fails at a record that is too large: each query is one batch from the last position.
 
-    `advances`: which records it remembers to have read. Those of a sequencer that give nothing are read again.
+    `advances`: whether it remembers its position. A sequencer reads records without an effect again.
     """
 
     name = "bounded"
@@ -179,7 +179,7 @@ class _Bounded(StreamingJob):
 
 
 class _Sequencer(_Bounded):
-    """As a shard: what gives nothing is behind it when it has looked."""
+    """A query shard: it passes records that have no effect once it has looked at them."""
 
     def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
         return len(before) <= 100
@@ -206,7 +206,7 @@ def produce(connection: Connection, topic: str, count: int) -> None:
 def test_records_that_fit_into_no_memory_are_passed_over(
     connection: Connection, tmp_path: Path, job: type[_Bounded], advances: bool, tried: list[tuple[int, int]]
 ) -> None:
-    """What stands before is read, and what stands behind."""
+    """The records before and behind the large ones are read."""
     group = f"backlog.large.{job.__name__.strip('_').lower()}"
     create_topics(connection, group, [SITE])
     topic = str(Topic(group, "forward", SITE))
@@ -227,7 +227,7 @@ def test_a_job_that_never_gets_behind_one_says_so(connection: Connection, tmp_pa
 
 
 def test_the_largest_replica_counts() -> None:
-    """One that is still catching up says less."""
+    """A replica that is still catching up reports a smaller size."""
     place = TopicPartition("abcast.g.forward.nyc", 0)
 
     def answer(size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is said of a Kafka that does not answer, and what is left of trying."""
+"""Report a Kafka that does not answer, and leave no thread or file of the attempt."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_outage_uses_up_neither_threads_nor_files(
     transport: str, connect: Callable[[Connection], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """kafka-python leaves a thread and four files of each client that finds no broker, if it is let."""
-    caplog.set_level(logging.CRITICAL, "kafka")  # what is captured of its errors would keep its sockets
+    caplog.set_level(logging.CRITICAL, "kafka")  # a captured error would keep its sockets open
     connection = Connection("127.0.0.1:1", timeout=0.05, transport=transport)
 
     def try_once() -> None:

@@ -24,7 +24,7 @@ from tests.waiting import WAIT
 
 
 def within(seconds: float, what: Callable[[], object]) -> object:
-    """What it gives; fails if it takes longer."""
+    """Return the result of `what`. Fail if it takes longer."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(what()), daemon=True)
     thread.start()
@@ -36,7 +36,7 @@ def within(seconds: float, what: Callable[[], object]) -> object:
 @pytest.mark.parametrize("reader", READERS, ids=str)
 @pytest.mark.parametrize("marks", [1, 3])
 def test_each_reader_comes_to_an_end(kafka: MemoryConnection, reader: Reader, marks: int) -> None:
-    """And in no more time than without a mark: what is silent for so long as a broker may be takes longer."""
+    """A mark costs no more time: a reader that waits in silence for as long as a broker may take would exceed it."""
     before = within(WAIT, lambda: reader.read(kafka, GROUP))
     for _ in range(marks):
         kafka.topics.mark(place(reader.role))

@@ -55,8 +55,8 @@ class Client:
 
 @pytest.mark.parametrize("group", Client.errors)
 def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPatch, group: str) -> None:
-    """On a new Kafka the first askers are sent away, and a broker may die. That must not cost the others their answers,
-    nor those who asked it for long.
+    """A new Kafka refuses the first requests, and a broker may die: a client is replaced, and callers that wait
+    for the earlier one still get its answers.
     """
     monkeypatch.setattr(Client, "made", [], raising=False)
     monkeypatch.setattr(metadata_client, "AdminClient", Client)
@@ -94,7 +94,7 @@ class Refusing:
         return dict.fromkeys(offsets, self.error)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 ERRORS: list[type[BrokerResponseError]] = [
@@ -125,8 +125,8 @@ def test_each_error_of_kafka_is_one_of_ours(
 
 
 def test_who_waits_while_another_connects_waits_once() -> None:
-    """A listener that never answers costs a connect and a look for the reason, for all askers together. Closing the
-    client meanwhile waits for none of it.
+    """A listener that never answers costs one connect and one look for the reason, for all callers together.
+    Closing the client does not wait for it.
     """
     errors: list[BrokerUnreachable] = []
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
@@ -147,7 +147,7 @@ def test_who_waits_while_another_connects_waits_once() -> None:
 
 
 class SlowClient(Client):
-    """It connects when it may; the first one can't, if nobody is there."""
+    """A client that connects when told to; the first one fails if the broker is away."""
 
     may: threading.Event
     is_away = False

@@ -1,4 +1,4 @@
-"""One record, written and waited for."""
+"""Write a record and wait for it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_mesh_links_all_or_those_it_names(tmp_path: Path) -> None:
 
 
 def test_sites_that_agree(tmp_path: Path) -> None:
-    """All are linked, none is the home, and some may share a Kafka."""
+    """Each site is linked to each, no site is the home, and some share a Kafka."""
     file = written(tmp_path, 'mode = "isis"', "a", "b")
     file.write_text(file.read_text() + '[sites.c]\nbootstrap_servers = " a:9092"\n', encoding="utf-8")
     sites = read_sites(file)

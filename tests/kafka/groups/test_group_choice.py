@@ -1,4 +1,4 @@
-"""Which groups a job serves."""
+"""Choose the groups that a job serves."""
 
 from __future__ import annotations
 

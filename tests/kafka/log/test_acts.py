@@ -1,4 +1,4 @@
-"""What operators have done stands in EPOCH, and changes nothing for who reads the rest of it."""
+"""Acts of operators in EPOCH change nothing for readers of its other records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_later_version_may_tell_more() -> None:
     [encode_move(Move("sfo", 7)), encode_exclusion(Exclusion(3, ("lax",))), encode_note(Note(0, 0, 0))],
 )
 def test_readers_of_earlier_versions_see_the_same(value: bytes, headers: list[tuple[str, bytes]]) -> None:
-    """They look at the header `abcast` and at the value, and pass over other headers."""
+    """Earlier versions read the header `abcast` and the value, and skip other headers."""
     with_act = [*headers, act_header(Act("x", "y"))]
     assert decode("e", 4, value, with_act, 9) == decode("e", 4, value, headers, 9)
 
@@ -66,7 +66,7 @@ def test_acts_change_nothing_else() -> None:
 
 
 def test_without_the_right_it_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for goes on."""
+    """The operation goes on, and a warning says that its act is not recorded."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
 

@@ -61,7 +61,7 @@ def test_reading_on_in_the_middle_at_the_end_and_beyond() -> None:
 
 
 def test_a_stray_in_a_new_topic_makes_it_no_copy() -> None:
-    """Of another site's DATA. Its first sequencer may still come."""
+    """A record of another site's DATA in a new topic: its first sequencer may still come."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
     topic = TopicPartition(str(Topic("g", "data", "nyc")), 0)
@@ -91,7 +91,7 @@ def test_the_state_without_the_beginning() -> None:
 
 
 def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have to look at many of them, in many logs at once. A view's payload says who is in it."""
+    """A takeover may read many messages, in many logs at once. A view's payload is kept: it names the members."""
     kept: list[Data] = []
 
     def absorb_what_is_kept(before: SequencerState, records: Iterable[Data]) -> SequencerState:

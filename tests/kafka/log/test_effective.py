@@ -1,4 +1,4 @@
-"""Messages by columns are the records that they stand for, however they are asked for."""
+"""Messages by columns equal the records that they were made from, in every way of asking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is behind by a few messages reads a few records, however many entries a site has written meanwhile."""
+"""A reader that lags by a few messages reads a few records, however many entries its site has written since."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Site:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many records consumers give."""
+    """Count the records that consumers return."""
     read, poll = [0], MemoryConsumer.poll
 
     def counting(self: MemoryConsumer, *args: object, **more: object) -> object:
@@ -74,7 +74,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("behind", [1, 5])
 def test_a_member_that_is_behind_by_k_messages_reads_few_records(monkeypatch: pytest.MonkeyPatch, behind: int) -> None:
-    """Of a log of 30,000 entries, and with none of them read at its end."""
+    """The log has 30,000 entries; the reader skips all at its end."""
     site = Site()
     site.claim()
     for _ in range(10):
@@ -91,7 +91,7 @@ def test_a_member_that_is_behind_by_k_messages_reads_few_records(monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_stands_there_nothing_is_missed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Jobs that were replaced write on, entries of format 1 stand among the others, and a torn end is written again."""
+    """Replaced jobs write on, entries of format 1 lie among the others, and a torn end is written again."""
     monkeypatch.setattr(entry_marks, "NEAR", 8)
     monkeypatch.setattr(entry_marks, "LOOK", 3)
     monkeypatch.setattr(data_cursor, "_MANY", 8)

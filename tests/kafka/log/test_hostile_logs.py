@@ -1,4 +1,4 @@
-"""Whatever members and observers write into a topic, each of its readers comes to its end, and finds what was there."""
+"""Hostile records of members and observers in any topic: each of its readers ends, and finds the good records."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_no_compressed_record_stops_a_reader(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_positions_that_somebody_else_has_set(kafka: MemoryConnection, seed: int) -> None:
-    """Each member may set those of all names, and of the sequencer's signs of life who may read that group."""
+    """A member may set the positions of every name, and a reader of the sequencer's group its signs of life."""
     rng = random.Random(seed)
     names = [f"abcast.member.{GROUP}.{SITE}.alice", f"abcast.sequencer.{SITE}"]
     [reader] = [each for each in READERS if each.name == "a member's memory"]

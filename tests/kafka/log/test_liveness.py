@@ -1,4 +1,4 @@
-"""Why a message is not ordered: looked for once, for all who ask."""
+"""Find out once, for all callers, why a message is not ordered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import WAIT, eventually
 
 
 def test_an_outage_takes_one_look_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receipts that end meanwhile, of whatever member, wait for the look in hand. The next one is made anew."""
+    """Receipts of all members that end during the search share its result. Later ones search anew."""
     looked: list[str] = []
     may_end = threading.Event()
 

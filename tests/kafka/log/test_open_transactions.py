@@ -1,4 +1,4 @@
-"""A transaction that somebody leaves open holds up who sends to that partition: `status` and `doctor` say so."""
+"""An open transaction holds up the senders of its partition: `status` and `doctor` say so."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestOnABroker:
         transport: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """It is told while it is open, with the offset that Kafka's command asks for, and no longer."""
+        """The check names an open transaction and the offset that Kafka's command needs, until it ends."""
         monkeypatch.setattr(module, "LONG_S", 0.0)
         connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hung-{transport}"
         create_topics(connection, group, ["nyc"], partitions=2)

@@ -18,7 +18,7 @@ PLACES = [TopicPartition(f"t{number}", 0) for number in range(3)]
 
 
 class Read:
-    """What a consumer has given of each partition."""
+    """A consumer, and the records that it has returned of each partition."""
 
     def __init__(self) -> None:
         self.kafka = MemoryConnection()
@@ -75,7 +75,7 @@ def test_what_is_given_is_of_one_log(seed: int) -> None:
         if not reader.goes_on():
             return
     topics.away.clear()
-    for place in PLACES:  # what comes next is compared
+    for place in PLACES:  # the records that follow are compared
         topics.append(place, b"k", b"", [])
     reader.read(PLACES)
     goes_on = [reader.goes_on() for _ in range(5)]

@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.answer)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log no request."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How to log in: where it is said, which libraries are told, and what is never shown."""
+"""Read the login from each of its places, pass it to each library, and show no secret."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_kafka_pythons_log_has_no_password(caplog: pytest.LogCaptureFixture) -> None:
-    """Also where an application logs everything. What is no login is logged as ever."""
+    """Also where an application logs everything. Other messages of the library are logged as before."""
     for name in (None, "kafka"):  # a command of ours that has run in this process has set the second
         caplog.set_level(logging.DEBUG, name)
     settings = for_kafka_python(Security(protocol="SASL_PLAINTEXT", username="alice", password="hunter2"))

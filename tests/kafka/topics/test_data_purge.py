@@ -1,4 +1,4 @@
-"""Purging DATA: what is left is enough to start from, what is gone stands in the ledger, and the order goes on."""
+"""Purging DATA leaves enough to start from, the ledger has the deleted messages, and the order goes on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def order(connection: Connection, group: str, count: int) -> None:
-    """One a batch, so one a snapshot."""
+    """Order messages, each in its own batch and so with its own snapshot."""
     with TinySequencer(connection, group, SITE), Member(group, f"{SITE}/a", connection=connection) as member:
         for number in range(count):
             member.broadcast(b"%d" % number).result(20)
@@ -96,7 +96,7 @@ def test_what_the_ledger_has_goes(broker: EmbeddedBroker, transport: str, tmp_pa
 
 @pytest.mark.usefixtures("_snapshots")
 def test_a_claim_whose_floor_is_below_what_is_deleted() -> None:
-    """It was on its way when the rest was deleted, and its sequencer is gone."""
+    """The claim was on its way when the records were deleted, and its sequencer is gone."""
     kafka = MemoryConnection()
     kafka.create("g", SITE)
     order(kafka, "g", 4)
@@ -159,7 +159,7 @@ class TestWhatIsLeftAlone:
 
 @pytest.mark.broker
 def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """And a tick keeps a snapshot in DATA."""
+    """A tick writes a snapshot into DATA."""
     connection, group = Connection(broker.bootstrap_servers), "retention-told"
     create_topics(connection, group, [SITE])
     forward = Topic(group, "forward", SITE)
@@ -180,7 +180,7 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
 
 @pytest.mark.usefixtures("_snapshots")
 def test_casts_go_on_behind_a_purge(tmp_path: Path) -> None:
-    """Their readers begin with a state of DATA. Who begins before what is left is told what to do."""
+    """Readers of casts begin with a state of DATA. One that begins before the remaining records is told what to do."""
     kafka, group = MemoryConnection(), "g"
     kafka.create(group, SITE)
 

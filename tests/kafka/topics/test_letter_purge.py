@@ -47,7 +47,7 @@ def write(kafka: MemoryConnection, number: int, incarnation: int = 7, to: bytes 
 
 
 def take(kafka: MemoryConnection, count: int | None = None, **how: Any) -> list[bytes]:
-    """What bob gets, as many as that, or all that there are."""
+    """Return bob's next `count` letters, or all."""
     got: list[bytes] = []
     with Member("g", "b/bob", connection=kafka) as bob:
         for letter in bob.inbox(timeout=0.2, **how):
@@ -68,7 +68,7 @@ def beginning(kafka: MemoryConnection) -> int:
 
 
 def test_what_was_taken_goes_and_letters_go_on(kafka: MemoryConnection) -> None:
-    """Also a repeat of what is gone is known, and what follows a gap."""
+    """Repeats of deleted letters are dropped, and a gap behind them is noticed."""
     for number in range(1, 6):
         write(kafka, number)
     assert take(kafka, 3) == [b"eve 1", b"eve 2", b"eve 3"]
@@ -98,7 +98,7 @@ def test_only_the_newest_note_is_left(kafka: MemoryConnection) -> None:
 
 
 def test_a_letter_waits_for_its_receiver(kafka: MemoryConnection) -> None:
-    """So long as letters are kept, if he has never run; else until he takes it, or Kafka forgets him."""
+    """A letter is kept until bob takes it, or Kafka forgets bob; for the letters' retention if bob has never run."""
     for number in range(1, 4):
         write(kafka, number)
     assert purge(kafka, DAY_S) == 0
@@ -122,7 +122,7 @@ def test_what_nobody_took_is_told(kafka: MemoryConnection) -> None:
 
 
 def test_what_is_gone_is_told_to_a_name_that_kafka_has_forgotten(kafka: MemoryConnection) -> None:
-    """That its position is lost is told where nothing else is."""
+    """PositionLost is raised only while no unread letter was deleted."""
     for number in range(1, 4):
         write(kafka, number)
     assert len(take(kafka)) == 3
@@ -139,7 +139,7 @@ def test_what_is_gone_is_told_to_a_name_that_kafka_has_forgotten(kafka: MemoryCo
 
 
 def test_others_letters_are_no_loss(kafka: MemoryConnection) -> None:
-    """And what is no letter stops nothing: a stranger's key, a state, a receiver at another site."""
+    """A stranger's key, a state, and a receiver at another site stop nothing: they are no letters for bob."""
     write(kafka, 1)
     kafka.topics.append(INBOX, b"b/eve", b"x", letter_headers("b/x", 1, 1, kind="state"))
     for key in (None, b"", b"nobody", b"c/bob", b"b/bob"):
@@ -154,7 +154,7 @@ def test_others_letters_are_no_loss(kafka: MemoryConnection) -> None:
 
 
 def test_a_retention_is_no_purge(kafka: MemoryConnection) -> None:
-    """It has noted nothing."""
+    """A retention leaves no note of the deleted letters."""
     for number in range(1, 4):
         write(kafka, number)
     take(kafka, 1)
@@ -166,7 +166,7 @@ def test_a_retention_is_no_purge(kafka: MemoryConnection) -> None:
 
 
 def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes its table from the log, and a purge takes that away: it goes on with what is noted."""
+    """A purge deletes the log from which the receiver builds its table: it goes on with the note."""
     for number in range(1, 5):
         write(kafka, number)
     assert len(take(kafka)) == 4
@@ -188,7 +188,7 @@ def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pyte
 def test_a_run_from_the_beginning_is_overtaken(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, is_missed: bool
 ) -> None:
-    """It is told of what it did not come to; what is deleted behind it is no loss."""
+    """The receiver is told of unread letters that were deleted; those behind its position are no loss."""
     for number in range(1, 5):
         write(kafka, number)
     assert len(take(kafka)) == 4
@@ -214,7 +214,7 @@ def test_a_run_from_the_beginning_is_overtaken(
 
 
 def test_a_note_that_is_damaged(kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
-    """Which letter comes next is not known: the receiver is told, and nothing more is deleted."""
+    """The next letter is unknown: the receiver raises, and the purge deletes nothing more."""
     for number in range(1, 4):
         write(kafka, number)
     take(kafka, 2)
@@ -264,7 +264,7 @@ def test_a_crash_in_the_middle(kafka: MemoryConnection, monkeypatch: pytest.Monk
 def test_a_purge_that_another_one_overtakes(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, has_read: bool
 ) -> None:
-    """What it has read may have holes: it leaves all as it is."""
+    """The purge may have read a log with holes: it deletes nothing."""
     for number in range(1, 4):
         write(kafka, number)
     take(kafka, 2)

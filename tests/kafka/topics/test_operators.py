@@ -35,7 +35,7 @@ def kafka() -> MemoryConnection:
 
 @pytest.fixture
 def sequencer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
-    """Of a group that has forgotten a sender, which may have begun just before: so there is a floor, of its time."""
+    """Yield the sequencer of a group with a floor: a sender that may just have begun was forgotten."""
     monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
     with TinySequencer(kafka, GROUP, SITE) as sequencer:
         with Member(GROUP, ALICE, connection=kafka) as alice:
@@ -108,7 +108,7 @@ def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, seq
 def test_one_is_heard_where_data_is_emptied(
     kafka: MemoryConnection, sequencer: TinySequencer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing tells the row of the operators then, nor the floor: the time is above them."""
+    """Without a state, neither the operators' row nor the floor is known: the new time is above both."""
 
     assert change_settings(kafka, GROUP, SITE, suspect_after_ms=9_999), "a row of that time"
 

@@ -1,4 +1,4 @@
-"""Purging FORWARD and dead letters: what is deleted is never read again, and nothing else is deleted."""
+"""Purging FORWARD and dead letters deletes records that are never read again, and no others."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class TestWhatIsLeftAlone:
         assert self.considered(kafka) == {TopicPartition("abcast.g.forward.nyc", 0): 5}
 
     def test_the_home_of_a_hub(self, kafka: MemoryConnection) -> None:
-        """It was not the home once, or may not be it tomorrow: what stands in its FORWARD goes to the next one."""
+        """The home may change, and a former or later home needs the records of its FORWARD."""
         kafka.topics.partitions[TopicPartition(str(Topic("g", "relayed", SITE, "sfo")), 0)] = []
         assert self.considered(kafka) == {}
 
     def test_a_topic_that_is_gone(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        """DATA tells its position still. The dead letters go all the same."""
+        """DATA still has the position of the deleted topic. The dead letters are purged all the same."""
         dead, deleted = TopicPartition(str(Topic("g", "dead-letter", SITE)), 0), dict[TopicPartition, int]()
         append(kafka, dead.topic, (None, b"x", []))
         del kafka.topics.partitions[TopicPartition(str(Topic("g", "forward", SITE)), 0)]
@@ -150,7 +150,7 @@ class TestWhatIsLeftAlone:
         assert self.considered(kafka) == {TopicPartition("abcast.g.forward.nyc", 0): 5}
 
     def test_sites_that_agree(self, kafka: MemoryConnection) -> None:
-        """They order by reference to FORWARD."""
+        """Sites that agree order by reference to FORWARD."""
         headers = [("abcast", b"2 claim")]
         kafka.producer().send(str(Topic("g", "epoch", SITE)), value=b"0 host 7 isis", headers=headers)
         assert self.considered(kafka) == {}

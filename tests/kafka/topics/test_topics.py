@@ -1,4 +1,4 @@
-"""What a sequencer's start finds wrong with the topics, and whether the command that it names mends it."""
+"""A sequencer's start names each fault of the topics, and the command that it names mends it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestSettings:
 
 
 class TestRights:
-    """As Kafka tells them of the user who asks. (On a real broker: `tests/secure/test_rights.py`.)"""
+    """Rights as Kafka reports them to their user. (tests/secure/test_rights.py has a real broker.)"""
 
     READ_AND_DESCRIBE = ("READ", "DESCRIBE")
 

@@ -1,4 +1,4 @@
-"""What a consumer of kafka-python reads here: the same as with the library's own fetcher, and some more."""
+"""A consumer on kafka-python reads the same as with the library's own fetcher, and more."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def test_the_same_as_the_library_reads(records: list[Written], compression: int,
 
 
 def test_names_that_are_not_utf_8() -> None:
-    """A client for C or Go has written them: what stands beside them is read all the same."""
+    """A client in C or Go has written such names: the records beside them are read all the same."""
     named = _batch([(1, b"a", b"x", [("one", b"\xff")]), (1, None, b"z", [("RAW", None)])])
     read = _read(PartitionRecords, named.replace(b"RAW", b"r\xff\xfe"), check_crcs=False).take()
     assert [record.headers for record in read] == [[("one", b"\xff")], [("r\ufffd\ufffd", None)]]
 
 
 def test_a_name_ends_before_its_first_zero_byte() -> None:
-    """As librdkafka reads it."""
+    """librdkafka reads it so, too."""
     named = _batch([(1, b"a", b"x", [("one\0two", b"1"), ("\0", b"2")])])
     [record] = _read(PartitionRecords, named).take()
     assert record.headers == [("one", b"1"), ("", b"2")]
 
 
 def test_the_brokers_time_is_that_of_the_batch() -> None:
-    """Where a topic is set to it, one time stands for all records."""
+    """With LogAppendTime a batch has one time for all records."""
     stamped = bytearray(_batch([(1000, None, b"x", []), (5000, None, b"y", [])]))
     stamped[22] |= 8  # the attribute LogAppendTime
     assert [each.timestamp for each in _read(PartitionRecords, bytes(stamped), check_crcs=False).take()] == [5000, 5000]
@@ -104,7 +104,7 @@ def test_what_was_read_before_a_broken_batch_is_kept() -> None:
 
 
 def test_a_consumer_goes_on_behind_an_error() -> None:
-    """What failed once may be right when it is fetched again: no poll waits for the rest of what was broken."""
+    """A fetch that failed once may succeed again: no poll waits for the rest of the broken one."""
     broken = bytearray(_batch([(1, b"a", b"x", [])]))
     broken[-1] ^= 1
     read = _read(PartitionRecords, bytes(broken))
@@ -123,7 +123,7 @@ def test_who_has_brought_something_is_asked_last() -> None:
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
 def test_aborted_transactions_and_their_marks(isolation: IsolationLevel) -> None:
-    """Read as the library does: marks never, what was aborted only if it is asked for."""
+    """Marks are never returned, and aborted records only on request: as with the library's fetcher."""
     ours: dict[str, Any] = {"is_transactional": True, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     abort = bytearray(_batch([(1, b"\0\0\0\0", b"\0\0\0\0\0\0", [])], 1, **ours))
     abort[22] |= 32  # the attribute of a mark
@@ -136,7 +136,7 @@ def test_aborted_transactions_and_their_marks(isolation: IsolationLevel) -> None
 
 
 def test_a_batch_whose_last_records_were_compacted_away() -> None:
-    """Who asked again for what is gone would get the same batch for ever."""
+    """A consumer that asked again at the offset of the lost records would get the same batch for ever."""
     compacted = bytearray(_batch([(1, b"a", b"x", [])], 5))
     compacted[26] = 9  # the last one's offset, behind the batch's own
     read = _read(PartitionRecords, bytes(compacted), check_crcs=False)
@@ -151,7 +151,7 @@ def test_what_a_client_before_0_11_wrote() -> None:
 
 
 def test_records_that_came_meanwhile_are_not_slept_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch may be done between the look for its records and the question what is on its way."""
+    """A fetch may complete after the look for its records, but before the look for requests under way."""
     monkeypatch.setattr(Fetcher, "fetch_records", lambda *_: ({}, True))
     fetcher = object.__new__(QuickFetcher)
     fetcher._completed_fetches = deque()

@@ -110,7 +110,7 @@ def test_the_same_records(sizes: list[tuple[int, int]], codec: str, seed: int) -
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_record_that_is_too_large_is_told_by_its_offset(codec: str) -> None:
-    """And takes no memory. The records beside it are read."""
+    """The record is skipped without its memory. The records beside it are read."""
     large = bytes(MAX_RECORD_BYTES * 4)
     records: list[Written] = [(b"a", b"x", []), (large, b"y", []), (b"b", large, []), (b"c", b"z", [])]
     text = _compressed(codec, _plain(records))

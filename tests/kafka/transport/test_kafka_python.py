@@ -1,4 +1,4 @@
-"""What our producer on kafka-python looks at before it takes a record, as the library's own does."""
+"""Our producer on kafka-python makes the library's own checks before it takes a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Metadata:
 
 
 def test_a_topic_that_goes_away_meanwhile_takes_no_record() -> None:
-    """Nobody would ever send what was taken for no partition."""
+    """A record that is taken without a partition would never be sent."""
     producer = object.__new__(_Producer)
     producer._closed, producer._metadata, producer._transaction_manager = False, Metadata(), None
     producer.config = {"max_request_size": 1 << 20, "api_version": (3, 0), "partitioner": None}

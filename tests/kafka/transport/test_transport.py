@@ -1,4 +1,4 @@
-"""What every transport promises (`connectors.kafka.transport.seam`), on a real broker, with each library."""
+"""The promises of every transport (`connectors.kafka.transport.seam`), on a real broker, with each library."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class TestChoice:
 
 
 def test_a_topic_that_was_made_anew_has_no_such_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kafka-python takes for an election that has lost records is nothing that ends a job."""
+    """kafka-python takes it for an election that lost records: that error ends no job."""
 
     def truncated(*_: object, **__: object) -> None:
         raise LogTruncationError({})
@@ -146,7 +146,7 @@ class TestPromises:
 
     @pytest.fixture
     def topic(self, connection: Connection) -> str:
-        """Of three partitions."""
+        """Create a topic of three partitions."""
         group = f"transport-{next(_numbers)}"
         create_topics(connection, group, ["nyc"], partitions=3)
         return f"abcast.{group}.forward.nyc"
@@ -210,7 +210,7 @@ class TestPromises:
     def test_a_header_with_a_name_that_is_not_utf_8(
         self, topic: str, broker: EmbeddedBroker, consumer: Consumer
     ) -> None:
-        """It stops no reader, and costs no other record."""
+        """The record stops no reader, and costs no other record."""
         wild = Connection(broker.bootstrap_servers, transport="kafka-python").producer()
         each: list[Headers] = [(), ((_Wild("x"), b"1"),), (("y", b"2"),)]
         for number, headers in enumerate(each):
@@ -262,7 +262,7 @@ class TestPromises:
         assert producer.send(topic, value=bytes(MAX_PAYLOAD_BYTES)).get(WAIT).offset >= 0
 
     def test_a_producer_that_is_abandoned(self, topic: str, connection: Connection) -> None:
-        """What is on its way is done, and said to have failed; nothing more is taken."""
+        """Records under way complete or fail; the producer takes no more."""
         producer, failures = connection.producer(linger_ms=60_000), list[BaseException]()
         sent = [producer.send(topic, value=b"x", partition=0) for _ in range(100)]
         for each in sent:
@@ -314,7 +314,7 @@ def until(call: object) -> None:
 
 @pytest.mark.broker
 def test_all_read_the_same_names(broker: EmbeddedBroker) -> None:
-    """Of headers: a name ends before its first zero byte."""
+    """A header's name ends before its first zero byte."""
     create_topics(Connection(broker.bootstrap_servers), "names", ["nms"])
     place = TopicPartition("abcast.names.forward.nms", 0)
     with contextlib.closing(Connection(broker.bootstrap_servers, transport="kafka-python").producer()) as producer:
