@@ -1,4 +1,4 @@
-"""One `abcast run` for all tests of the package that need a sequencer and a ledger; commands run in this process."""
+"""Share one `abcast run` among all tests that need a sequencer and a ledger. Commands run in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pipeline:
         return self.directory / "data"
 
     def abcast(self, *arguments: str | Path, text: bytes = b"") -> CompletedProcess[str]:
-        """Run a command against this pipeline, as a user who has set the three variables."""
+        """Run a command against this pipeline, as with the three variables in a user's environment."""
         variables = {
             "ABCAST_BOOTSTRAP_SERVERS": self.connection.bootstrap_servers,
             "ABCAST_DATA": str(self.data),
@@ -47,7 +47,7 @@ class Pipeline:
         return abcast_here(*arguments, cwd=self.directory, text=text, variables=variables)
 
     def json_lines(self, *arguments: str | Path) -> list[Any]:
-        """What a command that must succeed prints with `--json`."""
+        """Return the output of a command with `--json`. It must succeed."""
         done = self.abcast(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]

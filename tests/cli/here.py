@@ -37,7 +37,7 @@ def abcast_here(
     wanted = environment(**(variables or {}))
     said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with as_it_was(told), pytest.MonkeyPatch.context() as here:
-        # One by one: another thread that starts a process meanwhile needs the others.
+        # One by one: another thread that starts a process needs the other variables.
         for name in os.environ.keys() - wanted.keys():
             here.delenv(name)
         for name, value in wanted.items():
@@ -59,9 +59,9 @@ def abcast_here(
 
 @contextlib.contextmanager
 def as_it_was(told: TextIO) -> Iterator[None]:
-    """A command sets signal handlers, a timer (pytest-timeout has one, too) and logging for its process.
+    """Restore the signal handlers, the timer (pytest-timeout has one, too) and the logging that a command sets.
 
-    What is logged is `told`, as a command has it that finds no handler there; pytest's own handlers stay.
+    Log lines go to `told`, as for a command that finds no handler; pytest's own handlers stay.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     left_s, _ = signal.getitimer(signal.ITIMER_REAL)

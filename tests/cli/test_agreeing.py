@@ -1,4 +1,4 @@
-"""What a user is told about sites that agree, before anything is asked of Kafka."""
+"""Commands that need no answer of Kafka to refuse a request for sites that agree."""
 
 from __future__ import annotations
 

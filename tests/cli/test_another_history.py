@@ -23,7 +23,7 @@ SITE = "history"
 
 
 def write_ledger(connection: Connection, group: str, path: Path) -> None:
-    """As the ledger's job has written it by now."""
+    """Write the rows that the ledger's job would have written by now."""
     with DataLog(connection, group, SITE) as log:
         rows = [
             {

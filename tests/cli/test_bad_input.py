@@ -72,7 +72,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
     assert [letter.headers[-1][1].decode().split(" ", 2)[2] for letter in letters] == bad
     assert before == 1
 
-    # The log itself, decided by the row form: exactly that must stand in the two topics.
+    # The row form decides the same log: the two topics must have exactly its result.
     with DataLog(pipeline.connection, group, SITE) as log:
         data = [stored.data for stored in log.records(0, log.end()) if stored.data.kind != EPOCH]
         log_end = log.state()

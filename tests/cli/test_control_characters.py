@@ -1,4 +1,4 @@
-"""What others have sent can do nothing to the terminal of who looks at it."""
+"""Text of other members does nothing to the terminal that shows it."""
 
 from __future__ import annotations
 

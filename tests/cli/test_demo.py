@@ -64,7 +64,7 @@ class Jobs:
 
 
 def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """All but the processes: who speaks when, what is seen of a takeover, the picture and the verdict."""
+    """The demo without its processes: the turns of the speakers, a takeover as shown, the picture and the verdict."""
     monkeypatch.setattr(demo, "SPEAKING_SECONDS", 2.0)
     monkeypatch.setattr(check, "check_ledger", lambda *_: None)
     monkeypatch.setattr(demo, "_query", lambda *_, **__: None)
@@ -100,7 +100,7 @@ def running(text: str) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("how", "engine"), [(signal.SIGINT, "process"), (signal.SIGKILL, "spark")])
 def test_interrupted(tmp_path: Path, how: signal.Signals, engine: str) -> None:
-    """Nothing is left running, and no traceback is shown, also if it is killed, with a JVM below it."""
+    """The demo leaves no process running and shows no traceback, also if it is killed with a JVM below it."""
     with background(ABCAST, "demo", "--data", tmp_path, "--engine", engine, cwd=tmp_path) as shown:
         shown.wait_for("members join")
         shown.process.send_signal(how)

@@ -1,4 +1,4 @@
-"""The demo's pictures: what is drawn is what was delivered."""
+"""The demo's pictures show exactly the deliveries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORY = Story({"observer-1": ORDER, "observer-2": ORDER, "observer-3": ORDER}, [
 
 
 def ticks(picture: str, kind: str) -> list[tuple[float, str]]:
-    """Where the picture has ticks, and of which colour, from left to right in each row."""
+    """Return each row's ticks from left to right: row, place and colour."""
     root = ElementTree.fromstring(picture)
     found = []
     for path in root.iter("{http://www.w3.org/2000/svg}path"):
@@ -53,7 +53,7 @@ def test_many_senders_and_few_columns() -> None:
 
 
 def test_svg() -> None:
-    """As many ticks in the lanes as messages, and each observer's row has them all in the same places."""
+    """Each message is one tick of a sender, and each observer's row has all of them in the same places."""
     picture = svg(STORY, "a < b & c")
     assert len(ticks(picture, "sender")) == len(ORDER)
     rows = ticks(picture, "observer")

@@ -1,4 +1,4 @@
-"""Those commands of conf/deploy that no other test runs, outside of a container. The pipeline is started by another."""
+"""Run the commands of conf/deploy that no other test runs, outside of a container and against one pipeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_sparks_operator_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_image_of_executors_has(tmp_path: Path) -> None:
-    """And the file that Spark's operator starts is one of it."""
+    """The file that Spark's operator starts is in the package, too."""
     package = tmp_path / "package"
     words = deployment.command("Dockerfile", "package")
     done = abcast(*in_the_place_of(words, {"/opt/abcast/package": package}), cwd=tmp_path)

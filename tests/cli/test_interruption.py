@@ -33,9 +33,9 @@ QUICKLY_S = 0.0003
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals, signals: int) -> None:
-    """One handler takes both signals (`jobs.terminal.interruption`), so SIGTERM at any moment is for the soak.
+    """The same handler takes both signals (`jobs.terminal.interruption`), so SIGTERM at any moment is for the soak.
 
-    `timeout`, and what else hands signals on, makes several of one.
+    `timeout`, and other programs that pass signals on, send several for one.
     """
     for moment in MOMENTS:
         process = subprocess.Popen(
@@ -144,7 +144,7 @@ class Script:
 
 @pytest.mark.parametrize("how", SWALLOWING)
 def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
-    """It is raised soon after, and ends the command all the same."""
+    """The interruption is raised soon after, and ends the command all the same."""
     (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     script = Script(LOST.format(how=SWALLOWING[how]), PYTHONPATH=path)
@@ -220,7 +220,7 @@ MANNERS = ["raise_in_order()", "stop_when_asked('stopping')"]
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_key_held_down(manner: str) -> None:
-    """It interrupts neither what stops the command nor what ends it."""
+    """Further signals interrupt neither the stopping nor the end of the command."""
     script = Script(SLOW_TO_END.format(manner=manner, takes_s=1.5))
     for _ in range(30):
         script.signal()
@@ -239,7 +239,7 @@ def test_the_third_wish_forces(manner: str) -> None:
 
 
 def test_a_signal_before_a_job_that_was_not_raised_yet(tmp_path: Path) -> None:
-    """A module was loaded meanwhile: the job learns of it."""
+    """The signal arrives while a module loads: the job learns of it."""
     (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")
     text = (
         STARTED

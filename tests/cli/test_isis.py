@@ -69,7 +69,7 @@ def test_help_teaches(tmp_path: Path) -> None:
     ids=["id", "no port", "bad port", "unknown host"],
 )
 def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], code: int, said: str) -> None:
-    """One sentence, no stack trace."""
+    """Each mistake is told in one sentence, without a stack trace."""
     hostfile(tmp_path, *lines)
     done = abcast_here("isis", "--hostfile", "hosts", "--count", "1", *options, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
@@ -84,7 +84,7 @@ def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_processes_with_different_hostfiles_say_so(tmp_path: Path) -> None:
-    """They never agree on anything; what comes from the other is dropped."""
+    """The processes never agree: each drops the other's messages."""
     ports = free_ports(3)
     lines = [f"127.0.0.1:{port}" for port in ports]
     other = tmp_path / "other"

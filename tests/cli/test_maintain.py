@@ -39,7 +39,7 @@ def test_a_dry_run(broker: EmbeddedBroker, tmp_path: Path) -> None:
 
 
 def test_again_and_again_though_the_broker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What will not pass ends it."""
+    """An error that will not pass ends the command."""
     errors: list[AbcastError] = [BrokerUnreachable("no broker."), BrokerUnreachable("no broker."), UsageError("wrong.")]
 
     def fail(*_: object) -> None:
@@ -58,7 +58,7 @@ def test_again_and_again_though_the_broker_is_away(tmp_path: Path, monkeypatch: 
 
 
 class TestAGroupThatFails:
-    """It ends no other; each is named, and the exit code says so."""
+    """A failing group ends no other; each is named, and the exit code tells of it."""
 
     @pytest.fixture
     def purged(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:

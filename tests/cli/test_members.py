@@ -1,4 +1,4 @@
-"""`abcast members` against a running pipeline: who is remembered, and who is forgotten for good."""
+"""`abcast members` against a running pipeline lists the known senders, and forgets them for good."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_forget(pipeline: Pipeline) -> None:
-    """Of another program, whose incarnation is no time: it is older than a day."""
+    """The incarnation of another program is no time, and counts as older than a day."""
     group = pipeline.new_group()
 
     def send(name: str, incarnation: int, local_seqno: int) -> None:
@@ -34,7 +34,7 @@ def test_forget(pipeline: Pipeline) -> None:
 
     done = pipeline.abcast("members", "forget", "alice", "--group", group, "--json")
     told = json.loads(done.stdout)
-    # On a busy machine it may take its time; what is sent behind it is judged behind it.
+    # On a busy machine the job may be slow; later messages are decided after the forgetting.
     assert (done.returncode, told["forgotten"] + told["asked_for"], told["kept"]) == (0, [f"{SITE}/alice"], [])
     send("alice", 7, 1)  # again
     send("alice", 7, 2)
@@ -45,7 +45,7 @@ def test_forget(pipeline: Pipeline) -> None:
 
 
 def test_who_is_not_forgotten(pipeline: Pipeline) -> None:
-    """Whoever is unknown, or has just begun. One sentence says so."""
+    """An unknown sender, and one that has just begun: one sentence says why."""
     group = pipeline.new_group()
     unknown = pipeline.abcast("members", "forget", "alice", "--group", group)
     assert (unknown.returncode, unknown.stdout) == (2, "")

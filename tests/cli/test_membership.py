@@ -52,7 +52,7 @@ def test_views_from_the_join_to_the_table(pipeline: Pipeline) -> None:
 
 
 def test_when_all_members_die_the_view_empties(pipeline: Pipeline) -> None:
-    """Nobody writes any more, and the log's clock goes on all the same: the job ticks."""
+    """No member writes any more, and the log's clock goes on all the same: the job ticks."""
     group = pipeline.new_group("--partitions", "3", "--suspect-after-ms", "8000")
     victim = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, group, SITE, pipeline.connection.bootstrap_servers],

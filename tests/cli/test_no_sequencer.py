@@ -1,4 +1,4 @@
-"""What commands say in a group that no sequencer works for."""
+"""Messages of commands in a group without a running sequencer."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ NONSENSE = st.sampled_from(
 ) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 VALUES = NONSENSE | st.integers() | st.floats() | st.booleans() | st.lists(st.integers() | NONSENSE, max_size=2)
 ENDLESS = ("isis",)
-"""They run until they are stopped if all options are right, and need a file that is right for that."""
+"""Commands that run until they are stopped if all options are right, among them a valid file."""
 
 
 COMMANDS = dict(commands(command()))
@@ -108,7 +108,7 @@ def toml(value: object) -> str:
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40))
 def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> None:
-    """As a configuration, a sites' file, a delivery log."""
+    """Bytes of a configuration, a sites' file or a delivery log."""
     Path("nonsense").write_bytes(raw)
     run(["site", "list", "--sites", "nonsense"])
     run(["isis", "--hostfile", "nonsense", "--id", "0", "--count", "1", "--port", "70000"])

@@ -71,7 +71,7 @@ def test_what_topics_create_does_not_change(pipeline: Pipeline) -> None:
 
 
 def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
-    """What was refused can be looked at; a group goes with all its topics, and not without being asked."""
+    """Dead letters can be inspected; a group is deleted with all its topics, and only on confirmation."""
     group = pipeline.new_group()
     of_group = ("--group", group)
     assert pipeline.abcast("dead-letters", "list", *of_group).stdout == f"no dead letters in group {group}\n"
@@ -94,7 +94,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
 
 
 def test_publish_says_how_far_it_came(pipeline: Pipeline, tmp_path: Path) -> None:
-    """A line that can't be sent is named, and what stands before it is ordered."""
+    """The command names a line that can't be sent; the lines before it are ordered."""
     group = pipeline.new_group()
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntwo\n" + b"x" * 2_000_000 + b"\nfour\n")
@@ -106,8 +106,9 @@ def test_publish_says_how_far_it_came(pipeline: Pipeline, tmp_path: Path) -> Non
 
 
 def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
-    """What is published comes out in order, as text and as JSON, from where it was left or from any seqno; the
-    checker, the status and the ledger agree."""
+    """Published lines come out in order, as text and as JSON, from the last position or any seqno; the checker,
+    the status and the ledger agree.
+    """
     group = pipeline.new_group("--partitions", "2")
     of_group = ("--group", group)
     published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\r\n\n\xff\xfe\nlast")

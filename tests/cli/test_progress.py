@@ -26,12 +26,12 @@ print("done")
 
 
 def shown(pause: float) -> str:
-    """What a terminal shows of a command that counts to 30."""
+    """Return the terminal output of a command that counts to 30."""
     return shown_of(CODE.format(pause=pause))
 
 
 def shown_of(code: str) -> str:
-    """What a terminal shows of a program."""
+    """Return the terminal output of a program."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`abcast query` as a user types it: what comes out in which form, and how it ends."""
+"""`abcast query` as a user types it: the output in each format, and the exit code."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_key_of_the_file_has_the_name_of_its_option(data: Path, tmp_path: Path
 
 
 def test_a_variable_that_nothing_reads_is_named(data: Path) -> None:
-    """Of others, a deployment may have its own."""
+    """A deployment may have variables of its own."""
     variables = {"ABCAST_QUERY_FORMATS": "csv", "ABCAST_OF_THE_DEPLOYMENT": "1"}
     done = abcast_here("query", "--data", data, SQL, cwd=data, variables=variables)
     assert done.stderr == "abcast: nothing reads ABCAST_QUERY_FORMATS (ABCAST_QUERY_FORMAT?)\n"
@@ -120,7 +120,7 @@ def test_mistakes(data: Path, arguments: list[str], said: str) -> None:
 
 
 def test_an_output_that_is_there_stays_what_it_is(data: Path, tmp_path: Path) -> None:
-    """A link leads to its file, a file keeps its mode, and who reads a pipe gets the rows. A device is no file."""
+    """A link leads to its file, a file keeps its mode, and a reader of a pipe gets the rows. A device is no file."""
     rows = "seqno,sender,payload\n1,nyc/a,\n2,nyc/b,nyc/b 1\n"
     real, link, pipe = (tmp_path / name for name in ("real.csv", "link.csv", "pipe.csv"))
     real.write_text("old", encoding="ascii")
@@ -144,7 +144,7 @@ def test_an_output_that_is_there_stays_what_it_is(data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["d%41x", "d\\e", "d*x", "d?x"])
 def test_names_by_which_no_table_is_found(data: Path, tmp_path: Path, name: str) -> None:
-    """It is said before anything is made there, whatever asks: to the libraries such a name is another one's."""
+    """The command refuses such a name before it makes anything there: the libraries would open another path."""
     shutil.copytree(data, tmp_path / name)
     for line in (["query", "SELECT 1"], ["ledger"], ["status"]):
         done = abcast_here(*line, "--data", tmp_path / name, cwd=tmp_path)
@@ -153,7 +153,7 @@ def test_names_by_which_no_table_is_found(data: Path, tmp_path: Path, name: str)
 
 
 def test_a_terminal(data: Path) -> None:
-    """What does not fit it stands below each other, and what a payload has for the terminal does not reach it."""
+    """Columns that do not fit are shown one below the other, and control characters of a payload are escaped."""
     shown = on_a_terminal("SELECT *, chr(27) || '[2J' AS odd FROM ledger ORDER BY seqno LIMIT 1", data)
     assert "\r\n  local_seqno        1\r\n" in shown
     assert "\\x1b[2J" in shown
@@ -165,7 +165,7 @@ def test_a_terminal(data: Path) -> None:
 
 
 def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0) -> str:
-    """What a terminal of 80 columns shows until the command ends. Ctrl-C is pressed when it has shown a text."""
+    """Return the output on a terminal of 80 columns, until the command ends. Press Ctrl-C once it shows a text."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     variables = {name: value for name, value in environment(TERM="xterm").items() if name != "COLUMNS"}
@@ -191,6 +191,6 @@ def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0
 
 
 def test_ctrl_c_ends_a_long_query(data: Path) -> None:
-    """Which shows meanwhile that it works; nothing is left, not even of what it had put aside on the disk."""
+    """The query shows that it works until then, and leaves no files, not even its spilled rows."""
     shown = on_a_terminal(ENDLESS, data, interrupt_at="reading the ledger", code=130)
     assert "Traceback" not in shown

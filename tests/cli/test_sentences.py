@@ -1,4 +1,4 @@
-"""What commands say while they wait, when something is wrong, and on a terminal of 80 columns. All in this process."""
+"""Sentences of commands: while they wait, at errors, and on a terminal of 80 columns. All in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.waiting import eventually
 
 
 class Terminal(io.StringIO):
-    """What was shown on a terminal."""
+    """A terminal that keeps its output."""
 
     def isatty(self) -> bool:
         return True
@@ -110,7 +110,7 @@ class TestJoining:
 
 
 class TestWaiting:
-    """Whoever waits for a broker knows it."""
+    """A command that waits for a broker says so."""
 
     def test_a_client_says_for_what_it_waits(self) -> None:
         waited_for: list[str] = []
@@ -181,7 +181,7 @@ class TestStatus:
     def test_watch_goes_on_when_the_broker_is_away(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """It says so, shows what it knew, and looks again; Ctrl-C ends it."""
+        """The command says so, shows the last answer, and looks again; Ctrl-C ends it."""
         answers: list[Any] = [BrokerUnreachable("nobody answers."), status._Found([])]
         pauses: list[float] = []
 
@@ -206,7 +206,7 @@ class TestStatus:
 
 class TestTerminals:
     def test_what_happens_stands_above_the_bars(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It goes to the console that draws them, as they would be drawn over it."""
+        """Events go to the console that draws the bars, or the bars would overwrite them."""
         shown = Terminal()
         console = Console(file=shown, force_terminal=True, width=80)
         monkeypatch.setattr("rich.get_console", lambda: console)
@@ -227,7 +227,7 @@ class TestTerminals:
         assert "".join(row[2].split()) in "".join("".join(line[35:] for line in lines).split())
 
     def test_what_its_encoding_lacks(self, tmp_path: Path) -> None:
-        """It is written as Python writes it."""
+        """A character that the encoding lacks is written as Python escapes it."""
         variables = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
         done = abcast(
             "query", "SELECT chr(252) || chr(8230)", "--data", write_tables(tmp_path), cwd=tmp_path, variables=variables
@@ -237,7 +237,7 @@ class TestTerminals:
 
 class TestCtrlC:
     def test_while_spark_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is answered at once, in one line, although what starts can only be stopped when it is there."""
+        """The signal is answered at once, in one line, although Spark can only be stopped once it has started."""
         monkeypatch.setattr(interruption, "_now", interruption._Now())
         said: list[bytes] = []
         monkeypatch.setattr("jobs.terminal.interruption.os.write", lambda _descriptor, text: said.append(text))

@@ -1,4 +1,4 @@
-"""What the command line says before any broker is asked: help, mistakes, where a value comes from."""
+"""Help, mistakes and the sources of values: the command line without a broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_help(command: str) -> None:
 
 @pytest.mark.parametrize("name", COMMAND_PARAMETERS, ids=" ".join)
 def test_help_at_80_columns(name: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names every option in full."""
+    """The help names every option in full."""
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, [*name, "--help"]).output
     assert [o for each in COMMAND_PARAMETERS[name] for o in each.opts if o.startswith("--") and o not in shown] == []
@@ -93,7 +93,7 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     "arguments", [["publish", "--grup", "g"], ["query", "SELECT 1"], ["config", "show"]], ids=" ".join
 )
 def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) -> None:
-    """So most tests run a command in their own process, which takes far less time."""
+    """Most tests run a command in their own process, which is much faster: it says and does the same."""
     here, there = abcast_here(*arguments, cwd=tmp_path), abcast(*arguments, cwd=tmp_path)
     assert (here.returncode, here.stdout, here.stderr) == (there.returncode, there.stdout, there.stderr)
 
@@ -161,7 +161,9 @@ def test_unknown_keys(tmp_path: Path) -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    """It is shown for the option alone: a deployment may have a variable ABCAST_VERSION, and no file has such a key."""
+    """Only the option shows it: a deployment may have a variable ABCAST_VERSION, and a configuration file has no
+    such key.
+    """
     shown = abcast("--version", cwd=tmp_path)
     assert (shown.returncode, shown.stdout) == (0, f"abcast {version('abcast')}\n")
     used = abcast_here("query", "SELECT 1", cwd=tmp_path, variables={"ABCAST_VERSION": "7"})

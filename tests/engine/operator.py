@@ -49,15 +49,15 @@ from ordering.base.records import MESSAGE, Forward, Source
 from tests.spark.packing import packed
 
 CHUNK_ROWS = 7
-"""Of a batch, as many rows at a time."""
+"""Rows of a batch in one chunk."""
 BLOCK_ROWS = 5
-"""Of a block, at most."""
+"""Most rows of a block."""
 PLAIN_BUT = 6
-"""One message of so many is none that the JVM would find plain."""
+"""Each sixth message is one that the JVM would not find plain."""
 
 
 class Memory:
-    """Spark's GroupState."""
+    """A double of Spark's GroupState."""
 
     def __init__(self) -> None:
         self.get: tuple[Any, ...] = ()
@@ -114,13 +114,13 @@ class OperatorLoop:
                 raise
 
     def _check_not_fenced(self) -> None:
-        """As the shard does when its query has failed. Raises Fenced."""
+        """Raise Fenced as the shard does when its query has failed."""
         for name, epoch in self._epochs.items():
             with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
                 check_not_fenced(data, epoch)
 
     def step(self) -> None:
-        """One batch."""
+        """Run a batch."""
         polled, now_ms = self._intake.poll(), int(time.time() * 1000)
         for name in self._states:
             rows = [_row(FROM_TIME, PlainRecord("", 0, 0, now_ms, None, None, []), 0)]
@@ -286,7 +286,7 @@ def _together(held: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(run: dict[str, Any]) -> list[Any]:
-    """What `_plain_row` has packed, each at its own offset."""
+    """Return the records that `_plain_row` packed, each at its own offset."""
     size, packed_records, unpacked = run["size"], run["records"], []
     begin = 16 * size
     for at in range(size):

@@ -172,7 +172,7 @@ def effective(kafka: MemoryConnection, site: str, group: str = "g") -> list[Data
 
 
 def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
-    """What the log tells."""
+    """Return the state that the site's log tells."""
     with DataLog(kafka, "g", site) as data:
         return last_state(data, data.end())
 
@@ -231,7 +231,7 @@ def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str
 
 @each_engine
 def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection, engine: str) -> None:
-    """And deliver what the others broadcast, under the same seqnos."""
+    """The members deliver each other's messages under the same seqnos."""
     with running(kafka, *SITES, engine=engine), ExitStack() as stack:
         members = [stack.enter_context(Member("g", f"{site}/bob", connection=kafka)) for site in SITES]
         for member in members:
@@ -271,7 +271,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
 
 @each_engine
 def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engine: str) -> None:
-    """A site is gone for long. Then it has what was ordered meanwhile, and what its members have sent is ordered."""
+    """A site is away for long: when it is back it has all that was ordered, and its members' messages are ordered."""
     with running(kafka, "nyc", "sfo", engine=engine):
         with running(kafka, "lax", engine=engine):
             send(kafka, "lax", range(1, 4))
@@ -287,7 +287,9 @@ def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engin
 
 @pytest.mark.slow
 def test_members_leave_with_their_site_and_are_back_with_it(kafka: MemoryConnection) -> None:
-    """The others' view goes on without them, though they live. What they broadcast meanwhile is ordered, once."""
+    """The others' view goes on without them, though they live. Their messages are ordered once, when the site is
+    back.
+    """
     addresses = [f"{site}/bob" for site in SITES]
 
     def is_seen_by(members: list[Member], *expected: str) -> bool:
@@ -319,7 +321,7 @@ def test_members_leave_with_their_site_and_are_back_with_it(kafka: MemoryConnect
 
 
 def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says so, until it is none any more."""
+    """The site says so until it is in a majority again."""
     topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
     monkeypatch.setattr(status, "find_topics", lambda _: topics)
     with running(kafka, "nyc"):
@@ -369,7 +371,7 @@ def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
 
 
 def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
-    """Again and again, in the middle of what is under way, at each site in turn."""
+    """Engines change at each site in turn, several times, while messages are under way."""
     with ExitStack() as stack:
         sites = {site: stack.enter_context(running(kafka, site))[0] for site in SITES}
         for attempt in range(6):
@@ -446,8 +448,8 @@ def append_unheard(*each: Any) -> int:
 
 
 def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two, one goes on alone, though the command is cut off and given again; the other one comes back, and both have
-    one order. EPOCH tells who did it.
+    """A site of two goes on alone, though the command is cut off and repeated; the other comes back, both have
+    one order, and EPOCH names the operator.
     """
     both = ("nyc", "sfo")
     with pytest.raises(UsageError, match="no entry"):
@@ -478,7 +480,7 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytes
 
 
 def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnection) -> None:
-    """One after the other, in one view: the job that starts later carries out both."""
+    """Two commands, one after the other, in one view: the job that starts later carries out both."""
     four = (*SITES, "fra")
     kafka.create("g", "fra")
     with running(kafka, *four, names=four):
@@ -563,7 +565,7 @@ def lose_log(kafka: MemoryConnection, site: str, *roles: Role) -> None:
 
 @each_engine
 def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
-    """It would not know what it has promised. The others know that there was more, and so do claims that are there."""
+    """The site no longer knows its promises. The others, and claims in EPOCH, tell that its log was longer."""
     with running(kafka, "sfo", "lax"):
         with running(kafka, "nyc"):
             send(kafka, "nyc", range(1, 3))
@@ -579,7 +581,7 @@ def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
 
 @each_engine
 def test_a_site_whose_log_is_lost_and_that_has_gone_on(kafka: MemoryConnection, engine: str) -> None:
-    """It hears nobody, ends, begins again, and has a longer log than the one that was lost. Nobody reads that."""
+    """The site hears no other, ends, begins again, and has a longer log than the lost one. No site reads that log."""
     with running(kafka, "sfo", "lax"), running(kafka, "nyc"):
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
@@ -643,7 +645,7 @@ def test_the_last_group_that_goes_is_read_no_more(kafka: MemoryConnection) -> No
 def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    """Of several epochs, with entries that have no snapshot, and with one that a fenced job has left behind."""
+    """The log has several epochs, with entries without a snapshot, and with one that a fenced job left behind."""
     monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
     monkeypatch.setattr(SiteLoop, "_say_last", lambda _: None)  # each job is killed
     with running(kafka, "sfo", "lax"):
@@ -663,7 +665,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
     kafka: MemoryConnection, log: tuple[Data, ...]
 ) -> None:
-    """One, say, that has an order, and no entry of an agreement, or none that can be read."""
+    """A group of another kind: it has an order, and no entry of an agreement, or none that can be read."""
     kafka.create("h", "nyc")
     for record in log:
         kafka.topics.append(TopicPartition(str(Topic("h", "data", "nyc")), 0), *encode_data(record))
@@ -706,7 +708,7 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
 
 
 def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That its group was begun with others is found before the claim, which would end the job that serves it."""
+    """A job whose group was begun with other sites ends before its claim, which would fence the serving job."""
     monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic("g", role, "nyc"): 1 for role in roles}
@@ -821,7 +823,7 @@ def test_what_was_never_ordered_may_be_dropped_too(kafka: MemoryConnection) -> N
 
 
 def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at_once(kafka: MemoryConnection) -> None:
-    """Nothing need come behind them."""
+    """The site notices without a later record behind them."""
     with running(kafka, "nyc", "sfo"):
         with running(kafka, "lax"):
             send(kafka, "nyc", range(1, 3))
@@ -837,7 +839,7 @@ def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_data(is_whole: bool) -> None:
-    """The mark of the old one tells where a record stood, and another one stands there now."""
+    """The mark of the old copy names an offset at which the new copy has another record."""
     place = "abcast.g.forward.nyc-0"
     run = OrderedRun(101, ProcessIncarnation("nyc"), run_of((Range(place, 100, 160),)))
     begun = first_state("g", "sfo", ("nyc", "sfo"))
@@ -875,7 +877,7 @@ def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning:
 
 @each_engine
 def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
-    """As of transactions: who submits a run says where it has read nothing, and the others have nothing there."""
+    """A site that submits a run names the offsets without records, as of transactions; the others have none there."""
     with running(kafka, "nyc", "sfo", engine=engine) as before:
         with running(kafka, "lax", engine=engine):
             for start in range(1, 60, 3):
@@ -961,7 +963,7 @@ def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeyp
 
 
 def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark may be so far before what is needed that all between would be more than a site keeps."""
+    """A mark may be far below the first needed record: the records between would exceed the site's limit."""
     monkeypatch.setattr(agreeing, "OWN_BYTES", 2_000)
     begun, name, run = first_state("g", "nyc", SITES), "abcast.g.forward.nyc-0", run_of((Range("x-0", 0, 1),))
     places = (Place(name, 90, 90, 90, (CopyMark(0, 0),)), Place("x-0", 1, 0, 1))

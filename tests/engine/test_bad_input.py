@@ -39,8 +39,8 @@ def _at(site: str, text: bytes | None) -> bytes | None:
 
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
-    """Each bad record becomes a dead letter, and what comes behind is ordered. One is larger than any topic takes: its
-    compressed size is not.
+    """Each bad record becomes a dead letter, and the records behind it are ordered. One is larger than any topic
+    takes, but not its compressed form.
     """
     connection, site, group = Connection(broker.bootstrap_servers, transport=name), SITES[name], f"bad-{name}"
     create_topics(connection, group, [site])
@@ -84,7 +84,7 @@ def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "lz4", "snappy"])
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_what_is_compressed_ends_nobody(broker: EmbeddedBroker, name: str, codec: str) -> None:
-    """One record that becomes hundreds of megabytes, of each role: the broker is there, and each reader gets on."""
+    """A record of each role inflates to hundreds of megabytes: the broker lives, and each reader goes on."""
     connection, group = Connection(broker.bootstrap_servers, transport=name), f"bomb-{name}-{codec}"
     create_topics(connection, group, ["bmb"])
     zipping = confluent_kafka.Producer(

@@ -37,7 +37,7 @@ def ordered(connection: Connection, group: str) -> int:
 
 
 def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(broker: EmbeddedBroker) -> None:
-    """It is served once it is whole."""
+    """The other group is ordered, and the incomplete one, too, once it has its topics."""
     connection = Connection(broker.bootstrap_servers)
     for group in ("lacking", "whole"):
         create_topics(connection, group, [SITE])
@@ -50,7 +50,7 @@ def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(broker: Embedde
 
 
 def test_each_job_serves_its_own_groups(broker: EmbeddedBroker) -> None:
-    """Also groups that come later. Who is started for another's group ends that job, and no other."""
+    """Also groups that are created later. A job started for another's group fences that job, and no other."""
     connection = Connection(broker.bootstrap_servers)
     for group in ("shared-orders", "shared-pay-eu"):
         create_topics(connection, group, [SITE])

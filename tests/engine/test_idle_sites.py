@@ -23,11 +23,11 @@ SITES = ("lax", "nyc", "sfo")
 STEP_S = 0.5
 DAY_S = 86_400
 RECORD_BYTES = 61 + 10
-"""What Kafka takes for a batch of one record, besides its key, value and headers."""
+"""Kafka's bytes for a batch of one record, besides its key, value and headers."""
 
 
 class Cost(NamedTuple):
-    """What stands in a site's DATA."""
+    """Records and bytes of a site's DATA."""
 
     entries: int
     entry_bytes: int
@@ -85,7 +85,7 @@ class World:
         self.kafka.topics.append(place, f"{site}/m".encode(), value, forward_headers(1, number, kind=kind))
 
     def idle(self, seconds: float, step_s: float = STEP_S) -> None:
-        """So much time goes by, with a heartbeat and a tick a second at each site, or in each step."""
+        """Let time pass, with a heartbeat and a tick at each site every second, or every step."""
         for number in range(int(seconds / step_s)):
             self.now_ms += int(step_s * 1000)
             if number % max(1, int(1 / step_s)) == 0:
@@ -114,7 +114,7 @@ class World:
         return now - began
 
     def held(self) -> int:
-        """What the jobs know, in bytes."""
+        """Return the size in bytes of the jobs' states."""
         return sum(len(site.group._group.state().to_bytes()) for site in self.sites)
 
     def cost(self, site: str, first: int) -> Cost:
@@ -128,7 +128,7 @@ class World:
 
 
 def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion() -> None:
-    """And what somebody waits for goes out at once, however late in the quarter."""
+    """An entry that a site waits for goes out at once, however late in the quarter."""
     world = World()
     world.idle(60)
     first = {name: len(world.log(name)) for name in SITES}
@@ -146,7 +146,9 @@ def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion()
 
 
 def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
-    """Not while one of them is away. Whoever begins again finds what it needs, in its own log and in the others'."""
+    """No purge while a site is away. A site that begins again finds all that it needs, in its own log and in the
+    others'.
+    """
     world = World()
     for number in range(2, 12):
         world.send("nyc", MESSAGE, number, b"%d" % number)

@@ -96,7 +96,7 @@ def effective(kafka: MemoryConnection) -> list[Data]:
 
 
 def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
-    """What was decided and not written gets its number from the next epoch; nothing twice, nothing left out."""
+    """A message that was decided and not written gets its number from the next epoch: each message once."""
 
     def send(local_seqno: int) -> None:
         kafka.topics.append(FORWARD, b"nyc/alice", b"%d" % local_seqno, forward_headers(1, local_seqno))
@@ -133,7 +133,7 @@ def test_a_group_that_is_gone_is_left_alone(kafka: MemoryConnection) -> None:
 
 
 def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
-    """It ends the attempt: the next takeover finds where to read on."""
+    """The loop ends, and the next takeover finds the position to read on from."""
     kafka.topics.append(FORWARD, b"nyc/alice", b"x", [])
     kafka.topics.drop(FORWARD.topic, 1)
     with running(kafka, start=0) as loop:
@@ -143,7 +143,7 @@ def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
 
 @pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
 def test_forward_that_is_another_one(kafka: MemoryConnection, how: Change) -> None:
-    """It ends the attempt, too."""
+    """The loop ends, as at a lost position."""
     for number in range(1, 6):
         kafka.topics.append(FORWARD, b"nyc/alice", b"x", forward_headers(1, number))
     with running(kafka) as loop:
@@ -154,7 +154,7 @@ def test_forward_that_is_another_one(kafka: MemoryConnection, how: Change) -> No
 
 
 class _Sent:
-    """A record of which Kafka says nothing until it was asked three times."""
+    """A record that Kafka acknowledges at the third question."""
 
     exception = None
 

@@ -1,4 +1,4 @@
-"""One group has a partition of which a part is away: the process engine orders the others."""
+"""A part of one group's partition is away: the process engine orders the other groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kafka(MemoryConnection):
-    """With the groups, and what is sent and ordered."""
+    """A Kafka with the groups; it counts each group's sent and ordered messages."""
 
     timeout: float = 3.0
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
@@ -131,7 +131,7 @@ def test_while_it_runs(kafka: Kafka, role: Role, what: tuple[str, ...], engine: 
         for _ in range(4):
             kafka.send("away")
             the_other_is_ordered(kafka)
-        time.sleep(1.5)  # the attendant has looked meanwhile
+        time.sleep(1.5)  # the supervisor has looked in that time
         the_other_is_ordered(kafka)
         kafka.topics.bring_back(name(role))
         eventually(lambda: kafka.is_ordered("away"), 20)
@@ -157,7 +157,7 @@ def test_at_the_start(kafka: Kafka, role: Role, what: tuple[str, ...], engine: s
 
 
 def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
-    """It is taken over anew, again and again; that is told once."""
+    """Its group is taken over anew, again and again, with one warning."""
     with serving(kafka, "process") as job:
         assert job.ready.wait(20)
         epochs = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
@@ -182,7 +182,7 @@ def test_what_is_held_is_bounded(kafka: Kafka) -> None:
 
 
 def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And retention that was faster: each is that group's."""
+    """The loss of a right, or records that retention dropped, end that group's service alone."""
     poll, is_refused = MemoryConsumer.poll, threading.Event()
 
     def refused(self: MemoryConsumer, timeout_ms: int = 0) -> Any:
@@ -209,7 +209,7 @@ def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is left to that one, which alone tells of it, until that one falls silent."""
+    """The job leaves the group to that sequencer, in silence, until that sequencer falls silent."""
     with serving(kafka, engine) as job:
         assert job.ready.wait(20)
         kafka.topics.ahead_ms = -60_000  # else the claim alone is a sign of life
@@ -220,7 +220,7 @@ def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, ca
         eventually(lambda: "took over with epoch" in caplog.text, 20)
         the_other_is_ordered(kafka)
         claims = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
-        deadline = time.monotonic() + 5.0  # the group is tried again meanwhile, and signs of life are given
+        deadline = time.monotonic() + 5.0  # the group is tried again and signs of life are written in that time
         while time.monotonic() < deadline:
             the_other_is_ordered(kafka)
             assert read_signs(kafka, ["away"], "nyc").of_groups["away"].engine == "another"
@@ -233,7 +233,7 @@ def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, ca
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
-    """One after the other: then the job ends."""
+    """Groups are taken over one by one: the job ends with the last."""
 
     def take_all_over() -> None:
         with serving(kafka, engine) as job:
@@ -249,7 +249,7 @@ def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
 
 @pytest.mark.parametrize("what", [(OFFSETS,), ()])
 def test_away_when_it_was_just_taken_over(kafka: Kafka, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not said to be served while nobody orders it."""
+    """The job does not report the group as served while it orders no message of it."""
     ends_of_data, is_first = GroupMaintenance.ends_of_data, [True]
 
     def away(self: GroupMaintenance, groups: Any) -> dict[str, int]:

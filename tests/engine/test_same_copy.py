@@ -43,7 +43,7 @@ def fill(kafka: MemoryConnection, offsets: list[int]) -> None:
 
 
 def group_at(mark: CopyMark, end: int) -> AgreeingGroup:
-    """Of sfo, with a run of nyc's from that mark to `end` that is ordered and not yet in DATA."""
+    """Return sfo's group with an ordered run of nyc's, from that mark to `end`, that is not yet in DATA."""
     run = OrderedRun(mark.end + 1, ProcessIncarnation("nyc"), run_of((Range(HOME, mark.end, end),)))
     first = first_state("g", "sfo", ["nyc", "sfo"])
     here = Place(HOME, end, end, end, (mark, CopyMark(end, mark.at + end - mark.end)))
@@ -53,7 +53,7 @@ def group_at(mark: CopyMark, end: int) -> AgreeingGroup:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_copy_that_was_made_anew(seed: int) -> None:
-    """The run has all of its records, whatever repeats stood in the copy before, and stand there now."""
+    """The run has all of its records, whatever repeats the old copy had and the new one has."""
     dice, kafka = random.Random(seed), MemoryConnection()
     end = dice.randint(20, 120)
     before = carried(dice, 0, end)
