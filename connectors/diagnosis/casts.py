@@ -26,7 +26,8 @@ from ordering.casts.casts import NO_VIEW, TOTAL, OrderedRecord
 from ordering.casts.merging import separates
 from ordering.checker.cast_checker import CastChecker
 from ordering.checker.checker import LOST, Anomaly
-from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.membership.membership import MemberIncarnation
+from ordering.membership.settings import Settings
 from ordering.participant.events import BEGIN
 
 CASTS_OF = "casts of {member}"

@@ -27,7 +27,8 @@ from ordering.base.records import SETTINGS, VIEW
 from ordering.casts.casts import NO_VIEW, Cast, CastStep, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.fifo import FifoReceiver, FifoState
-from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.membership.membership import MemberIncarnation
+from ordering.membership.settings import Settings
 from ordering.sequencer.state import SequencerState
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from ordering.base.errors import ProtocolViolation, UsageError
 from ordering.base.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW, Data
-from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.membership.membership import MemberIncarnation
+from ordering.membership.settings import Settings
 from ordering.participant.events import EventReader, ViewChange
 
 

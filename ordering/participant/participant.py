@@ -37,7 +37,8 @@ from ordering.base.records import (
 )
 from ordering.membership.flush import FlushPhase as FlushPhase
 from ordering.membership.forgetting import from_payload
-from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.membership.membership import MemberIncarnation
+from ordering.membership.settings import DEFAULT_SETTINGS, Settings
 from ordering.participant.events import KnownGroup, Unblock, ViewChange
 from ordering.participant.forward_table import Pending, carried_from, control_headers, is_control, kind_of
 from ordering.participant.participant_events import (
@@ -75,7 +76,7 @@ from ordering.participant.participant_table import (
 from ordering.sequencer.state import SequencerState
 
 STOPPED = "it was stopped"
-NOTHING_KNOWN, DEFAULT_SETTINGS = KnownGroup(), Settings()
+NOTHING_KNOWN = KnownGroup()
 RUN_AGAIN = "its members ran it again without this one"
 DROPPED_BY_RETENTION = "Kafka's retention has dropped what became of it"
 

@@ -29,7 +29,8 @@ from jobs.inspection.status import status as status_command
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal
 from ordering.base.records import HEARTBEAT, Forward, Source
-from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import missing_before, seal, snapshot
 from ordering.sequencer.state import SequencerState
 

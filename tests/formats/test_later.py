@@ -35,7 +35,8 @@ from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, MESSAGE, SETTINGS, SKIP, VIEW, Data, Source
 from ordering.checker.checker import Checker
-from ordering.membership.membership import Membership, Settings
+from ordering.membership.membership import Membership
+from ordering.membership.settings import Settings
 from ordering.participant.events import ViewChange
 from ordering.sequencer.links import carry_each
 from ordering.sequencer.sequencer import absorb, seal, snapshot

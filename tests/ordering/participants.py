@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from ordering.base.records import START_FLUSH, STOP_FLUSH, VIEW, Data
-from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import Began, Event
 from ordering.participant.participant_table import Cause, ParticipantPhase, Transition

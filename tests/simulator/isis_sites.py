@@ -40,7 +40,7 @@ from ordering.base.records import (
     Source,
 )
 from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
-from ordering.membership.membership import Settings
+from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation

@@ -28,7 +28,8 @@ from collections import Counter
 
 from ordering.base.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
 from ordering.membership.flush import FlushPhase as FlushPhase
-from ordering.membership.membership import MemberIncarnation, Settings
+from ordering.membership.membership import MemberIncarnation
+from ordering.membership.settings import Settings
 from ordering.participant.forward_table import Pending, kind_of
 from ordering.participant.participant import Participant
 from ordering.participant.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted

@@ -33,7 +33,8 @@ from ordering.base.records import (
 )
 from ordering.checker.checker import DUPLICATE, LOST, Checker
 from ordering.membership.flush import Flush, FlushPhase
-from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite, Settings
+from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite
+from ordering.membership.settings import Settings
 from ordering.participant import participant
 from ordering.participant.events import EventReader
 from ordering.participant.forward_table import (

@@ -18,7 +18,8 @@ from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.names import TICK_NAME, Topic
 from ordering.base.records import HEARTBEAT, MESSAGE, SETTINGS, Data, MessageId
 from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
-from ordering.membership.membership import RemoteSite, Settings
+from ordering.membership.membership import RemoteSite
+from ordering.membership.settings import Settings
 from ordering.sequencer import sequencer
 from ordering.sequencer.links import origin_of
 from ordering.sequencer.state import SequencerState

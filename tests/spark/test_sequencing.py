@@ -17,7 +17,8 @@ from connectors.kafka.codec.codec import decode_data
 from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, encode_decided, read_by_few, sequence
 from connectors.spark.forward_rows import forward_rows
 from ordering.base.records import EPOCH, Forward, Link, Malformed, Partition
-from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer.links import LinkRow
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
 from ordering.sequencer.state import SequencerState

@@ -8,13 +8,13 @@ from typing import Any
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.operators import ORDERED_WITHIN_S, ask
 from ordering.base.records import SETTINGS
-from ordering.membership.membership import Settings
+from ordering.membership.settings import Settings
 
 
 def change_settings(
     connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Request changes of `ordering.membership.membership.Settings`; return whether they are in force: see
+    """Request changes of `ordering.membership.settings.Settings`; return whether they are in force: see
     `operators.ask`.
 
     Raises UsageError, BrokerUnreachable, TopicMissing.

@@ -27,7 +27,8 @@ from ordering.base.records import (
     Source,
 )
 from ordering.membership.forgetting import SenderRow, to_payload
-from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import begin_batch, end_batch, snapshot, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import cut

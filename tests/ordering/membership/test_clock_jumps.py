@@ -15,7 +15,7 @@ import pytest
 from ordering.base.formats import NEWEST
 from ordering.base.records import EPOCH, FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
 from ordering.membership.flush import FlushPhase
-from ordering.membership.membership import Settings
+from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened

@@ -28,7 +28,8 @@ from ordering.membership.forgetting import (
     is_told,
     to_payload,
 )
-from ordering.membership.membership import FormerMember, Membership, ReceivedRow, Settings
+from ordering.membership.membership import FormerMember, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import FORGOTTEN, absorb, begin_batch, end_batch, snapshot, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened

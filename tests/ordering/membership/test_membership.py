@@ -32,14 +32,8 @@ from ordering.base.records import (
 )
 from ordering.membership import membership as core
 from ordering.membership.flush import FlushPhase
-from ordering.membership.membership import (
-    NOT_A_MEMBER,
-    FormerMember,
-    MemberIncarnation,
-    Membership,
-    ReceivedRow,
-    Settings,
-)
+from ordering.membership.membership import NOT_A_MEMBER, FormerMember, MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.membership.view_change import Decision, _remote_view, next_decision
 from ordering.sequencer.sequencer import absorb, end_batch, step
 from ordering.sequencer.state import SequencerState

@@ -20,7 +20,8 @@ from ordering.base.records import (
 )
 from ordering.membership.flush import NO_FLUSH
 from ordering.membership.forgetting import SenderRow, to_payload
-from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, RemoteSite, Settings
+from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, RemoteSite
+from ordering.membership.settings import Settings
 from ordering.participant.forward_table import Pending, control_headers
 from ordering.participant.participant import Participant, begins_stranded, newest_answer, next_entries, step
 from ordering.participant.participant_events import (

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ordering.base.errors import ProtocolViolation
 from ordering.base.names import Topic, relay_of
 from ordering.base.records import LINK_START, Data, Forward, Link, Partition, Source
-from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow, Settings
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer.columns import step_columns
 from ordering.sequencer.links import origin_of
 from ordering.sequencer.sequencer import step

@@ -16,7 +16,8 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST, NEWEST
 from ordering.base.reader import Reader, Seal, Verdict
 from ordering.base.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
-from ordering.membership.membership import NO_MEMBERS, NOT_A_MEMBER, ReceivedRow, Settings
+from ordering.membership.membership import NO_MEMBERS, NOT_A_MEMBER, ReceivedRow
+from ordering.membership.settings import Settings
 from ordering.sequencer import sequencer
 from ordering.sequencer.sequencer import FORGOTTEN, absorb, begin_batch, next_accepted, seal, snapshot, step
 from ordering.sequencer.state import SNAPSHOTS, SequencerState
