@@ -57,7 +57,7 @@ def opened(epoch: int = 1, state: SequencerState | None = None) -> SequencerStat
 
 
 def deliveries(outputs: Sequence[object]) -> list[tuple[int, str]]:
-    """What a member would deliver: (seqno, id)."""
+    """Return a member's deliveries as (seqno, id)."""
     return [(record.seqno, str(record.id)) for record in outputs if isinstance(record, Data) and record.seqno]
 
 

@@ -1,8 +1,8 @@
-"""A random FORWARD log of a site of a mesh: what its own members write, and what the relays of two neighbours bring.
+"""A random FORWARD log of a site of a mesh: its own members' records, and the copies of two neighbours' relays.
 
-The neighbours' DATA have all that can stand there: takeovers, what a fenced sequencer left behind its seal, holes that
-an interrupted write left and its retry filled, repeats. Their relays begin sessions at any place, also at ones that the
-site must refuse, run side by side, and die.
+The neighbours' DATA have all that DATA can have: takeovers, leftovers of a fenced sequencer behind the seal, holes that
+an interrupted write left and its retry filled, repeats. Their relays begin sessions anywhere, also where the site must
+refuse them, run side by side, and die.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MALFORMED = "a reason"
 
 
 class LinkedLog:
-    """One seed, one log. `records` is sorted by source."""
+    """A log for each seed. `records` is sorted by source."""
 
     def __init__(self, seed: int, records: int = 120, malformed: float = 0.04) -> None:
         self.random = random.Random(seed)
@@ -58,7 +58,7 @@ class LinkedLog:
         return (("trace", b"\xff"),) if self.random.random() < 0.3 else ()
 
     def _data_of(self, site: str, others: Iterator[Data], count: int) -> Iterator[Data]:
-        """The DATA of a neighbour, as it stands there. `others`: DATA of lax, of which it orders some."""
+        """Yield the DATA of a neighbour, in its order. `others`: DATA of lax; the neighbour orders some of them."""
         dice, epoch, seqno, local = self.random, 1, 0, 0
         yield seal(epoch)
         while seqno < count:
@@ -108,7 +108,7 @@ class LinkedLog:
             yield Forward(*life, payload, source, self._headers(), kind, 1_000 + 100 * offset)
 
     def _relayed(self, neighbour: str, count: int) -> Iterator[Forward | Malformed]:
-        """What one or two relays at a time write."""
+        """Yield the records of one or two relays at a time."""
         topic = str(Topic("g", "relayed", SITE, neighbour))
         relays: list[Iterator[Forward]] = []
         for offset in range(count):

@@ -49,7 +49,7 @@ def test_the_table() -> None:
 
 @given(flushes, st.sampled_from(EVENTS))
 def test_every_state_with_every_event(flush: Flush, event: str) -> None:
-    """What the table has leads where it says; all else raises, and the state is a value."""
+    """Each transition of the table leads to its state; any other event raises and leaves the state as it was."""
     apply = {
         START_FLUSH: lambda: flush.start(9, "s/a", requested=True),
         FLUSH_OK: lambda: flush.answer("s/b"),
@@ -72,7 +72,7 @@ def test_every_state_with_every_event(flush: Flush, event: str) -> None:
     st.sampled_from((b"7", b"8", b"0", b"", b'{"flush":true}')),
 )
 def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, sender: str, payload: bytes) -> None:
-    """No FORWARD record can bring the machine where it must not go: what is not refused folds."""
+    """No FORWARD record leads to a state outside the table: a record that is not refused can be folded."""
     membership = Membership(members=(MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)), flush=flush)
     record = Forward(sender, 1, 3, payload, Source("abcast.g.forward.s", 0, 0), kind=kind)
     data = Data(kind, 1, 9, sender=sender, incarnation=1, local_seqno=3, payload=payload, source=record.source)

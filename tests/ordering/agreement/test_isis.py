@@ -35,7 +35,7 @@ from ordering.agreement.state import (
 
 
 class View:
-    """Processes of one view, as states, and what is on its way between them."""
+    """Processes of one view, as states, and the messages between them."""
 
     def __init__(self, size: int) -> None:
         self.states = [begin(1, me, (0,) * size) for me in range(size)]
@@ -151,7 +151,7 @@ def test_a_number_that_no_majority_knows_is_not_delivered() -> None:
 
 
 def test_a_sender_among_many_waits_until_a_majority_knows_the_number() -> None:
-    """Of five, two others that know each proposal may both be cut off."""
+    """Both of two others that know each proposal may be cut off from the five."""
     view = View(5)
     view.take(0, Submit(Run(b"a")))
     view.take(0, *(Received(other, Propose(1, 0, 1, (1,))) for other in range(1, 5)))
@@ -161,7 +161,7 @@ def test_a_sender_among_many_waits_until_a_majority_knows_the_number() -> None:
 
 
 def test_a_proposal_that_is_overheard_lets_a_final_run_out() -> None:
-    """The other run's number can't be below it: what is final here need not wait for that number."""
+    """The other run's number can't be below its proposal: the final run need not wait for that number."""
     view = View(3)
     view.take(0, Submit(Run(b"a")), Received(1, Send(1, 1, (Run(b"b"),), (1,))))
     view.take(0, Received(1, Propose(1, 0, 1, (3,))), Received(2, Propose(1, 0, 1, (2,))))
@@ -253,7 +253,7 @@ def test_what_can_not_be_is_counted_and_changes_nothing(sender: int, message: Me
 
 
 def history(seed: int) -> list[Event]:
-    """What one process of three takes in some run of all of them."""
+    """Return the events of one process of three in a random run."""
     view, dice, taken = View(3), random.Random(seed), list[Event]()
     for number in range(30):
         view.take(dice.randrange(1, 3), Submit(Run(b"%d" % number, dice.choice((1, 3)))))
@@ -285,7 +285,7 @@ def test_however_events_are_cut_into_batches_the_state_and_the_deliveries_are_th
 
 
 def without_time(state: AgreementState) -> AgreementState:
-    """When something was said last follows the batches."""
+    """Drop the times of the last report, which follow the batches."""
     return replace(state, known_at_ms=0, told=0)
 
 

@@ -1,4 +1,4 @@
-"""What no correct process says: a member counts it, or ends with a sentence about two orders; nothing else happens."""
+"""Messages that no correct process sends: a member counts them, or ends with a sentence about two orders."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def record(site: str, offset: int, *, local_seqno: int | None = None) -> Forward
 
 
 def state_told(name: str, log: Iterable[Entry | int]) -> SiteState:
-    """What a site's log tells: entries, and the epochs of seals."""
+    """Return the state that a site's log tells: its entries, and the epochs of its seals."""
     records = [
         Data(ENTRY, each.epoch, local_seqno=each.number, payload=each.to_bytes())
         if isinstance(each, Entry)
@@ -93,7 +93,7 @@ def place(site: str) -> str:
 
 
 class Cluster:
-    """Sites whose relays carry all at once, entry by entry. `logs` is what stands in each site's log."""
+    """Sites whose relays copy at once, entry by entry. `logs` has the entries in each site's log."""
 
     def __init__(
         self, sites: tuple[str, ...] = SITES, *, suspect_after_ms: int = SUSPECT_AFTER_MS, of_format: int = 1
@@ -108,13 +108,13 @@ class Cluster:
         self.now_ms = 0
 
     def forward(self, site: str, count: int, *, to: tuple[str, ...] | None = None) -> None:
-        """So many records come at a site, and the relays bring them to the others."""
+        """Append `count` records at a site, which the relays copy to the others."""
         self.ends[site] += count
         for name in to if to is not None else self.sites:
             self.sites[name].take(Arrived(place(site), self.ends[site], self.ends[site]))
 
     def step(self, name: str) -> Entry | None:
-        """One step of a site, with all that is there for it."""
+        """Run a step of a site with all of its input."""
         for other, log in self.logs.items():
             if other != name and other not in self.down:
                 for entry in log[self.read[name][other] :]:
@@ -160,7 +160,7 @@ def test_all_sites_have_the_same_data() -> None:
 
 
 def test_a_job_that_goes_on_keeps_its_pace() -> None:
-    """On Spark each batch makes a group of what the one before it has left: what was heard in that one counts."""
+    """On Spark each batch makes a group of the state before it: entries heard in earlier batches count."""
     cluster = Cluster()
     for _ in range(UNPACED_RUNS):
         cluster.forward("nyc", 1)
@@ -240,7 +240,7 @@ def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
 
 
 def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
-    """Who was of a version that passes over it hears it late, and may have that run still before itself."""
+    """A site of a version that skips the report hears it late, and may still have to order that run."""
     runs = Range(place("nyc"), 0, 10), Range(place("nyc"), 10, 20)
     holes = tuple(contents_of(run, [(run.first, run.end - 1)]) for run in runs)
     begun = replace(first_state("g", "nyc", SITES), told=(ReadReport(place("nyc"), 0, 20, holes),))
@@ -257,7 +257,7 @@ def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
 def test_a_run_that_begins_without_a_record_may_begin_where_retention_ends(
     read_there: tuple[int, int] | None, is_copy: bool, is_lost: bool
 ) -> None:
-    """As with a transaction's marker: who has submitted the run has read no record there either, and says so."""
+    """The site that submitted the run has read no record there either, as at a transaction's marker, and reports so."""
     run = Range(place("nyc"), 1, 4)
     told = () if read_there is None else (ReadReport(*run, (contents_of(run, [read_there]),)),)
     since = (OrderedRun(1, ProcessIncarnation("nyc"), run_of((run,), 2)),)
@@ -314,7 +314,7 @@ def test_what_was_in_data_for_long_enough_is_in_a_snapshot(of_format: int, every
 
 
 def test_as_many_sites_as_one_likes() -> None:
-    """Who has not answered is a bit for each, of which a number of records has too few."""
+    """Missing answers are one bit for each site: more than a number of 64 bits has."""
     names = tuple(f"s{number:03}" for number in range(100))
     cluster = Cluster(names)
     for name in names[:2]:
@@ -327,7 +327,7 @@ def test_as_many_sites_as_one_likes() -> None:
 
 
 def test_what_does_not_follow_is_none_of_the_log() -> None:
-    """Of its own, too: an entry of the right epoch and number, behind another one. What follows is read on."""
+    """An entry of the right epoch and number that does not follow the one before it is skipped, also in the own log."""
     log = agreed().logs["nyc"]
     alien = log[3]._replace(before=b"of another")
     assert state_told("nyc", [1, *log[:3], alien]) == state_told("nyc", [1, *log[:3]])
@@ -335,7 +335,7 @@ def test_what_does_not_follow_is_none_of_the_log() -> None:
 
 
 def test_what_can_not_be_read_is_counted() -> None:
-    """Of the records of another site's log; those that do not count are not read."""
+    """Unreadable records of another site's log count once each; records of no effect are not read."""
     group = Group(Site(first_state("g", "nyc", SITES), 1), 0)
 
     def garbage(_: Data) -> Entry:
@@ -363,7 +363,7 @@ def test_a_sealed_job_is_not_heard() -> None:
 @pytest.mark.parametrize("other_ms", [11_000, 60_000, 24 * 3_600_000])
 @pytest.mark.parametrize("is_longer", [False, True])
 def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: bool) -> None:
-    """While a changed `suspect_after_ms` is rolled out: nobody who is there is suspected, in no order of starts."""
+    """A changed `suspect_after_ms` is rolled out: no live site is suspected, in any order of starts."""
     before_ms, after_ms = (10_000, other_ms) if is_longer else (other_ms, 10_000)
     cluster = Cluster()
 
@@ -419,7 +419,9 @@ def agreed() -> Cluster:
 @pytest.mark.parametrize("entries", [0, 1, 3])
 @pytest.mark.parametrize("is_all_lost", [True, False], ids=["all", "last"])
 def test_a_site_whose_log_is_lost_is_told(is_all_lost: bool, entries: int, epoch: int) -> None:
-    """Whatever it has written since, and how often it has begun. (Grown beyond what was lost: see below.)"""
+    """Whatever the site has written since, and however often it has begun. (Logs longer than the lost one: see
+    below.)
+    """
     cluster = agreed()
     named = next(row.number for row in cluster.logs["sfo"][-1].logs if row.site == "nyc")
     entries = entries if is_all_lost else min(entries, 1)
@@ -457,7 +459,7 @@ def test_a_log_that_has_grown_beyond_the_lost_one_is_not_read() -> None:
 
 
 def test_a_log_that_is_whole_again_is_read_on() -> None:
-    """As when a broker comes back with what it had."""
+    """A broker comes back with the whole log."""
     cluster = agreed()
     whole = list(cluster.logs["nyc"])
     cluster.step("sfo")
@@ -485,11 +487,11 @@ def test_a_digest_covers_all_before() -> None:
     assert Entry.from_bytes(second.to_bytes()).digest == second.digest
 
 
-# Those who are away
+# Absent sites
 
 
 def test_a_site_that_was_away_reads_what_was_ordered() -> None:
-    """It is left out of the view, catches up from the others' logs, and what its members have sent is ordered."""
+    """The absent site leaves the view, catches up from the others' logs, and its members' messages are ordered."""
     cluster = Cluster()
     cluster.forward("lax", 1)
     cluster.settle()
@@ -529,7 +531,7 @@ def test_a_minority_waits() -> None:
 
 
 def test_of_two_sites_one_goes_on_when_an_operator_says_so() -> None:
-    """A majority of two is both. Who was excluded is back as soon as it can be, and has the same order."""
+    """A majority of two is both. The excluded site comes back as soon as it can, and has the same order."""
     cluster = Cluster(("nyc", "sfo"))
     cluster.forward("sfo", 1)
     cluster.settle()
@@ -652,7 +654,7 @@ def members_of(sequenced: Sequenced) -> list[str]:
 
 @pytest.mark.parametrize("member", ["lax/m", "fra/m"], ids=["of-the-site", "heard-there"])
 def test_members_of_an_absent_site_leave_the_view(member: str) -> None:
-    """Whatever their own site's clock says, which stands still; all others stay."""
+    """The members leave although their own site's clock has stopped; all others stay."""
     sequenced = Sequenced(first_state("g", "nyc", SITES), 1)
     decide(sequenced, said("nyc", 0, "nyc/m", JOIN))
     decide(sequenced, said("lax", 0, member, JOIN))
@@ -666,7 +668,7 @@ def test_members_of_an_absent_site_leave_the_view(member: str) -> None:
 
 
 def test_a_flush_does_not_wait_for_an_absent_site() -> None:
-    """It goes on without its members, and is over in time: the clock that stands still does not count."""
+    """The flush goes on without its members, and ends in time: the stopped clock of that site does not count."""
     sequenced = Sequenced(first_state("g", "nyc", SITES), 1)
     decide(sequenced, said("nyc", 0, "nyc/m", SETTINGS, payload=b'{"flush":true,"flush_timeout_ms":5000}'))
     decide(sequenced, said("nyc", 1, "nyc/m", JOIN, 2))

@@ -1,4 +1,4 @@
-"""A view changes also where processes are slow: what has come waits until it is read, and reading takes its time."""
+"""A view changes although processes are slow: messages wait until they are read, and reading takes time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SUSPECT_AFTER_MS = 1_500
 BATCH = 64
 STEP_MS = 10
 LARGE = (BallotPromise, Accept, DecidedView)
-"""Messages with what was delivered and what is final: they take long to read."""
+"""Messages with delivered and final runs: they take long to read."""
 
 
 class Machine:
-    """Processes of one view that share a slow processor: each takes what waits for it as one batch, then is busy."""
+    """Processes of one view that share a slow processor: each reads its inbox as one batch, then is busy."""
 
     def __init__(self, names: str, large_ms: float, seed: int) -> None:
         view = first_view(ProcessIncarnation(name) for name in names)
@@ -82,7 +82,7 @@ def test_a_question_that_comes_repeatedly_is_answered_once_in_a_batch() -> None:
 
 
 def _questions(process: Process) -> list[To]:
-    """What a process asks when it suspects all others."""
+    """Return a process's messages when it suspects all others."""
     process.tick(SUSPECT_AFTER_MS)
     process.tick(SUSPECT_AFTER_MS + 2)
     return [to for to in process.end_batch() if isinstance(to, To) and isinstance(to.message, Prepare)]

@@ -1,4 +1,4 @@
-"""What an entry says of its site's state: as much as it takes to have the state again, byte for byte."""
+"""Entries tell their site's state byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ordering.sequencer.state import SequencerState
 NAMES = st.sampled_from(("n", "e", "lax", "la", "007", "s-00", "a0b10", "true", "abcast", "known"))
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, MAX_NUMBER))
 STARTS = NUMBERS.map(lambda number: min(number, MAX_NUMBER - 3))
-"""Where a range of three records may start."""
+"""Starts that leave room for a range of three records."""
 STATES = st.recursive(
     st.one_of(NUMBERS, NAMES, st.text(), st.booleans(), st.none()), lambda each: st.lists(each, max_size=5)
 )
@@ -82,7 +82,7 @@ def test_an_entry_is_read_as_it_was_written(names: list[str], start: int, number
 
 @given(st.binary(), st.binary())
 def test_anything_else_breaks_the_protocol(junk: bytes, state: bytes) -> None:
-    """And nothing else."""
+    """Other bytes raise ProtocolViolation, and no other error."""
     for payload in (junk, b"\x02" + junk):
         with pytest.raises(ProtocolViolation):
             read_entry(Data(ENTRY, 1, local_seqno=1, payload=payload))

@@ -1,4 +1,4 @@
-"""Views of ISIS processes: what a flush keeps and purges, ballots, minorities, and those who come back."""
+"""Views of ISIS processes: kept and purged messages of a flush, ballots, minorities, and returning processes."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_quorums(who: set[int], size: int, excluded: set[int], expected: bool) -
     assert is_quorum(who, size, excluded) is expected
 
 
-# Those who come back
+# Returning processes
 
 
 def test_what_a_site_accepted_while_it_was_away_is_ordered_once_in_the_new_view() -> None:
@@ -384,7 +384,7 @@ def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
 
 
 def test_a_process_without_memory_is_another_one() -> None:
-    """What its old life had promised is not asked of the new one, and its old messages are nobody's."""
+    """Its new incarnation is not bound by the promises of the old one, whose messages are dropped."""
     sites = Sites("abc")
     sites.take("a", From(ProcessIncarnation("b", 3), Send(1, 1, (Run(b"x"),), (1,))))
     agreement = sites.states["a"].agreement

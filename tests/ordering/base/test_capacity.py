@@ -1,4 +1,4 @@
-"""A flood of names ends no group: what the sequencer writes fits into a record, and who was there before goes on."""
+"""A flood of names ends no group: the sequencer's records fit into Kafka's limit, and earlier members go on."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_who_is_known_goes_on_and_forgetting_makes_room() -> None:
 
 
 def test_a_snapshot_fits_into_a_record() -> None:
-    """Of a full table with the worst names, and as many members as there may be. All that is written does."""
+    """A full table with the longest names, and as many members as the limit allows: each record fits."""
     rng = random.Random(1)
     received = {
         _name(rng): ReceivedRow(rng.randrange(10**17, 10**18), rng.randrange(10**17, 10**18)) for _ in range(37_000)

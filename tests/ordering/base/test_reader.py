@@ -85,7 +85,7 @@ def test_the_seal_that_covers_a_seqno() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=20))
 def test_an_epoch_that_has_decided_nothing_leaves_no_seal(decided: list[int]) -> None:
-    """And of each seqno the epoch is the same, of those that nobody has decided, too."""
+    """Each seqno keeps its epoch, also a seqno that is not yet decided."""
     table, all_of_them, first = tuple[Seal, ...](), tuple[Seal, ...](), 1
     for epoch, count in enumerate(decided, 1):
         table, all_of_them = with_seal(table, Seal(epoch, first)), (*all_of_them, Seal(epoch, first))
@@ -142,7 +142,7 @@ def _taken(records: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=12),
 )
 def test_a_copy_with_repeats_reads_the_same(steps: list[str], runs: list[tuple[int, int]]) -> None:
-    """What a relay leaves behind: runs of the log in any number, each beginning within what is there already."""
+    """A relay's copy: any number of runs of the log, each beginning within the copied part."""
     log = Log()
     for step in steps:
         getattr(log, step)()

@@ -72,7 +72,7 @@ class TestTheSourcesRules:
         assert receiver.step(fifo(B, 2)).deliveries == (fifo(B, 2), causal(A, 1, ",2"))
 
     def test_5_discard_a_duplicate(self) -> None:
-        """Ti <= Si; and what is held already."""
+        """A duplicate is Ti <= Si, or a cast that is held already."""
         receiver = member()
         receiver.step(fifo(A, 1))
         assert receiver.step(fifo(A, 1)) == CastStep(CastVerdict.DISCARD)
@@ -102,7 +102,7 @@ class TestTotalOrder:
         assert receiver.step(fifo(B, 1)).deliveries == (fifo(B, 1), total(2, A, ",1"), total(3, B))
 
     def test_its_clock_is_no_difference(self) -> None:
-        """Who comes later could not read it: a difference counts as none, for all."""
+        """A member that joins later could not read it: a difference counts as no clock, at each member."""
         receiver = member()
         for record in (fifo(B, 1), total(2, A, ",1"), total(3, A, "+1")):
             assert receiver.step(record).verdict is CastVerdict.ACCEPT
@@ -129,7 +129,7 @@ class TestViews:
         assert receiver.room.holding == 0
 
     def test_entries_come_and_go(self) -> None:
-        """Who stays keeps its number, who is new begins at 0, who is gone takes its entry along."""
+        """A remaining member keeps its number, a new one begins at 0, and a former one's entry is dropped."""
         receiver = member()
         for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH)):
             receiver.step(record)
@@ -209,7 +209,7 @@ class TestAFullQueue:
         assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), fifo(A, 2))
 
     def test_all_that_are_held_may_wait_for_one_that_was_full(self) -> None:
-        """So `progress`, not only room, says when to read it again."""
+        """`progress` changes with a held record, and not only with room: both say when to read the full one again."""
         receiver = member(max_held=1)
         for record in (total(2, kind=START_FLUSH), causal(B, 1, "1")):
             receiver.step(record)
@@ -258,7 +258,7 @@ class Sent(NamedTuple):
 
 
 def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
-    """Casts of members each of which has delivered some prefix of what all have sent, in the order of sending."""
+    """Return casts in the order of sending: each member has delivered some prefix of them when it sends."""
     lives = [MemberIncarnation(f"s/{number}", 1) for number in range(members)]
     senders: list[int] = []
     read = [0] * members
@@ -291,7 +291,7 @@ def group_of(members: int) -> CausalReceiver:
 
 
 def deliverable(arrived: list[Sent], members: int) -> list[Cast]:
-    """The slow and simple way: of all that has arrived, again and again what has all before it delivered."""
+    """Return, slowly and simply, the arrived casts whose predecessors are all delivered, again and again."""
     counts = [0] * members
     delivered: list[Cast] = []
     while True:

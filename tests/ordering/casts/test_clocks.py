@@ -1,4 +1,4 @@
-"""The clock field: round trips, what is refused, and how many bytes a message takes in groups of three sizes."""
+"""The clock field: round trips, refused texts, and a message's bytes in groups of three sizes."""
 
 from __future__ import annotations
 
@@ -116,6 +116,6 @@ def mean_bytes(members: int, talkers: int, casts: int) -> tuple[float, float]:
     ],
 )
 def test_bytes_of_a_message(members: int, talkers: int, as_it_is: int, as_written: int) -> None:
-    """Who talks costs bytes, who is only there costs none."""
+    """Each talker costs bytes, a silent member none."""
     casts = 1_000 if members <= 100 else 5_000
     assert [round(mean) for mean in mean_bytes(members, talkers, casts)] == [as_it_is, as_written]

@@ -1,4 +1,4 @@
-"""How a record, or a member's state, stands with a process's hub."""
+"""The delivery status of a record, or of a member's state, at a process's hub."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_a_record_of_a_life_that_is_gone() -> None:
     receiver = hub(CAST, *without_c("0,0,1"))
     assert fate_of_record(receiver, CAST) is DeliveryStatus.DELIVERED
     assert fate_of_record(receiver, NEXT) is DeliveryStatus.NEVER
-    assert fate_of_record(receiver, Cast(*A, 7, view=1)) is DeliveryStatus.DELIVERED  # who stays has said it all
+    # a remaining member's casts are all delivered
+    assert fate_of_record(receiver, Cast(*A, 7, view=1)) is DeliveryStatus.DELIVERED
     newcomer = CausalReceiver(receiver.state)
     assert fate_of_record(newcomer, NEXT) is DeliveryStatus.DELIVERED  # began behind it
 

@@ -1,4 +1,4 @@
-"""FIFO per sender: delay what is ahead, accept what is next, discard what is behind; and lives that start again."""
+"""FIFO per sender: delay early casts, accept the next, discard late ones; and senders that start again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_full_queue_takes_what_need_not_wait() -> None:
 def test_bytes_fill_it_too() -> None:
     receiver = FifoReceiver()
     receiver.room.max_held_bytes = 10
-    for incarnation in (1, 2):  # what is held is delivered, and then dropped
+    for incarnation in (1, 2):  # held casts are delivered and then dropped
         assert receiver.step(cast(3, incarnation)._replace(payload=b"x" * 10)).verdict is CastVerdict.HOLD
         assert receiver.step(cast(4, incarnation)) == CastStep(CastVerdict.FULL)
         if incarnation == 1:

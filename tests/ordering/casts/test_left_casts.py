@@ -1,4 +1,4 @@
-"""What becomes of the casts that an earlier life has left."""
+"""Decide whether casts of an earlier incarnation are sent again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OLD, OWN, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/a", 9), MemberIn
 
 
 def left(order: str, number: int = 0, view: int = 1, life: MemberIncarnation = OLD) -> LeftCast:
-    """One that had left under that number, or had not (0)."""
+    """Return an unsent cast: written under that number, or not written (0)."""
     return LeftCast(order, b"", (), Cast(*life, number, order=order, view=view) if number else None)
 
 
 def flush(agreed: str, *lives: MemberIncarnation) -> list[OrderedRecord]:
-    """b says that clock in view 1, and view 2 comes."""
+    """b reports that clock in view 1, and view 2 follows."""
     said = OrderedRecord(3, FLUSH_OK, *B, 1, Depends(1, agreed))
     return [
         OrderedRecord(2, START_FLUSH),
@@ -31,7 +31,7 @@ def flush(agreed: str, *lives: MemberIncarnation) -> list[OrderedRecord]:
 
 
 def hub(*records: OrderedRecord) -> CausalReceiver:
-    """Of a process that begins anew in view 1."""
+    """Return the receiver of a process that begins anew in view 1."""
     receiver = CausalReceiver(CausalState(1, (OLD, B), (0, 0), 1, (0, 0), is_new=True))
     for record in records:
         receiver.step(record)
@@ -79,7 +79,9 @@ def test_a_life_that_was_gone_before() -> None:
 
 
 def test_a_group_that_has_given_up_flush() -> None:
-    """Its views come outside of a flush, and members stay in them: what was left there can be told all the same."""
+    """Views outside of a flush keep their members: the reports from before the change still tell the delivered
+    casts.
+    """
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
     given_up = OrderedRecord(6, SETTINGS, payload=b'{"flush": false}')
     views = [OrderedRecord(7, VIEW, view=3, lives=(B, OWN)), OrderedRecord(8, VIEW, view=4, lives=(B,))]

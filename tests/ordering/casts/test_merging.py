@@ -1,4 +1,4 @@
-"""Which receiver judges a cast, and which views count for casts."""
+"""Choose the receiver that judges a cast, and the views that count for casts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(*records: OrderedRecord) -> Merger:
 
 
 def test_without_flush_no_view_has_a_vector() -> None:
-    """Casts of its members are those of no view."""
+    """Its members' casts belong to no view."""
     merger = read(view(1, A, in_flush=False), view(2, A, B, in_flush=False))
     assert (merger.causal.view, merger.causal.lives) == (2, ())
     assert [merger.step(Cast(*A, number)).verdict for number in (1, 1, 3, 2)] == [

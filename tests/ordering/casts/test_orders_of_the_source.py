@@ -69,7 +69,7 @@ def the_shop_cashes_my_cheque(order: str) -> Member:
 
 
 def test_fifo_that_is_not_causal() -> None:
-    """ "If a system enforces causal ordering then it also enforces FIFO ordering, but not viceversa." """
+    """Quote: "If a system enforces causal ordering then it also enforces FIFO ordering, but not viceversa." """
     assert the_shop_cashes_my_cheque(FIFO).seen == ["cheque", "deposit"]
 
 
@@ -172,7 +172,7 @@ def test_a_total_message_comes_after_the_cast_that_its_sender_had_delivered() ->
 
 
 def test_synchronous_messages_divide_the_time_of_everybody_alike() -> None:
-    """ "It is as if the sending and delivery of a message were instantaneous."
+    """Quote: "It is as if the sending and delivery of a message were instantaneous."
 
     The sender of a synchronous message does nothing until it delivers it: that is its send. Casts travel as they like,
     and yet no member has one on another side of the message than its sender.

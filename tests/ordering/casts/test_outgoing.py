@@ -1,4 +1,4 @@
-"""What a member sends: nothing before all that it depends on is durable, and everything in the order of the calls."""
+"""A member sends no record before all that it depends on is durable, and each in the order of the calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_causal_cast_says_what_was_delivered() -> None:
 
 
 def test_a_total_message_waits_until_its_senders_casts_are_written() -> None:
-    """Or the total order would wait for a cast that died with its sender."""
+    """Otherwise the total order would wait for a cast that died with its sender."""
     member = Member()
     assert len(member.send(FIFO, FIFO, TOTAL)) == 2
     member.outgoing.written(1)
@@ -69,7 +69,7 @@ def test_what_is_read_back_is_written() -> None:
 
 
 def test_a_causal_cast_waits_until_its_sender_has_delivered_its_own_broadcasts() -> None:
-    """Before that, they have no seqno to wait for. What is behind it waits, too: it keeps its place."""
+    """Before that, they have no seqno to wait for. Later casts wait, too, and keep their places."""
     member = Member()
     assert len(member.send(TOTAL, CAUSAL, FIFO)) == 1
     member.order(MESSAGE, A)
@@ -104,7 +104,7 @@ def test_a_flush_that_begins_anew_is_answered_at_once() -> None:
 
 
 def test_a_flush_that_is_over_is_not_answered() -> None:
-    """Or its sender would fall silent until the next one."""
+    """An answer would silence its sender until the next flush."""
     member = Member()
     member.send(FIFO)
     member.order(START_FLUSH)
@@ -166,7 +166,7 @@ def test_it_is_bounded() -> None:
 
 
 def test_what_a_member_sends_that_was_put_out_is_dropped() -> None:
-    """It is not refused as if the application had not joined: that nobody has told it yet is no mistake of its own."""
+    """The cast is dropped in silence: an application that has not yet been told of its exclusion makes no mistake."""
     member = Member()
     member.order(START_FLUSH)
     member.order(VIEW, view=2, lives=(B,))

@@ -29,7 +29,7 @@ CASTS = {
 
 
 def anomalies(*deliveries: str) -> list[str]:
-    """What the checker says of a member that has delivered these."""
+    """Return the checker's findings for a member with these deliveries."""
     checker = CastChecker()
     checker.view(3, (A, B))
     checker.total(7, Depends(3, "1,1"))
@@ -107,7 +107,7 @@ Line = tuple[MemberIncarnation, int, int] | int
 def of_logs(
     views: Mapping[int, tuple[MemberIncarnation, ...]], logs: Mapping[str, Sequence[Line]], casts: Sequence[Cast] = ()
 ) -> list[str]:
-    """What the checker says of logs with views, of one run each: of a member, or an observer."""
+    """Return the checker's findings for logs with views, of one run each: of a member, or of an observer."""
     checker = CastChecker()
     for view_id, lives in views.items():
         checker.view(view_id, lives)
@@ -160,7 +160,7 @@ def test_what_a_cast_depends_on_has_come() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[MemberIncarnation, ...]], list[Line]]:
-    """Views in which members come and go, each once, and what is delivered in them."""
+    """Draw views in which members come and go, each once, and the deliveries in them."""
     views: dict[int, tuple[MemberIncarnation, ...]] = {}
     lines: list[Line] = []
     sent: dict[MemberIncarnation, int] = {}

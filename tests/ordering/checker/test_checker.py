@@ -185,7 +185,7 @@ def test_causal_violation() -> None:
 
 
 def test_a_source_may_come_first_or_last() -> None:
-    """Whoever names a seqno first is the reference; the disagreement is found all the same."""
+    """The first source that has a seqno is the reference; the disagreement is found all the same."""
     checker = Checker()
     checker.delivery("s/b", 1, data(1, "s/z").id)
     checker.data("nyc", data(1))
@@ -293,7 +293,7 @@ def test_a_message_behind_its_senders_flush_ok() -> None:
 
 
 def test_a_record_of_a_life_that_was_over() -> None:
-    """What a suspected member has sent in a view must not be delivered in a later one, with flush on."""
+    """With flush on, a suspected member's message must not be delivered in a view after its own."""
     for settings, expected in (((_settings(1),), [VIEW_VIOLATION]), ((), [])):
         last = len(settings)
         log = [*settings, _view(last + 1, 1, "s/a", "s/b")]
@@ -323,7 +323,7 @@ def test_survivors_that_disagree_on_the_set_of_a_view() -> None:
 
 
 def test_a_delivery_log_lacks_control_records_rightly() -> None:
-    """They take a seqno and a local seqno, and no application sees them."""
+    """Control records take a seqno and a local seqno, and reach no application."""
     log = [Data("join", 1, 1, 0, "s/a", 1, 1), _view(2, 1, "s/a"), replace(data(3, local=2), view=1)]
     log += [Data("refused", 1, 4, 1, "s/a", 1, 3), replace(data(5, local=4), view=1), replace(data(6, local=5), view=1)]
     checker = fed(log)

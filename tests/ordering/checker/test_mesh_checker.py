@@ -1,4 +1,4 @@
-"""What the checker of a mesh says of sites that have, or lack, each other's messages."""
+"""The checker's findings at sites of a mesh that have, or lack, each other's messages."""
 
 from __future__ import annotations
 

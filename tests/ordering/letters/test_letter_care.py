@@ -21,10 +21,10 @@ STEPS = 70
 
 
 class World:
-    """A partition of an inbox, what is noted of it, and all that ever stood there."""
+    """A partition of an inbox, its notes, and all records that it ever had."""
 
     looks_again = True
-    """That the log begins where it began before the notes were read."""
+    """Whether a reader checks that the log's beginning is the same as before it read the notes."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -34,11 +34,11 @@ class World:
         self.positions: dict[str, int] = {}
         self.taken: dict[str, set[int]] = {receiver: set() for receiver in RECEIVERS}
         self.forgotten: set[str] = set()
-        """Of these nobody knows any more what they took."""
+        """Receivers whose positions Kafka has forgotten."""
         self.purges: list[Iterator[None]] = []
 
     def run(self) -> Iterator[str]:
-        """What goes wrong, step by step."""
+        """Take random steps, and yield each violation."""
         steps: list[Callable[[], None]] = [self._send] * 6 + [self._take] * 3 + [self._forget] + [self._purge] * 10
         for _ in range(STEPS):
             self.random.choice(steps)()
@@ -96,7 +96,7 @@ class World:
             self.forgotten.add(receiver)
 
     def _purge(self) -> None:
-        """A step of one purge, of which there may be three; a crash is one that goes no further."""
+        """Run a step of one of up to three purges; a crash is a purge that takes no further step."""
         if len(self.purges) < 3:
             self.purges.append(self._purging())
         one = self.random.choice(self.purges)
@@ -224,7 +224,9 @@ def test_behind_a_base_that_is_damaged_nothing_is_deleted() -> None:
 
 
 def test_what_is_kept() -> None:
-    """What its receiver has yet to take; what is not old, of one without a position; a moment's states."""
+    """Keep letters that their receiver has yet to take, recent ones of a receiver without a position, and recent
+    states.
+    """
     letters = [InboxEntry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(6)]
     settled = Times(old=3, settled=6)
     assert plan(letters, 0, {}, {"b/x": 2}, settled).below == 2

@@ -1,7 +1,7 @@
 """Brokers' clocks that jump: each partition has a leader of its own, hours ahead or behind, once or for ever.
 
-What may depend on a clock is decided in time for all that: who has died is out after `suspect_after_ms` and some steps,
-a flush comes to its end, and nobody who is there is put out.
+Decisions by time are late by some steps at most: a dead member is out after `suspect_after_ms`, a flush ends, and no
+live member is suspected.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.simulator.columns import step_by_columns
 HOUR_MS = 3_600_000
 SUSPECT_AFTER_MS = 10_000
 STEPS = 8
-"""Seconds by which jumps, batches and a takeover may delay what is due."""
+"""Seconds by which jumps, batches and a takeover may delay a decision."""
 
 
 @dataclass
 class Brokers:
-    """A FORWARD topic, a leader for each partition; `now_ms` is the true time, which no leader need know."""
+    """A FORWARD topic with a leader for each partition; `now_ms` is the true time, which no leader need know."""
 
     skew_ms: list[int]
     now_ms: int = 1_763_856_000_000
@@ -60,7 +60,7 @@ class Brokers:
             self.write(partition, member, HEARTBEAT)
 
     def decide(self) -> list[Data]:
-        """A batch of what was written since the last one."""
+        """Decide a batch of the records since the last one."""
         rows, self.waiting = sorted(self.waiting, key=lambda record: record.source), []
         state, opening = begin_batch(self.state)
         columnwise, (state, outputs) = step_by_columns(state, rows), step(state, rows)
@@ -128,7 +128,7 @@ def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_jumps_delay_no_snapshot_and_bring_few(seed: int) -> None:
-    """One comes each hour of true time, however little is sent, and whatever the clocks did before."""
+    """A snapshot comes each hour of true time, however few the messages, and whatever the clocks did before."""
     dice = random.Random(seed)
     brokers = Brokers([dice.choice((0, dice.randint(-24 * HOUR_MS, 24 * HOUR_MS))) for _ in range(3)])
     brokers.state = replace(opened(), format=NEWEST.number)

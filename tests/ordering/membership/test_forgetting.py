@@ -40,7 +40,7 @@ ALICE, BOB, ADMIN = "s/alice", "s/bob", "s/abcast.admin"
 
 
 class Log:
-    """One partition, decided record by record, row by row and by columns."""
+    """A partition, decided record by record, row by row and by columns."""
 
     def __init__(self) -> None:
         self.state, self.offset, self.data = opened(), 0, list[Data]()
@@ -48,7 +48,7 @@ class Log:
     def feed(
         self, sender: str, local_seqno: int, incarnation: int = 1, kind: str = MESSAGE, payload: bytes = b""
     ) -> str:
-        """What became of it: the kind of DATA, the reason of a dead letter, "" for a duplicate."""
+        """Return the kind of the record in DATA, the reason of its dead letter, or "" for a duplicate."""
         source = Source(TOPIC, 0, self.offset)
         self.offset += 1
         record = Forward(sender, incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=NOW_MS)
@@ -88,7 +88,7 @@ def test_nothing_old_comes_back_and_a_new_life_is_heard(log: Log) -> None:
 
 
 def test_who_has_sent_meanwhile_stays(log: Log) -> None:
-    """The record says what was seen; DATA says what was done."""
+    """The record has the rows that the operator saw; DATA has the rows that were dropped."""
     assert log.forget(SenderRow(ALICE, 1, 1), SenderRow(BOB, 1, 1)) == FORGET
     assert from_payload(log.data[-1].payload) == (SenderRow(BOB, 1, 1),)
     assert log.feed(ALICE, 3) == MESSAGE
@@ -159,14 +159,14 @@ def test_a_closed_group_forgets_too() -> None:
 
 
 def test_who_is_idle() -> None:
-    """Who has the same row in both states, and is not to be kept."""
+    """Idle are senders whose row is the same in both states, and who are not to be kept."""
     then = {ALICE: ReceivedRow(1, 2), BOB: ReceivedRow(1, 1), "s/c": ReceivedRow(3, 3), "s/gone": ReceivedRow(1, 1)}
     now = {ALICE: ReceivedRow(1, 2), BOB: ReceivedRow(1, 2), "s/c": ReceivedRow(3, 3), "s/new": ReceivedRow(1, 1)}
     assert idle_rows(then, now, lambda sender: sender == "s/c") == [SenderRow(ALICE, 1, 2)]
 
 
 def test_a_snapshot_in_the_middle(log: Log) -> None:
-    """It has the table without the row, and the floor."""
+    """The snapshot has the table without the row, and the floor."""
     log.forget(SenderRow(ALICE, 1, 2))
     with (
         patch("ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS", 1),
@@ -189,5 +189,5 @@ def test_a_snapshot_in_the_middle(log: Log) -> None:
     ],
 )
 def test_what_a_state_tells_of_a_life(row: tuple[int, int] | None, floor: int, expected: bool) -> None:
-    """Of the life with incarnation 5."""
+    """The incarnation is 5."""
     assert is_told(row, floor, 5) is expected

@@ -81,7 +81,7 @@ class Log:
         return [*written, *closing]
 
     def stand_still(self, after_ms: int) -> list[Data]:
-        """Nobody can write for so long; then there is a tick."""
+        """Let no record be written for so long; then write a tick."""
         self.now += after_ms
         return self.batch(("s/abcast.tick", HEARTBEAT))
 
@@ -105,7 +105,7 @@ def kinds(records: list[Data]) -> list[str]:
 
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20))])
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
-    """Joins, leaves, flushes, silences, and crashes of whoever takes part."""
+    """Joins, leaves, flushes, silences, and crashes of any process."""
     assert Group(seed).run() == []
 
 
@@ -178,7 +178,9 @@ def test_who_does_not_answer_in_time_leaves_the_view() -> None:
 
 
 def test_a_quiet_point() -> None:
-    """FLUSH (docs/sources.md), phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH; views meanwhile."""
+    """FLUSH (docs/sources.md), phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH, with views
+    between.
+    """
     log = Log()
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     (start,) = log.batch(("s/b", START_FLUSH))
@@ -240,7 +242,7 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
 
 
 def test_a_backlog_gives_a_flush_the_time_to_be_answered() -> None:
-    """Its timeout begins when the members can know of it, not where the log's clock stood in the backlog."""
+    """Its timeout begins when members can read it, not at the log's time in the backlog."""
     log = Log(flush=True, flush_timeout_ms=4_000)
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.known = log.state.seqno
@@ -271,7 +273,7 @@ def test_a_standstill_is_nobodys_silence() -> None:
 
 
 def test_a_standstill_of_one_partition_says_nothing_of_the_others() -> None:
-    """Who was not heard since the takeover is out when each partition has gone on for so long without it."""
+    """A member that was not heard since the takeover is out once each partition has gone on without it for so long."""
     lives = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1))
     state = replace(opened(), membership=Membership(settings=Settings(suspect_after_ms=5_000), members=lives))
     now = {0: 0, 1: 0}
@@ -352,7 +354,7 @@ def test_a_life_that_was_suspected_is_over(settings: dict[str, object]) -> None:
 
 
 def test_a_member_that_leaves_and_is_back_at_once_is_the_youngest() -> None:
-    """One with an outbox goes on in its incarnation; both records may stand in one batch."""
+    """A member with an outbox keeps its incarnation; both records may be in one batch."""
     log = Log()
     log.batch(("s/b", JOIN), ("s/a", JOIN))
     written = log.batch(("s/b", LEAVE), ("s/b", JOIN))
@@ -412,7 +414,7 @@ def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> N
 
 
 def test_a_fold_leaves_the_received_table_as_it_is() -> None:
-    """It says which rows are dropped, and who folds drops them."""
+    """The fold names the rows to drop; its caller drops them."""
     members = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 5))
     before = Membership(Settings(closed=True), members, left=(FormerMember("s/x", 3, 2),), incarnation_floor=2)
     view = {"members": [["s/a", 1]], "joined": [], "left": [], "suspected": ["s/b"], "flush": 0}
@@ -525,7 +527,7 @@ def test_the_simulator_sees_answers_that_are_forgotten() -> None:
 
 @pytest.mark.slow
 def test_the_simulator_sees_a_remote_view_that_is_not_told_again() -> None:
-    """What a fenced sequencer of the other site has left would stay."""
+    """Leftovers of the other site's fenced sequencer would stay."""
 
     class Careless(Relay):
         def __init__(self, position: int) -> None:
@@ -549,7 +551,7 @@ class TestHorizon:
     """After a takeover from the ledger, FORWARD is read again from long before today's members joined."""
 
     def history(self) -> tuple[Log, list[Forward]]:
-        """Hours of ticks, then alice joins and beats; what stands in FORWARD, and what the ledger tells of it."""
+        """Return FORWARD and the ledger's rows after hours of ticks, then a JOIN and heartbeats of alice."""
         log = Log()
         forward = []
         for _ in range(1_000):

@@ -183,7 +183,7 @@ def test_after_a_takeover_the_relay_has_a_fresh_grace_period() -> None:
 
 
 def test_a_site_without_members_is_not_missed() -> None:
-    """And its old silence is not held against it."""
+    """Its earlier silence is not held against it."""
     site = Site()
     site.tell(1, 1, BOB)
     site.wait(1_000, beats=True)
@@ -196,7 +196,7 @@ def test_a_site_without_members_is_not_missed() -> None:
 
 
 def test_remote_members_are_members_nowhere() -> None:
-    """They take no part in a view or a flush, and a closed group takes nothing of them."""
+    """Remote members take no part in a view or a flush, and a closed group refuses their records."""
     site = Site(closed=True, flush=True)
     site.batch(("s/a", JOIN, 1, 1, b""))
     site.tell(1, 1, BOB)
@@ -280,8 +280,8 @@ records = st.one_of(
 
 @given(st.lists(st.tuples(st.lists(records, max_size=6), st.sampled_from((0, 500, 2_000, 4_000))), max_size=12))
 def test_data_tells_what_the_sequencer_knows(batches: list[tuple[list[tuple[str, str, int, int, bytes]], int]]) -> None:
-    """Whatever relays say: columns decide the same (asserted by `batch`), a successor's state is the same but for the
-    time, wherever it begins; a batch may come in pieces; and what is silent is empty for every reader.
+    """Whatever relays report: columns decide the same (asserted by `batch`), and a successor's state is the same
+    but for the time, wherever it begins. Every reader of DATA has the same remote members.
     """
     site = Site()
     for rows, after_ms in batches:

@@ -59,7 +59,7 @@ def test_pending_is_in_increasing_order() -> None:
 
 
 def test_data_of_a_message_never_sent_is_a_violation() -> None:
-    """It says that someone else sends under the same name and incarnation. The table is unchanged."""
+    """The record shows that another process sends under the same name and incarnation. The table is unchanged."""
     table = ForwardTable(10, 100)
     table.append(b"a", ())
     with pytest.raises(ProtocolViolation, match="local seqno 2"):
@@ -68,7 +68,7 @@ def test_data_of_a_message_never_sent_is_a_violation() -> None:
 
 
 def test_an_empty_table_takes_any_message() -> None:
-    """Or a message larger than the bound could never be sent."""
+    """Otherwise a message larger than the bound could never be sent."""
     table = ForwardTable(1, 1)
     assert table.has_room(1000)
     table.append(b"x" * 1000, ())
@@ -76,7 +76,7 @@ def test_an_empty_table_takes_any_message() -> None:
 
 
 class TestCarriedOver:
-    """What a life takes over from the one before, and what becomes of it when that is ordered further after all."""
+    """Messages that an incarnation takes over from the one before; some of them may be ordered after all."""
 
     @pytest.fixture
     def table(self) -> ForwardTable:

@@ -152,7 +152,7 @@ class TestQuietPoints:
 
     @pytest.mark.parametrize("again", [False, True])
     def test_that_are_over_before_their_end(self, member: Bench, again: bool) -> None:
-        """Others may have sent in it, so whoever asked for it has to know."""
+        """Others may have sent in it, so the member that asked for it has to know."""
         member.tell(FlushWanted(2))
         flush = member.start(ALICE, 2)
         member.feed(FLUSH_COMPLETED, payload=body(flush=flush))
@@ -174,7 +174,7 @@ class TestQuietPoints:
         member.expect(ParticipantPhase.MEMBER, "start-flush")
 
     def test_that_are_given_up_at_once(self, member: Bench) -> None:
-        """It is stopped as soon as it has a number; until then there can't be another one."""
+        """The flush is stopped as soon as it has a number; until then there can't be another one."""
         member.tell(FlushWanted(2))
         member.tell(FlushUnwanted())
         before = member.now
@@ -224,7 +224,7 @@ class TestRestarts:
     """A process with an outbox goes on in its life."""
 
     def test_quiet_if_its_answer_was_ordered(self) -> None:
-        """All that is in its table stands behind the answer, so it waits for the end."""
+        """The messages in its table all follow the answer, so it waits for the end."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
         bench.expect(ParticipantPhase.BORN_QUIET)
@@ -233,7 +233,7 @@ class TestRestarts:
         bench.expect(ParticipantPhase.MEMBER, "send the table")
 
     def test_quiet_if_its_answer_is_on_its_way(self) -> None:
-        """A message that it took now would stand behind its FLUSH_OK."""
+        """A message that it took now would follow its FLUSH_OK."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True)
         pending = [Pending(1, b"x", ()), Pending(2, b"7", control_headers(FLUSH_OK))]
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=newest_answer(pending))
@@ -258,7 +258,7 @@ class TestRestarts:
 
 
 class TestRetention:
-    """It has dropped records that were not read: a state stands for them."""
+    """Retention has dropped unread records: a state takes their place."""
 
     def test_the_end_of_a_flush(self, member: Bench) -> None:
         member.tell(Answered(member.start()))
@@ -269,7 +269,7 @@ class TestRetention:
         assert member.now.known.view.view_id == 4
 
     def test_not_the_end_of_a_flush(self, member: Bench) -> None:
-        """Who is quiet in it stays so."""
+        """A member that is quiet in the flush stays quiet."""
         flush = NO_FLUSH.start(member.start(), BOB.address, requested=True)
         member.tell(Answered(flush.id))
         member.did.clear()
@@ -290,7 +290,7 @@ class TestRetention:
         assert bench.now.joined_at is not None
 
     def test_its_first_view_within_a_flush(self) -> None:
-        """What was kept back waits, as if the view had been read."""
+        """Messages that were kept back wait, as if the view had been read."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB, ALICE), flush=flush), 4)))
@@ -315,7 +315,7 @@ class TestRetention:
         bench.expect(ParticipantPhase.EXCLUDED, "begin anew")
 
     def test_the_same_of_a_group_that_has_opened(self) -> None:
-        """What was kept back may be sent, as a stranger's."""
+        """Messages that were kept back may be sent, as a stranger's."""
         received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
@@ -338,12 +338,12 @@ class TestRetention:
 
 
 class TestForgotten:
-    """By a record, or by the state that stands in its place."""
+    """A record, or the state in its place, forgets the member."""
 
     FORGOTTEN = replace(NO_MEMBERS, incarnation_floor=ALICE.incarnation)
 
     def test_after_somebody_of_a_later_incarnation(self) -> None:
-        """Its name had a row, of an earlier life, when the floor rose above it; then that row is dropped."""
+        """Its name had a row of an earlier incarnation when the floor rose above it; then that row is dropped."""
         bench = Bench(None)
         bench.tell(Began(ALICE, state(received={ALICE.address: ReceivedRow(ALICE.incarnation - 1, 1)})))
         bench.feed(FORGET, BOB, to_payload([SenderRow("nyc/carol", ALICE.incarnation + 1, 1)]))
@@ -366,14 +366,14 @@ class TestForgotten:
         bench.expect(ParticipantPhase.STRANGER)
 
     def test_who_is_excluded_when_a_state_says_so(self, member: Bench) -> None:
-        """Nothing more of it is ordered, so it does not wait for that."""
+        """The member waits no longer: none of its messages will be ordered."""
         member.view(BOB)
         member.expect(ParticipantPhase.EXCLUDED, "begin anew")
         member.tell(CaughtUp(state(self.FORGOTTEN)))
         member.expect(ParticipantPhase.OVER)
 
     def test_a_stranger_that_leaves_when_a_state_says_so(self) -> None:
-        """Nothing that it waits for will come."""
+        """The records that it waits for will never come."""
         bench = Bench()
         bench.tell(Asked(Cause.LEAVE))
         bench.tell(CaughtUp(state(self.FORGOTTEN)))
@@ -462,7 +462,7 @@ class TestStranded:
         assert bench.now.is_stranded(pending) is expected
 
     def test_is_not_one_that_may_send_as_an_earlier_start_is_in(self) -> None:
-        """As long as that is in the view."""
+        """The member is not stranded as long as its earlier start is in the view."""
         bench = Bench()
         bench.view(BOB, MemberIncarnation(ALICE.address, 4))
         bench.tell(Asked(Cause.JOIN))
@@ -495,7 +495,7 @@ class TestStranded:
         assert begins_stranded(ALICE, pending, state(membership)) is expected
 
     def test_when_excluded_is_over_as_soon_as_the_group_closes(self, member: Bench) -> None:
-        """What a stranger has sent is not ordered any more then, so nobody has to wait for it."""
+        """A stranger's messages are no longer ordered then, so none is waited for."""
         member.view(BOB)
         member.feed(SETTINGS, BOB, b'{"closed":true}')
         member.expect(ParticipantPhase.OVER, "begin anew")
@@ -600,7 +600,7 @@ class TestTable:
             assert is_sent or is_for_later, (phase, cause)
 
     def test_only_who_is_in_the_view_can_be_put_out_of_it(self) -> None:
-        """Or who may have been in one that retention has dropped, as it has asked."""
+        """A member that has asked to join may have been in a view that retention has dropped: it counts, too."""
         for phase in OUTSIDE:
             assert ((phase, Cause.EXCLUDED) in TRANSITIONS) is (
                 phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING)

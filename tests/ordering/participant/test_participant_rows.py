@@ -76,7 +76,7 @@ def unheard(*, joins: bool = False) -> Bench:
 
 
 def returning(*, closed: bool = False) -> Bench:
-    """It has messages of its last life."""
+    """Return a member with messages of its last incarnation."""
     bench = Bench(None)
     settings = replace(NO_MEMBERS, settings=CLOSED if closed else OPEN)
     bench.tell(Began(ALICE, state(settings), joins=True, returns=True))

@@ -96,7 +96,7 @@ def test_columns_of_malformed_rows_are_not_read() -> None:
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 300), max_size=4))
 def test_what_links_bring(seed: int, at: list[int]) -> None:
-    """Sessions, refused ones too, the runs in them with all that can stand in DATA, and a relay's own words."""
+    """Accepted and refused sessions, runs with every kind of DATA in them, and a relay's own records."""
     by_rows = by_columns = opened()
     for batch in cut(LinkedLog(seed).records, at):
         rows, columns = step(by_rows, batch), step_by_columns(by_columns, batch)
@@ -107,7 +107,7 @@ def test_what_links_bring(seed: int, at: list[int]) -> None:
 @pytest.mark.parametrize("seqno", [10**18, 10**30, -1, 1.0, True, None, "1", [1]])
 @pytest.mark.parametrize("where", ["epoch", "seqno", "origins"])
 def test_a_wild_beginning_of_a_session_is_none(seqno: object, where: str) -> None:
-    """It breaks nothing, and what follows in that session does not count."""
+    """The beginning breaks nothing, and the session's later records do not count."""
     relay, topic = relay_of(FAR), str(Topic("g", "relayed", "s", FAR))
     start = json.dumps({"epoch": 1, "seqno": 0, "origins": {}} | {where: {FAR: seqno} if where == "origins" else seqno})
     log: Log = [

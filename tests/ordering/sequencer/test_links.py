@@ -98,7 +98,7 @@ def test_a_member_that_has_joined_leaves_no_hole_in_its_messages() -> None:
 
 @pytest.mark.parametrize(("known", "accepted"), [(2, True), (3, False)])
 def test_a_session_that_begins_too_late_is_not_accepted(known: int, accepted: bool) -> None:
-    """What the neighbour knew where it begins must be here."""
+    """The site must have all that the neighbour knew at the beginning of the session."""
     state, _ = step(opened(), [start("a", 0), *(linked("a", n, (0, 1, n, n)) for n in (1, 2))])
     state, outputs = step(state, [start("a", 3, seqno=known, a=known), linked("a", 4, (3, 1, known + 1, known + 1))])
     assert ordered(outputs) == ([("a", known + 1)] if accepted else [])
@@ -167,7 +167,7 @@ def test_two_links_may_bring_the_same_origin() -> None:
 
 
 def test_a_closed_group_takes_what_links_bring() -> None:
-    """It was ordered where its sender may send; without it the row would lie."""
+    """The message was ordered while its sender might send; without it the row would be false."""
     membership = opened().membership
     closed = replace(opened(), membership=replace(membership, settings=replace(membership.settings, closed=True)))
     for decide in (step, step_by_columns):
@@ -233,7 +233,7 @@ def test_what_a_relay_says() -> None:
 
 @st.composite
 def link_logs(draw: st.DrawFn) -> list[Forward | Malformed]:
-    """What two links and two members write: runs, repeated ones, holes, stale epochs, sessions that come and go."""
+    """Draw the records of two links and two members: runs, repeats, holes, stale epochs, sessions that come and go."""
     records: list[Forward | Malformed] = []
     for neighbour in NEIGHBOURS[: draw(st.integers(1, 2))]:
         records += draw(_link(neighbour))
@@ -291,7 +291,7 @@ def _link(draw: st.DrawFn, neighbour: str) -> list[Forward | Malformed]:
 
 
 def decided(state: SequencerState) -> SequencerState:
-    """All of it that DATA tells."""
+    """Return the part of the state that DATA tells."""
     return replace(
         state,
         positions={},
@@ -305,7 +305,7 @@ def decided(state: SequencerState) -> SequencerState:
 
 @given(link_logs(), st.lists(st.integers(0, 60), max_size=4))
 def test_both_forms_take_the_same_and_data_tells_it(log: list[Forward | Malformed], at: list[int]) -> None:
-    """After each batch a successor knows what was decided; what it reads again is known, and leads to the same rows."""
+    """After each batch a successor knows the decisions; records that it reads again lead to the same rows."""
     state, written = opened(), [seal(1)]
     bounds = sorted({0, len(log), *(min(where, len(log)) for where in at)})
     for first, end in pairwise(bounds):

@@ -1,4 +1,4 @@
-"""What was refused, or dropped, is not ordered by a successor who reads FORWARD again and knows how DATA went on."""
+"""A successor reads FORWARD again and knows how DATA went on: it orders no record that was refused or dropped."""
 
 from __future__ import annotations
 

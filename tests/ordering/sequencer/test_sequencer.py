@@ -67,7 +67,7 @@ def test_the_last_batch_again_gives_no_new_data(log: Log, at: list[int]) -> None
 
 @given(logs(), st.integers(0, 40))
 def test_resending_a_prefix_changes_nothing(log: Log, length: int) -> None:
-    """What a sender sends again, in its order, is a duplicate wherever it stands."""
+    """Records that a sender sends again, in their order, are duplicates at any offset."""
     state, written = run(opened(), [log])
     ids = [record for record in written if record.seqno]
     resent: Log = [
@@ -99,7 +99,7 @@ def test_absorbing_the_outputs_gives_the_state(log: Log, at: list[int], every: i
 def test_a_crash_after_any_output_costs_nothing(
     log: Log, at: list[int], again_at: list[int], survived: int, every: int
 ) -> None:
-    """A prefix of the outputs stands in DATA; a successor seals, absorbs, reads FORWARD from `positions` on."""
+    """DATA has a prefix of the outputs; a successor seals, absorbs, and reads FORWARD from `positions` on."""
     with (
         patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
         patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
@@ -122,7 +122,7 @@ def test_a_crash_after_any_output_costs_nothing(
 
 @given(logs(), cuts, snapshot_every, st.data())
 def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], every: int, data: st.DataObject) -> None:
-    """What a failed attempt had buffered comes late: a repeat, an old snapshot, or one whose DATA were lost."""
+    """The buffer of a failed attempt arrives late: a repeat, an old snapshot, or a snapshot whose DATA were lost."""
     with (
         patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
         patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
@@ -156,7 +156,7 @@ def test_a_snapshot_is_a_base(log: Log, at: list[int], every: int) -> None:
 
 @given(logs(), cuts, snapshot_every)
 def test_a_snapshot_is_the_state_where_it_stands(log: Log, at: list[int], every: int) -> None:
-    """Invariant 5: it counts what stands before it, all of it and nothing else."""
+    """Invariant 5: a snapshot counts all records before it, and no others."""
     with (
         patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
         patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
@@ -180,7 +180,7 @@ def test_a_batch_begins_with_a_snapshot_if_one_is_due() -> None:
 
 @pytest.mark.parametrize("of_format", [FIRST.number, NEWEST.number])
 def test_time_makes_a_snapshot_due(of_format: int) -> None:
-    """The log's: where DATA is purged by age, one must stand in it now and then, however little is sent."""
+    """Time is the log's: where DATA is purged by age, it must have a recent snapshot, however few the messages."""
     state, written = replace(opened(), format=of_format), []
     for offset, at_ms in enumerate((5_000_000, 5_000_001, 8_600_000, 8_600_001, 8_600_002, 12_200_000, 12_200_001)):
         state, opening = begin_batch(state)
@@ -229,7 +229,7 @@ def test_unsorted_rows_are_refused() -> None:
     ],
 )
 def test_go_back_n(incarnation: int, local: int, expected: ReceivedRow | None) -> None:
-    """Go-back-N and incarnations, for a sender of whom (2, 3) was the last accepted."""
+    """Go-back-N and incarnations, for a sender whose last accepted message was (2, 3)."""
     assert next_accepted(ReceivedRow(2, 3), incarnation, local) == expected
 
 
@@ -261,7 +261,7 @@ def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None
 
 
 def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
-    """It was ordered while its sender was a member."""
+    """The message was ordered while its sender was a member."""
     closed = replace(NO_MEMBERS, settings=Settings(closed=True))
     state = replace(opened(), received={"s/a": ReceivedRow(1, 2)}, membership=closed, decided={Partition(TOPIC, 0): 2})
     log: Log = [Forward("s/a", 1, local, b"x", Source(TOPIC, 0, local)) for local in (1, 2, 3)]
@@ -290,13 +290,13 @@ def test_a_sender_that_was_forgotten_is_told_so() -> None:
     ids=["empty", "begun", "none", "cut off", "twice", "list", "number", "object", "bytes", "brackets"],
 )
 def test_what_is_no_snapshot(raw: bytes) -> None:
-    """It has one error."""
+    """Any other bytes raise the same error."""
     with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read"):
         SequencerState.from_bytes(raw)
 
 
 def test_what_inflates_to_more_than_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no more memory than a limit, and has the same error."""
+    """A text that inflates beyond the limit takes no more memory than that, and raises the same error."""
     stored = opened().to_bytes()
     assert SequencerState.from_bytes(stored) == opened()
     monkeypatch.setattr("ordering.sequencer.state.MAX_INFLATED_BYTES", len(gzip.decompress(stored)) - 1)
