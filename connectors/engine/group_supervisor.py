@@ -90,17 +90,17 @@ class GroupSupervisor:
         self._epochs = epochs
         self._troubles = troubles or Troubles()
         self._fitness = fitness
-        self._keeper = GroupMaintenance(connection, site, epochs, "process", self._troubles)
+        self._maintenance = GroupMaintenance(connection, site, epochs, "process", self._troubles)
         self._watchdogs: dict[str, Watchdog] = {}
-        self._told: dict[str, int] = {}  # the last written seqno that each watchdog was told
+        self._reported: dict[str, int] = {}  # the last written seqno that was reported to each watchdog
         self._suspended = suspended
-        self._leaving: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
+        self._failed: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
         self._takeovers: list[tuple[Takeover, Mapping[str, list[str]]]] = []
-        self._places: set[TopicPartition] = set()
+        self._partitions: set[TopicPartition] = set()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="abcast-supervisor", daemon=True)
 
     def take_all(self) -> Taken:
         """Take over every group that is due; return the groups taken. Groups that answer late come as changes.
@@ -111,7 +111,7 @@ class GroupSupervisor:
         unservable = self._begin({group: names for group, names in topics.items() if self._suspended.is_due(group)})
         taken = Taken()
         while self._takeovers:
-            came, failed = self._arrived(STALL_S)
+            came, failed = self._finished_takeovers(STALL_S)
             unservable |= failed
             if taken.states and not came.states and not failed:
                 break
@@ -126,9 +126,9 @@ class GroupSupervisor:
         """Start the thread that looks after the groups."""
         self._thread.start()
 
-    def leave(self, group: str, error: AbcastError) -> None:
-        """Stop the signs of life of a group that the loop has dropped, and retry the group later. Thread-safe."""
-        self._leaving.put((group, error))
+    def report_failure(self, group: str, error: AbcastError) -> None:
+        """Suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe."""
+        self._failed.put((group, error))
 
     def changes(self) -> Iterator[Taken]:
         """Yield the changes since the last call."""
@@ -150,14 +150,14 @@ class GroupSupervisor:
             self._thread.join(_CLOSE_S)
         for takeover, _ in self._takeovers:
             takeover.close()
-        self._keeper.close()
+        self._maintenance.close()
 
     def _run(self) -> None:
         next_look = time.monotonic() + WATCH_S
         try:
             while not self._ends.wait(_TAKING_S if self._takeovers else WATCH_S):
                 try:
-                    self._take_on()
+                    self._finish_takeovers()
                     if time.monotonic() >= next_look:
                         next_look = time.monotonic() + WATCH_S
                         self._look()
@@ -172,46 +172,46 @@ class GroupSupervisor:
             self._failure = error
 
     def _look(self) -> None:
-        while not self._leaving.empty():
-            self._leave(*self._leaving.get())
+        while not self._failed.empty():
+            self._suspend(*self._failed.get())
         # This comes first: a question about a deleted topic takes seconds.
         self._find_changes()
-        self._of_fit(self._keeper.check_not_fenced)
+        self._suspend_unservable(self._maintenance.check_not_fenced)
         now = time.monotonic()
         # A decided record counts as considered before it is written, some milliseconds later.
         self._troubles.put(SEQUENCER, self._suspended.troubles)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._finder.find())
-        self._of_fit(lambda: self._keeper.sign(considered, now, topics))
-        self._keeper.attend(self._to_be_ticked(), now)
+        self._suspend_unservable(lambda: self._maintenance.sign(considered, now, topics))
+        self._maintenance.tick(self._to_be_ticked(), now)
         for group, pipeline in self.pipelines.items():
             watchdog = self._watchdogs.get(group)
-            if watchdog is not None and (seqnos := pipeline.written - self._told[group]) > 0:
+            if watchdog is not None and (seqnos := pipeline.written - self._reported[group]) > 0:
                 watchdog.decided([group], seqnos)
-                self._told[group] = pipeline.written
-            if watchdog is not None and group not in self._keeper.away:
+                self._reported[group] = pipeline.written
+            if watchdog is not None and group not in self._maintenance.away:
                 self._watch(group, watchdog, now)
 
-    def _of_fit(self, ask: Callable[[], object]) -> None:
+    def _suspend_unservable(self, ask: Callable[[], object]) -> None:
         """Call `ask`; suspend the groups that it finds unservable, and have the loop drop them."""
         try:
             ask()
         except UnservableGroups as unservable:
             self._changes.put(Taken(gone=frozenset(unservable.errors)))
             for group, error in unservable.errors.items():
-                self._leave(group, error)
+                self._suspend(group, error)
 
     def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
         try:
             watchdog.look(now)
         except (NotCounting, *GROUP_ERRORS) as error:
-            if len(self._keeper.forward) == 1:
+            if len(self._maintenance.forward) == 1:
                 raise
             self._changes.put(Taken(gone=frozenset({group})))
-            self._leave(group, error)
+            self._suspend(group, error)
 
-    def _leave(self, group: str, error: AbcastError) -> None:
-        if group in self._keeper.forward:
+    def _suspend(self, group: str, error: AbcastError) -> None:
+        if group in self._maintenance.forward:
             self._release(group)
         self._suspended.suspend(group, error)
 
@@ -223,7 +223,7 @@ class GroupSupervisor:
         return {
             group: pipeline.written
             for group, pipeline in self.pipelines.items()
-            if group in self._keeper.forward
+            if group in self._maintenance.forward
             and (pipeline.state.membership.is_watched or is_snapshot_due(pipeline.state))
         }
 
@@ -232,7 +232,7 @@ class GroupSupervisor:
         return {group: names for group, names in found.items() if names}
 
     def _find_changes(self) -> None:
-        topics, known = self._topics(), self._keeper.forward
+        topics, known = self._topics(), self._maintenance.forward
         claimed = {topic.group for topic in self._finder.find() if topic.role == "epoch" and topic.site == self._site}
         # A group that has lost a topic is taken over anew, like a new group. A group without EPOCH is released, too:
         # the check of the claims asks for all groups at once.
@@ -260,14 +260,14 @@ class GroupSupervisor:
         grown = {
             group: names
             for group, names in topics.items()
-            if any(TopicPartition(name, number) not in self._places for name in names for number in range(counts[name]))
+            if any((name, number) not in self._partitions for name in names for number in range(counts[name]))
         }
         if not grown:
             return
         found, _ = self._starts(grown, {})  # a failed group is retried at the next look
-        new = {partition: start for partition, start in found.items() if partition not in self._places}
-        self._keeper.take(grown)
-        self._places.update(new)
+        new = {partition: start for partition, start in found.items() if partition not in self._partitions}
+        self._maintenance.take(grown)
+        self._partitions.update(new)
         self._changes.put(Taken(partitions=new))
 
     def _begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
@@ -281,12 +281,12 @@ class GroupSupervisor:
             raise
         except AbcastError as error:
             return dict.fromkeys(topics, error)
-        fit = {group: names for group, names in topics.items() if group not in unservable}
-        if fit:
+        servable = {group: names for group, names in topics.items() if group not in unservable}
+        if servable:
             by = Claimer(
                 self._connection, self._site, self._epochs, self.agreement, self._check_group, self._find_ledger()
             )
-            self._takeovers.append((Takeover(by, fit), fit))
+            self._takeovers.append((Takeover(by, servable), servable))
         return unservable
 
     def _find_ledger(self) -> Ledger | None:
@@ -299,18 +299,18 @@ class GroupSupervisor:
             return None
         return LedgerEnd(self._ledger)
 
-    def _take_on(self) -> None:
+    def _finish_takeovers(self) -> None:
         """Pass groups taken over after the start to the loop. Suspend the groups that failed."""
         if not self._takeovers:
             return
-        taken, unservable = self._arrived(0.0)
+        taken, unservable = self._finished_takeovers(0.0)
         for group, error in unservable.items():
             self._suspended.suspend(group, error)
         if taken.states:
             _logger.info("sequence: more groups: %s", ", ".join(taken.states))
             self._changes.put(taken)
 
-    def _arrived(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
+    def _finished_takeovers(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
         """Return the groups that are taken over by now, and the errors of groups that failed."""
         states: dict[str, SequencerState] = {}
         topics: dict[str, list[str]] = {}
@@ -331,19 +331,19 @@ class GroupSupervisor:
         for group in lost:
             del states[group], topics[group]
         try:
-            self._keeper.take(topics)
-            ends = self._keeper.ends_of_data(topics)
+            self._maintenance.take(topics)
+            ends = self._maintenance.ends_of_data(topics)
         except (BrokerUnreachable, KafkaRefused) as error:  # they are claimed, so no other job serves them
             for group in topics:
-                self._keeper.release(group)
+                self._maintenance.release(group)
             return Taken(), unservable | lost | dict.fromkeys(topics, error)
         for group, state in states.items():
             watchdog = self._watchdogs[group] = Watchdog(
-                self._keeper.log, self._keeper.signed_end, self._keeper.trouble_of
+                self._maintenance.log, self._maintenance.signed_end, self._maintenance.trouble_of
             )
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
-            self._told[group] = state.seqno
-        self._places.update(partitions)
+            self._reported[group] = state.seqno
+        self._partitions.update(partitions)
         self._suspended.resume(states)
         return Taken(states, partitions), unservable | lost
 
@@ -353,9 +353,9 @@ class GroupSupervisor:
             self._fitness(state)
 
     def _release(self, group: str) -> None:
-        names = self._keeper.forward[group]
-        self._places = {partition for partition in self._places if partition.topic not in names}
-        self._keeper.release(group)
+        names = self._maintenance.forward[group]
+        self._partitions = {partition for partition in self._partitions if partition.topic not in names}
+        self._maintenance.release(group)
         self._watchdogs.pop(group, None)
 
     def _starts(

@@ -176,7 +176,7 @@ class Loop:
         self._groups: dict[str, GroupSequencer] = {}
         self._group_of: dict[TopicPartition, str] = {}
         self._assigned: set[TopicPartition] | None = None  # None: to be set anew
-        self._left: dict[str, AbcastError] = {}
+        self._failed: dict[str, AbcastError] = {}
         self._late: frozenset[str] = frozenset()
         self._writer = Writer(connection)
         try:
@@ -196,12 +196,12 @@ class Loop:
             supervisor.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             for name in [name for name, group in self._groups.items() if group.holds]:
                 self._act(name, self._decide)
-                self._tell_late(name)
+                self._warn_if_late(name)
             for name, polled in self._by_group(self._poll()).items():
                 self._groups[name].take(polled)
                 self._act(name, self._decide)
-            while self._left:
-                supervisor.leave(*self._left.popitem())
+            while self._failed:
+                supervisor.report_failure(*self._failed.popitem())
         deadline = time.monotonic() + STOP_S
         for name in list(self._groups):
             self._act(name, partial(self._await_written, deadline=deadline))
@@ -214,21 +214,21 @@ class Loop:
         try:
             act(group)
         except AbcastError as error:
-            self._leave(name, error)
+            self._fail(name, error)
         except Exception as error:
             if len(self._groups) == 1:
                 raise
             _logger.exception("group %s", name)
-            self._leave(name, ProtocolViolation(f"group {name} can't be sequenced ({error!r})."))
+            self._fail(name, ProtocolViolation(f"group {name} can't be sequenced ({error!r})."))
 
-    def _leave(self, name: str, error: AbcastError) -> None:
+    def _fail(self, name: str, error: AbcastError) -> None:
         """Go on without a group. Raises the error if there is no other."""
         self.take(Taken(gone=frozenset({name})))
         if not self._groups:
             raise error
-        self._left[name] = error
+        self._failed[name] = error
 
-    def _tell_late(self, name: str) -> None:
+    def _warn_if_late(self, name: str) -> None:
         group = self._groups.get(name)
         is_late = group is not None and group.late_s >= LATE_S
         if is_late and name not in self._late:
@@ -246,7 +246,7 @@ class Loop:
                 polled = self._intake.poll(POLL_S if not holding else _SOON_S if soon is None else 0.0)
             except PartitionsFailed as failed:
                 for name in {self._group_of[place] for place in failed.places if place in self._group_of}:
-                    self._leave(name, failed.error)
+                    self._fail(name, failed.error)
                 return {}
             if polled or soon is None:
                 return polled

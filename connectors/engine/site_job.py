@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-class SiteAttendant(GroupSupervisor):
+class SiteSupervisor(GroupSupervisor):
     """The supervisor of a site's job. `inputs`: the partitions to read, by group."""
 
     agreement: ClassVar[str] = ISIS
@@ -86,9 +86,9 @@ class SiteAttendant(GroupSupervisor):
         self._find_inputs()
         # The check of the claims has just read the new records of EPOCH, exclusions among them.
         self.exclusions = {
-            group: self._keeper.log(group).known_exclusions
-            for group in self._keeper.forward
-            if group not in self._keeper.away
+            group: self._maintenance.log(group).known_exclusions
+            for group in self._maintenance.forward
+            if group not in self._maintenance.away
         }
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
@@ -131,7 +131,7 @@ class SiteJob(EngineJob):
     def _attempt(self) -> None:
         connection = self.options.connection
         self._work(
-            lambda: SiteAttendant(
+            lambda: SiteSupervisor(
                 connection, self._agreement, self._finder, self._epochs, self._suspended, self.options.troubles
             ),
             lambda: SiteLoop(connection, self._agreement, self._stop),
@@ -156,24 +156,24 @@ class SiteLoop:
         self._ticked_at: dict[str, float] = {}
         self._stuck: dict[str, WrittenBatch | None] = {}
         """The stuck groups, each with the entry that it waits for; None if it waits for DATA."""
-        self._left: dict[str, AbcastError] = {}
+        self._failed: dict[str, AbcastError] = {}
 
-    def run(self, attendant: SiteAttendant) -> None:
+    def run(self, supervisor: SiteSupervisor) -> None:
         """Work until stopped, then write last entries. Raises the error that ends the attempt."""
         while not self._stop.is_set():
-            attendant.raise_failure()
-            for change in attendant.changes():
+            supervisor.raise_failure()
+            for change in supervisor.changes():
                 self.take(change)
-            self.find_inputs(attendant.inputs)
-            for name, exclusions in attendant.exclusions.items():
+            self.find_inputs(supervisor.inputs)
+            for name, exclusions in supervisor.exclusions.items():
                 self._act(name, partial(AgreeingGroup.exclude, exclusions=exclusions))
-            attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
+            supervisor.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             self.step()
-            while self._left:
-                attendant.leave(*self._left.popitem())
-        self._say_last()
+            while self._failed:
+                supervisor.report_failure(*self._failed.popitem())
+        self._write_last_entries()
 
-    def _say_last(self) -> None:
+    def _write_last_entries(self) -> None:
         """Wait for the writes in flight, then write a snapshot as last entry: the next start needs nothing older."""
         deadline = time.monotonic() + STOP_S
 
@@ -199,13 +199,13 @@ class SiteLoop:
         try:
             return None if group is None else act(group)
         except (WriteFailed, BrokerUnreachable) as error:
-            self._leave(name, error)
+            self._fail(name, error)
             return None
         except GROUP_ERRORS as error:
             assert group is not None
             if len(self._groups) == 1:
                 self._check_not_fenced(name, group)
-            self._leave(name, error)
+            self._fail(name, error)
             return None
 
     def _check_not_fenced(self, name: str, group: AgreeingGroup) -> None:
@@ -216,12 +216,12 @@ class SiteLoop:
         with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
             check_not_fenced(data, group.site.epoch)
 
-    def _leave(self, name: str, error: AbcastError) -> None:
+    def _fail(self, name: str, error: AbcastError) -> None:
         """Drop a group because of an error. Raises the error if no other group remains."""
         self._drop(name)
         if not self._groups:
             raise error
-        self._left[name] = error
+        self._failed[name] = error
 
     def _drop(self, name: str) -> None:
         self._groups.pop(name, None)
@@ -244,7 +244,7 @@ class SiteLoop:
         for group in taken.gone:
             self._drop(group)
         for group, failure in failed.items():
-            self._leave(group, failure)
+            self._fail(group, failure)
 
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
@@ -316,7 +316,7 @@ class SiteLoop:
         if not self._await_entry(group, entry, gives_up):
             self._stuck[group.name] = entry
             return
-        self._tell(group.name, group.notices)
+        self._log_notices(group.name, group.notices)
         self._write_due(group)
 
     def _see_stuck(self, group: AgreeingGroup) -> None:
@@ -343,7 +343,7 @@ class SiteLoop:
             group.see_written()
         return True
 
-    def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
+    def _log_notices(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
             level, words = describe(notice)
             _logger.log(level, "site %s, group %s: %s", self._agreement.neighbours.site, group, words)
@@ -361,7 +361,7 @@ class SiteLoop:
             return self._intake.poll()
         except PartitionsFailed as failed:
             for name in {self._read[place][0].name for place in failed.places if place in self._read}:
-                self._leave(name, failed.error)
+                self._fail(name, failed.error)
             return {}
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ class SequencerShard(StreamingJob):
                 self._stale.discard(group)
         now = time.monotonic()
         late = dict.fromkeys(maintenance.forward, 0) if report.is_snapshot_late else {}
-        maintenance.attend({**late, **self._watched}, now)
+        maintenance.tick({**late, **self._watched}, now)
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
 

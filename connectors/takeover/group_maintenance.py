@@ -143,12 +143,12 @@ class GroupMaintenance:
                         check_not_fenced(self.log(group), self._epochs[group])
                         self._claims_seen[group] = end
                     self._without_claims.discard(group)
-                    self._take_back([group])
+                    self._resume([group])
             except GROUP_ERRORS as error:
                 unservable[group] = error
         raise_unservable(unservable, self.forward)
 
-    def _take_back(self, groups: Iterable[str]) -> None:
+    def _resume(self, groups: Iterable[str]) -> None:
         silent = self._without_claims | self._without_data
         self.away.resume(group for group in groups if group not in silent)
 
@@ -160,11 +160,11 @@ class GroupMaintenance:
         except KafkaError as error:
             if not error.retriable:
                 raise
-            self._leave(group, self._connection.unreachable())
+            self._suspend(group, self._connection.unreachable())
         except BrokerUnreachable as error:
-            self._leave(group, error)
+            self._suspend(group, error)
 
-    def _leave(self, group: str, error: AbcastError) -> None:
+    def _suspend(self, group: str, error: AbcastError) -> None:
         if self.away.is_due(group):  # otherwise it is the same trouble as just now
             self.away.suspend(group, error)
         if all(each in self.away for each in self.forward):
@@ -185,7 +185,7 @@ class GroupMaintenance:
         ends = self._ends("data", asked) if asked else {}
         self._without_data = (self._without_data | set(asked)) - ends.keys()
         here = {group: self._epochs[group] for group in ends if group not in self._without_claims}
-        self._take_back(here)
+        self._resume(here)
         raise_unservable(self._shorter(ends), self.forward)
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
         suspended = {**silent, **self._troubles.suspended(topics, self._site)}
@@ -201,7 +201,7 @@ class GroupMaintenance:
             if end < before[group]
         }
 
-    def attend(self, watched: Mapping[str, int], now: float) -> None:
+    def tick(self, watched: Mapping[str, int], now: float) -> None:
         """Tick for `watched`, each with a seqno in DATA, and check now and then that DATA and EPOCH are kept.
 
         `now`: seconds of a steady clock. Raises BrokerUnreachable.

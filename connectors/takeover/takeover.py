@@ -130,10 +130,10 @@ class Takeover:
         self._groups = {group: list(names) for group, names in groups.items()}
         self._claims_some = claims_some
         self._may_claim = False
-        self._unfit = 0
+        self._failures = 0
         self._answered_at = time.monotonic()
         self._surveyed: dict[str, Survey] = {}
-        self._told: dict[str, SequencerState | AbcastError] = {}
+        self._results: dict[str, SequencerState | AbcastError] = {}
         self._is_closed = threading.Event()
         self._producer = by.connection.producer()
         self._signs = self._read_signs()
@@ -142,14 +142,14 @@ class Takeover:
         leaderless = self._leaderless()
         for group in self._groups:
             if group in leaderless:
-                self._take_unfit(group, BrokerUnreachable(f"group {group}: {leaderless[group]} has no leader."))
+                self._take_failure(group, BrokerUnreachable(f"group {group}: {leaderless[group]} has no leader."))
             else:
                 self._surveys.ask(group, functools.partial(self._look_at, group))
 
     @property
     def is_running(self) -> bool:
         """Whether `results` has not returned every group yet."""
-        return bool(self._told or self._surveys.is_waiting or self._surveyed or self._claims.is_waiting)
+        return bool(self._results or self._surveys.is_waiting or self._surveyed or self._claims.is_waiting)
 
     def results(self, timeout_s: float) -> dict[str, SequencerState | AbcastError]:
         """Return the next results by group: a state to go on from, or the group's error; {} if none comes in time.
@@ -157,7 +157,7 @@ class Takeover:
         Raises EnvironmentProblem.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._told and self.is_running:
+        while not self._results and self.is_running:
             left = min(deadline - time.monotonic(), STALL_S)
             if not self._may_claim:
                 self._take_surveys(max(left, 0.0))
@@ -168,8 +168,8 @@ class Takeover:
                 self._take_surveys(max(left, 0.0))
             if left <= 0:
                 break
-        told, self._told = self._told, {}
-        return told
+        results, self._results = self._results, {}
+        return results
 
     def close(self) -> None:
         """Claim nothing more. Waits for questions that are under way."""
@@ -182,18 +182,18 @@ class Takeover:
         answers = self._surveys.answers(timeout_s)
         for group, answer in answers.items():
             if isinstance(answer, AbcastError):
-                self._take_unfit(group, answer)
+                self._take_failure(group, answer)
             else:
                 self._surveyed[group] = answer
         now = time.monotonic()
         self._answered_at = now if answers else self._answered_at
         is_stalled = self._claims_some and bool(self._surveyed) and now - self._answered_at >= STALL_S
         if not self._may_claim and (is_stalled or not self._surveys.is_waiting):
-            if self._unfit and not self._claims_some:
+            if self._failures and not self._claims_some:
                 self._surveyed.clear()
                 return
             self._may_claim = True
-            self._tell_who_serves()
+            self._log_who_serves()
         if self._may_claim:
             for group, found in self._surveyed.items():
                 self._claims.ask(group, functools.partial(self._claim, group, found))
@@ -202,13 +202,13 @@ class Takeover:
     def _take_claims(self, timeout_s: float) -> None:
         for group, found in self._claims.answers(timeout_s).items():
             if isinstance(found, AbcastError):
-                self._take_unfit(group, found)
+                self._take_failure(group, found)
             else:
-                self._told[group] = found
+                self._results[group] = found
 
-    def _take_unfit(self, group: str, error: AbcastError) -> None:
-        self._told[group] = error
-        self._unfit += 1
+    def _take_failure(self, group: str, error: AbcastError) -> None:
+        self._results[group] = error
+        self._failures += 1
 
     def _leaderless(self) -> dict[str, str]:
         """Return the groups that have a topic without a leader, each with that topic. Asking about them takes long."""
@@ -257,7 +257,7 @@ class Takeover:
             return ""
         return claim.who if judge(data, self._signs.of_groups.get(group)).state == ALIVE else ""
 
-    def _tell_who_serves(self) -> None:
+    def _log_who_serves(self) -> None:
         """Log which groups another process serves, by its signs of life. Nothing depends on it."""
         served: dict[str, list[str]] = {}
         for group, found in self._surveyed.items():

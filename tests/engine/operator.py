@@ -103,10 +103,10 @@ class OperatorLoop:
             self._epochs[name] = state.epoch
         self._intake.read(sorted(self._read))
 
-    def run(self, attendant: Any) -> None:
+    def run(self, supervisor: Any) -> None:
         """Work until stopped."""
         while not self._stop.is_set():
-            attendant.raise_failure()
+            supervisor.raise_failure()
             try:
                 self.step()
             except ProtocolViolation:

@@ -23,7 +23,7 @@ from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.exclusion import exclude
 from connectors.engine.group_supervisor import Taken
-from connectors.engine.site_job import SiteAttendant, SiteLoop
+from connectors.engine.site_job import SiteLoop, SiteSupervisor
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.entry_codec import read_entry
@@ -107,12 +107,12 @@ class Running:
             source = neighbours.input(topic, place.partition) if topic is not None else None
             if source is not None and topic is not None and (source.place or not is_deaf):
                 inputs.setdefault(topic.group, {})[place] = source
-        self.attendant: Any = SimpleNamespace(
+        self.supervisor: Any = SimpleNamespace(
             raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs=inputs, exclusions={}
         )
-        self.left: list[str] = []
+        self.failed: list[str] = []
         self.why: list[str] = []
-        self.attendant.leave = self._leave
+        self.supervisor.report_failure = self._report
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(Claimer(kafka, site, agreement="isis"), topics)
         agreement = AgreementSettings(neighbours, SUSPECT_AFTER_MS)
@@ -126,13 +126,13 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _leave(self, group: str, error: Exception) -> None:
-        self.left.append(group)
+    def _report(self, group: str, error: Exception) -> None:
+        self.failed.append(group)
         self.why.append(str(error))
 
     def _run(self) -> None:
         try:
-            self.loop.run(cast("SiteAttendant", self.attendant))
+            self.loop.run(cast("SiteSupervisor", self.supervisor))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.failure = error
 
@@ -471,7 +471,7 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytes
         with DataLog(kafka, "g", "nyc") as data:
             data.claims()
             assert [(act.act, act.why) for act in data.known_acts] == [("exclude", "sfo burns")] * 2
-            nyc.attendant.exclusions = {"g": data.known_exclusions}
+            nyc.supervisor.exclusions = {"g": data.known_exclusions}
         assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
         all_have(kafka, 4, ("nyc",))
         with running(kafka, "sfo", names=both):
@@ -490,7 +490,7 @@ def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnect
     with running(kafka, "nyc", "sfo", names=four) as (nyc, _):
         with DataLog(kafka, "g", "nyc") as data:
             data.claims()
-            nyc.attendant.exclusions = {"g": data.known_exclusions}
+            nyc.supervisor.exclusions = {"g": data.known_exclusions}
         send(kafka, "nyc", range(3, 4))
         all_have(kafka, 3, ("nyc", "sfo"))
 
@@ -549,7 +549,7 @@ def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection)
         all_have(kafka, 10)
         states = take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [forward("nyc").topic]})
         changes = [Taken(gone=frozenset("g")), Taken(states)]
-        loops[0].attendant.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
+        loops[0].supervisor.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
         eventually(lambda: not changes, 10)
         send(kafka, "nyc", range(6, 8))
         send(kafka, "sfo", range(6, 8))
@@ -647,7 +647,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 ) -> None:
     """The log has several epochs, with entries without a snapshot, and with one that a fenced job left behind."""
     monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
-    monkeypatch.setattr(SiteLoop, "_say_last", lambda _: None)  # each job is killed
+    monkeypatch.setattr(SiteLoop, "_write_last_entries", lambda _: None)  # each job is killed
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
@@ -671,16 +671,16 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
         kafka.topics.append(TopicPartition(str(Topic("h", "data", "nyc")), 0), *encode_data(record))
     changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
     with running(kafka, *SITES) as loops:
-        loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
-        eventually(lambda: loops[0].left == ["h"], 10, "the next attempt does not fail for it")
+        loops[0].supervisor.changes = lambda: [changes.pop()] if changes else []
+        eventually(lambda: loops[0].failed == ["h"], 10, "the next attempt does not fail for it")
         assert "entry" in loops[0].why[0]
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
         assert loops[0].failure is None
 
 
-def attendant_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteAttendant:
-    return SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, SuspendedGroups("sequence"))
+def supervisor_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteSupervisor:
+    return SiteSupervisor(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, SuspendedGroups("sequence"))
 
 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
@@ -694,17 +694,18 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
     suspended = SuspendedGroups("sequence")
-    with closing(SiteAttendant(kafka, AgreementSettings(Neighbours("nyc", SITES)), finder, {}, suspended)) as attendant:
-        assert list(attendant.take_all().states) == ["g"]
+    agreement = AgreementSettings(Neighbours("nyc", SITES))
+    with closing(SiteSupervisor(kafka, agreement, finder, {}, suspended)) as supervisor:
+        assert list(supervisor.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
         assert list(suspended.reasons) == ["h"]
     for role in roles:
         del topics[Topic("g", role, "nyc")]
     with (
-        closing(attendant_of(kafka, SITES, finder)) as attendant,
+        closing(supervisor_of(kafka, SITES, finder)) as supervisor,
         pytest.raises(UsageError, match="is that of a sequencer"),
     ):
-        attendant.take_all()
+        supervisor.take_all()
 
 
 def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -718,38 +719,38 @@ def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatc
         all_have(kafka, 1)
         before = data.newest_claim()
         with (
-            closing(attendant_of(kafka, SITES[:2], finder)) as attendant,
+            closing(supervisor_of(kafka, SITES[:2], finder)) as supervisor,
             pytest.raises(UsageError, match="other sites than nyc, sfo"),
         ):
-            attendant.take_all()
+            supervisor.take_all()
         assert data.newest_claim() == before
 
 
 def test_nobody_is_told_that_a_group_is_alive_that_was_left(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attendant looks after it no longer, until its time has come."""
+    """The supervisor gives no sign of life for it, until it is due again."""
     kafka.create("h", "nyc")
     monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    with closing(attendant_of(kafka, SITES, finder)) as attendant:
-        assert sorted(attendant.take_all().states) == ["g", "h"]
+    with closing(supervisor_of(kafka, SITES, finder)) as supervisor:
+        assert sorted(supervisor.take_all().states) == ["g", "h"]
         signs: list[Mapping[str, int]] = []
-        monkeypatch.setattr(attendant._keeper._signs, "give", lambda epochs, *_: signs.append(epochs))
-        monkeypatch.setattr(attendant._keeper, "attend", lambda *_: None)
-        attendant._look()
-        attendant.leave("h", ProtocolViolation("it can't go on."))
-        attendant._look()
+        monkeypatch.setattr(supervisor._maintenance._signs, "give", lambda epochs, *_: signs.append(epochs))
+        monkeypatch.setattr(supervisor._maintenance, "tick", lambda *_: None)
+        supervisor._look()
+        supervisor.report_failure("h", ProtocolViolation("it can't go on."))
+        supervisor._look()
         assert signs == [{"g": 1, "h": 1}, {"g": 1}]
-        assert list(attendant.changes()) == []
-        assert list(attendant.exclusions) == ["g"]
+        assert list(supervisor.changes()) == []
+        assert list(supervisor.exclusions) == ["g"]
 
         def is_back() -> bool:
-            attendant._look()
-            attendant._take_on()
-            return list(attendant.exclusions) == ["g", "h"]
+            supervisor._look()
+            supervisor._finish_takeovers()
+            return list(supervisor.exclusions) == ["g", "h"]
 
         eventually(is_back, 20)
 
@@ -771,7 +772,7 @@ def test_a_group_that_retention_has_hit_ends_no_other(kafka: MemoryConnection) -
         kafka.topics.drop(forward("nyc").topic, 4)
         with running(kafka, "lax", groups=groups) as (lax,):
             eventually(lambda: len(effective(kafka, "lax", "h")) == 5, 20)
-            eventually(lambda: lax.left == ["g"], 20)
+            eventually(lambda: lax.failed == ["g"], 20)
             assert "retention has dropped some of it here" in lax.why[0]
             send(kafka, "lax", range(1, 2), group="h")
             eventually(lambda: all(len(effective(kafka, site, "h")) == 6 for site in SITES), 20)

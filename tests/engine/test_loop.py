@@ -46,7 +46,7 @@ class Running:
     def __init__(self, kafka: MemoryConnection, start: int | None = None) -> None:
         self.failure: BaseException | None = None
         self.changes: list[Taken] = []
-        self.attendant: Any = SimpleNamespace(raise_failure=lambda: None, changes=self._changes, pipelines={})
+        self.supervisor: Any = SimpleNamespace(raise_failure=lambda: None, changes=self._changes, pipelines={})
         self._stop = threading.Event()
         self._loop = Loop(kafka, "nyc", self._stop)
         state = take_over(kafka, "g", "nyc")
@@ -61,13 +61,13 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self._loop.run(cast("GroupSupervisor", self.attendant))
+            self._loop.run(cast("GroupSupervisor", self.supervisor))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.failure = error
 
     @property
     def pipeline(self) -> Pipeline:
-        pipeline: Pipeline = self.attendant.pipelines["g"]
+        pipeline: Pipeline = self.supervisor.pipelines["g"]
         return pipeline
 
     def end(self) -> None:
@@ -128,7 +128,7 @@ def test_a_group_that_is_gone_is_left_alone(kafka: MemoryConnection) -> None:
     with running(kafka) as loop, Member("g", "nyc/alice", connection=kafka) as alice:
         alice.broadcast(b"x").result(10)
         loop.changes.append(Taken(gone=frozenset({"g"})))
-        eventually(lambda: not loop.attendant.pipelines, 10)
+        eventually(lambda: not loop.supervisor.pipelines, 10)
         assert loop.failure is None
 
 
@@ -176,7 +176,7 @@ def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> N
 def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper asks for the claims of all groups at once: it must not ask for one that has none."""
+    """Maintenance asks for the claims of all groups at once: it must not ask for one that has none."""
     kafka.create("h", "nyc")
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
@@ -187,14 +187,14 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
 
     monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lacks)
     suspended = SuspendedGroups("sequence")
-    attendant = GroupSupervisor(kafka, "nyc", None, finder, {}, suspended)
-    attendant._keeper.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
-    attendant._places |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
-    attendant._find_changes()
-    assert not list(attendant.changes())
+    supervisor = GroupSupervisor(kafka, "nyc", None, finder, {}, suspended)
+    supervisor._maintenance.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
+    supervisor._partitions |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
+    supervisor._find_changes()
+    assert not list(supervisor.changes())
     del topics[Topic("g", "epoch", "nyc")]
-    attendant._find_changes()
-    assert [change.gone for change in attendant.changes()] == [{"g"}]
-    assert list(attendant._keeper.forward) == ["h"]
+    supervisor._find_changes()
+    assert [change.gone for change in supervisor.changes()] == [{"g"}]
+    assert list(supervisor._maintenance.forward) == ["h"]
     assert list(suspended.reasons) == ["g"]
-    attendant.close()
+    supervisor.close()

@@ -91,9 +91,9 @@ def test_it_is_ordered_again(
         if watchdog._decided and not watchdog._missing():
             may_cut.set()
 
-    def signed(keeper: GroupMaintenance, *told: Any) -> None:
+    def signed(maintenance: GroupMaintenance, *told: Any) -> None:
         if place_of_message(kafka) is None:
-            sign(keeper, *told)
+            sign(maintenance, *told)
 
     monkeypatch.setattr(Watchdog, "look", looked)
     monkeypatch.setattr(GroupMaintenance, "sign", signed)

@@ -320,13 +320,13 @@ class TestFormats:
 
     def test_a_sequencer_that_runs_stops_at_a_switch(self, kafka: MemoryConnection) -> None:
         epochs = {"g": take_over(kafka, "g", SITE).epoch}
-        keeper = GroupMaintenance(kafka, SITE, epochs, "process")
-        keeper.take({"g": [f"abcast.g.forward.{SITE}"]})
-        keeper.check_not_fenced()
+        maintenance = GroupMaintenance(kafka, SITE, epochs, "process")
+        maintenance.take({"g": [f"abcast.g.forward.{SITE}"]})
+        maintenance.check_not_fenced()
         kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
         with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later here"):
-            keeper.check_not_fenced()
-        keeper.close()
+            maintenance.check_not_fenced()
+        maintenance.close()
 
     def test_who_reads_on_stops_at_the_seal(self, kafka: MemoryConnection) -> None:
         """What stands before it is delivered, and nothing behind it; the checker stops, too."""

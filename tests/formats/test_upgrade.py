@@ -193,16 +193,16 @@ def test_one_groups_format_is_that_groups_trouble() -> None:
     forward = {group: [f"abcast.{group}.forward.nyc"] for group in ("g", "other")}
     for group in forward:
         kafka.create(group, "nyc")
-    keeper = GroupMaintenance(
+    maintenance = GroupMaintenance(
         kafka, "nyc", {group: take_over(kafka, group, "nyc").epoch for group in forward}, "process"
     )
-    keeper.take(forward)
-    keeper.check_not_fenced()
+    maintenance.take(forward)
+    maintenance.check_not_fenced()
     kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
     with pytest.raises(UnservableGroups) as unservable:
-        keeper.check_not_fenced()
+        maintenance.check_not_fenced()
     assert {group: type(error) for group, error in unservable.value.errors.items()} == {"g": LaterVersion}
-    keeper.close()
+    maintenance.close()
 
 
 def test_in_a_group_of_format_1_a_snapshot_has_no_additions() -> None:

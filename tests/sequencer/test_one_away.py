@@ -120,7 +120,7 @@ def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: p
     assert len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)]) == before
 
 
-class TestAKeeper:
+class TestMaintenance:
     @pytest.fixture
     def maintenance(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> GroupMaintenance:
         epochs: dict[str, int] = {}
@@ -134,7 +134,7 @@ class TestAKeeper:
         before = {group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) for group in GROUPS}
         maintenance.check_not_fenced()
         maintenance.sign({}, time.monotonic())
-        maintenance.attend(dict.fromkeys(GROUPS, 1), time.monotonic())
+        maintenance.tick(dict.fromkeys(GROUPS, 1), time.monotonic())
         return {
             group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) - before[group]
             for group in GROUPS

@@ -1,6 +1,6 @@
 """A group whose logs lose their ends, their beginnings, or all they have, while it goes on: one seed, one history.
 
-It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, the keeper, the watchdog, the
+It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, maintenance, the watchdog, the
 process engine's intake, the cursor of members and deliverers. Members send until they see their messages. The end of
 DATA or of FORWARD is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave
 marks; the broker's clock jumps. Then an operator does what errors say. What must hold:

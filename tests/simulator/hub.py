@@ -155,7 +155,7 @@ class Job:
         return cut is None or cut >= len(outputs)
 
     def is_fenced(self) -> bool:
-        """As the keeper looks."""
+        """Look, as maintenance does."""
         with DataLog(self.site.connection, GROUP, self.site.name) as data:
             try:
                 fencing.check_not_fenced(data, self.epoch)

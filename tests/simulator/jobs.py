@@ -1,4 +1,4 @@
-"""A sequencer's process on a Kafka in memory: takeover, keeper and intake as they ship, one thread."""
+"""A sequencer's process on a Kafka in memory: takeover, maintenance and intake as they ship, one thread."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Job:
         self._group = group
         forward = sorted({place.topic for place in self._inputs()})
         self.state = take_over_groups(by, {group: forward})[group]
-        self.keeper = GroupMaintenance(by.connection, by.site, by.claimed, "process")
-        self.keeper.take({group: forward})
-        end = self.keeper.ends_of_data([group])[group]
-        self.keeper.sign({}, now)
-        self.watchdog = Watchdog(self.keeper.log, self.keeper.signed_end, self.keeper.trouble_of)
+        self.maintenance = GroupMaintenance(by.connection, by.site, by.claimed, "process")
+        self.maintenance.take({group: forward})
+        end = self.maintenance.ends_of_data([group])[group]
+        self.maintenance.sign({}, now)
+        self.watchdog = Watchdog(self.maintenance.log, self.maintenance.signed_end, self.maintenance.trouble_of)
         self.watchdog.watch(group, self.state.epoch, self.state.seqno, end)
         self.told = self.state.seqno
         self.restarts = self.topics.restarts
@@ -87,12 +87,12 @@ class Job:
 
     def look(self, now: float) -> None:
         """Do what it does each second. Raises Fenced, UsageError, HistoryChanged, NotCounting, BrokerUnreachable."""
-        self.keeper.check_not_fenced()
-        self.keeper.sign({}, now)
+        self.maintenance.check_not_fenced()
+        self.maintenance.sign({}, now)
         if self.state.seqno > self.told:
             self.watchdog.decided([self._group], self.state.seqno - self.told)
             self.told = self.state.seqno
         self.watchdog.look(now)
 
     def close(self) -> None:
-        self.keeper.close()
+        self.maintenance.close()

@@ -163,14 +163,14 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
     connection, group = Connection(broker.bootstrap_servers), "retention-told"
     create_topics(connection, group, [SITE])
     forward = Topic(group, "forward", SITE)
-    with closing(GroupMaintenance(connection, SITE, {}, "process")) as keeper:
-        keeper.take({group: [str(forward)]})
-        keeper.attend({}, time.monotonic() + LOOK_AT_SETTINGS_S)
+    with closing(GroupMaintenance(connection, SITE, {}, "process")) as maintenance:
+        maintenance.take({group: [str(forward)]})
+        maintenance.tick({}, time.monotonic() + LOOK_AT_SETTINGS_S)
         assert caplog.text == ""
         alter(connection, Topic(group, "data", SITE), retention_ms="604800000")
-        keeper.attend({}, time.monotonic() + LOOK_AT_SETTINGS_S)
+        maintenance.tick({}, time.monotonic() + LOOK_AT_SETTINGS_S)
         assert caplog.text == "", "an hour is not over"
-        keeper.attend({}, time.monotonic() + 3 * LOOK_AT_SETTINGS_S)
+        maintenance.tick({}, time.monotonic() + 3 * LOOK_AT_SETTINGS_S)
         [told] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
         assert "retention.ms=604800000" in told
         place = TopicPartition(str(forward), 0)
