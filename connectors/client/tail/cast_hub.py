@@ -91,7 +91,7 @@ class CastHub:
         self.group = group
         self.site = site
         self.lock = threading.Condition(threading.Lock())
-        """Held while the receiver is read or changed. Only `CastReader._lock` is taken under it."""
+        """Held while the receiver is read or changed. Only `CastBuffer._lock` is taken under it."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
         self._topics = CastTopics(connection, metadata, group, site)

@@ -1,13 +1,11 @@
 """Read the casts of a group from the cast topics in one site's Kafka, in a thread.
 
-Invariant. `take` returns the records of each partition in the order of their offsets, from where it began; after
-`again`, all of them again from the offset given. None is left out: all readers alike skip a record that is no cast,
-with a warning. Each partition stays the log that it was (`connectors.kafka.log.same_log_consumer`).
+Invariant. The thread reads each partition from where it began, in the order of offsets, into a buffer
+(`connectors.client.tail.cast_buffer`). It leaves out no cast: all readers alike skip a record that is no cast, with a
+warning. Each partition stays the log that it was (`connectors.kafka.log.same_log_consumer`).
 
 A relay creates the copy of another site's topic with its first record. So the thread looks for topics that it does not
 read yet, and reads a new one from its beginning: it was empty, or missing, at the last look.
-
-Bounded: the thread reads no further while BUFFERED records, or BUFFERED_BYTES, wait to be taken.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
+from connectors.client.tail.cast_buffer import CastBuffer, Found
 from connectors.kafka.codec.cast_codec import decode_cast
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
@@ -30,13 +28,8 @@ from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable, TopicMissing
 from ordering.base.names import Topic
-from ordering.casts.casts import Cast, size_of
 
 POLL_S = 0.1
-BUFFERED = 10_000
-"""The most records that wait to be taken, apart from one more fetch."""
-
-BUFFERED_BYTES = 64 * 1024 * 1024
 FETCH_WAIT_MS = 100
 LOOK_S = 10.0
 """Seconds between looks for new topics: each look lists all topics, once a process."""
@@ -46,14 +39,6 @@ LOOK_SOON_S = 1.0
 
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
-
-
-class Found(NamedTuple):
-    """A cast, its partition and its offset."""
-
-    place: TopicPartition
-    offset: int
-    cast: Cast
 
 
 class CastTopics(NamedTuple):
@@ -103,17 +88,10 @@ class CastReader:
         self._looked_at = time.monotonic()
         self.is_awaited = False
         """Whether a message waits for casts that were not read yet."""
-        self._lock = threading.Lock()
-        self._found: deque[Found] = deque()
-        self._bytes = 0
-        self._again: dict[TopicPartition, int] = {}
+        self._buffer = CastBuffer(offsets)
         self._read_up_to = dict(offsets)
-        self._new: list[TopicPartition] = []
-        self._failure: Exception | None = None
         self._stopping = threading.Event()
         self._failing = False
-        self.next = dict(offsets)
-        """The offset behind the last taken record, by partition."""
         self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
         self._thread.start()
@@ -121,27 +99,20 @@ class CastReader:
     @property
     def has_news(self) -> bool:
         """Whether `take` would return a record, or raise."""
-        return bool(self._found) or self._failure is not None
+        return self._buffer.has_news
+
+    @property
+    def next(self) -> Mapping[TopicPartition, int]:
+        """Return the offset behind the last taken record, by partition."""
+        return self._buffer.next
 
     def take(self) -> list[Found]:
         """Return the casts read since the last call. Raises the error that has ended the thread."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            taken, self._found, self._bytes = list(self._found), deque(), 0
-            new, self._new = self._new, []
-        self.next.update(dict.fromkeys(new, 0))
-        for place, offset, _ in taken:
-            self.next[place] = offset + 1
-        return taken
+        return self._buffer.take()
 
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read again from these offsets, and return everything from there once more."""
-        with self._lock:
-            kept = [found for found in self._found if found.place not in offsets]
-            self._found, self._bytes = deque(kept), _size(kept)
-            self._again.update(offsets)
-        self.next.update(offsets)
+        self._buffer.again(offsets)
 
     def close(self) -> None:
         """Disconnect."""
@@ -153,12 +124,12 @@ class CastReader:
             with contextlib.closing(self._consumer):
                 while not self._stopping.is_set():
                     self._look()
-                    if len(self._found) > BUFFERED or self._bytes > BUFFERED_BYTES:
+                    if self._buffer.is_full:
                         self._stopping.wait(POLL_S)
                     else:
                         self._read()
         except Exception as error:  # noqa: BLE001 - `take` raises any error
-            self._failure = error
+            self._buffer.fail(error)
             self._wake()
 
     def _look(self) -> None:
@@ -172,20 +143,16 @@ class CastReader:
         except BrokerUnreachable:
             return  # reading warns of it
         if new:
-            with self._lock:
-                self._new += new
-                self._read_up_to.update(dict.fromkeys(new, 0))
+            self._buffer.begin(new)
+            self._read_up_to.update(dict.fromkeys(new, 0))
             self._assign()
 
     def _assign(self) -> None:
         self._log.read(self._read_up_to)
 
     def _read(self) -> None:
-        with self._lock:
-            goes_back = bool(self._again)
-            self._read_up_to.update(self._again)
-            self._again.clear()
-        if goes_back:
+        if offsets := self._buffer.go_back():
+            self._read_up_to.update(offsets)
             self._assign()
         try:
             polled = self._log.poll(POLL_S)
@@ -214,10 +181,7 @@ class CastReader:
                     read.append(Found(place, record.offset, cast))
         if not read:
             return
-        with self._lock:
-            fresh = [found for found in read if found.place not in self._again]
-            self._found.extend(fresh)
-            self._bytes += _size(fresh)
+        self._buffer.add(read)
         self._wake()
 
 
@@ -226,7 +190,3 @@ def _changed(place: TopicPartition, what: str) -> HistoryChanged:
         f"{place.topic}-{place.partition} {what}: it was made anew, or has lost its end. Which casts come next is not "
         "known: begin with what the group has now, with a new Member."
     )
-
-
-def _size(read: Iterable[Found]) -> int:
-    return sum(size_of(found.cast) for found in read)

@@ -13,39 +13,34 @@ If retention has overtaken the thread (the process was suspended), it goes on at
 state there. Readers are behind the cache then, read from Kafka, and find out by themselves which records are gone.
 
 The locks. `notifying` is held while subscriptions are called, so that none is called after it was closed. Listeners
-take the locks of their members under it. A thread that holds a member's lock takes only `_asking`, under which DATA is
-read for a state, and leaves. docs/protocols/locks.md has the whole order.
+take the locks of their members under it. A thread that holds a member's lock takes only `LogEnd._reading`, under which
+DATA is read for a state, and leaves. docs/protocols/locks.md has the whole order.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
+from connectors.client.tail.log_end import LogEnd, ends_earlier
 from connectors.client.tail.log_reader import LogReader
 from connectors.client.tail.subscription import Listener, Subscription
 from connectors.client.tail.tail_cache import TailBatch, TailCache
 from connectors.client.values.promise import raised_again
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
-from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective, Messages
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.names import Address, Topic
-from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE
-from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 
 POLL_S = 0.1
 """The longest time between two calls of a subscription, in seconds."""
-
-RELATED_RECORDS = 4_096
-"""A known state is brought up to date by reading on, if at most this many records have come since."""
 
 JOIN_S = 15.0
 
@@ -67,9 +62,7 @@ class LogTailer:
         self._stopping = threading.Event()
         self.notifying = threading.RLock()
         self._subscriptions: dict[bytes, list[Subscription]] = {}
-        self._asking = threading.Lock()
-        self._log: DataLog | None = None
-        self._known: tuple[int, SequencerState] | None = None
+        self._end = LogEnd(connection, group, site)
         self.cache = TailCache()
 
     def wake(self) -> None:
@@ -130,8 +123,7 @@ class LogTailer:
         if thread is not None and thread is not threading.current_thread():
             # All its waits have limits. Should one fail, the thread is a daemon, and ends with the process.
             thread.join(JOIN_S)
-        with self._asking:
-            self._close_log()
+        self._end.close()
 
     def cursor(self, start: Start) -> DataCursor:
         """Open a cursor of the caller's own. Raises BrokerUnreachable."""
@@ -141,48 +133,18 @@ class LogTailer:
 
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing."""
-        with self._asked() as (_, end, state):
-            return Start(end, Reader(state.epoch, state.seqno)), state
+        return self._end.read()
 
     def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
         """Return the place to read on behind `seqno`, and the end offset of DATA. Raises as `DataLog.after` does.
 
         A state that was read for an earlier call is not read again.
         """
-        with self._asked() as (log, end, state):
-            try:
-                return log.after(seqno, or_end=or_end, known=(end, state)), end
-            finally:
-                if not self._users:  # the last `release` has been: nothing else would close it
-                    self._close_log()
-
-    @contextlib.contextmanager
-    def _asked(self) -> Iterator[tuple[DataLog, int, SequencerState]]:
-        """Lend the log to one caller at a time, with its end and the state there."""
-        with self._asking:
-            try:
-                if self._log is None:
-                    self._log = DataLog(self.connection, self.group, self.site)
-                end, known = self._log.end(), self._known
-                if known is not None and end < known[0]:
-                    raise ends_earlier(self.partition.topic, known[1].seqno, self._log.state(end).seqno)
-                self._known = (end, self._state_at(self._log, end))
-            except BaseException:
-                self._close_log()
-                raise
-            yield self._log, *self._known
-
-    def _state_at(self, log: DataLog, end: int) -> SequencerState:
-        if self._known is not None and 0 <= end - self._known[0] <= RELATED_RECORDS:
-            below, state = self._known
-            with contextlib.suppress(HistoryUnavailable):
-                return absorb(state, [stored.data for stored in log.records(below, end)]) if end > below else state
-        return log.state(end)
-
-    def _close_log(self) -> None:
-        log, self._log, self._known = self._log, None, None
-        if log is not None:
-            log.close()
+        try:
+            return self._end.after(seqno, or_end=or_end)
+        finally:
+            if not self._users:  # the last `release` has been: nothing else would close it
+                self._end.close()
 
     # --- the thread ---
 
@@ -257,14 +219,6 @@ class LogTailer:
         others = [each for each in self._subscriptions.pop(subscription.key) if each is not subscription]
         if others:
             self._subscriptions[subscription.key] = others
-
-
-def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:
-    """Return the error for a log that ends earlier than it did."""
-    return HistoryChanged(
-        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. The next "
-        "messages may be others under the same seqnos: begin with what the group has now, with a new Member."
-    )
 
 
 def _look_after(listener: Listener) -> None:

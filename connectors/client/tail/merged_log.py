@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.client.tail.cast_reader import CastReader, CastTopics, Found
+from connectors.client.tail.cast_buffer import Found
+from connectors.client.tail.cast_reader import CastReader, CastTopics
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.log.data_log import Start
@@ -176,15 +177,19 @@ def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
 def ordered(record: Effective) -> OrderedRecord:
     """Return a record of DATA as the core's `OrderedRecord`. Raises ProtocolViolation."""
     depends = depends_of(record.headers) if record.headers else None
-    if record.kind == MESSAGE:
-        who = record.sender, record.incarnation, record.local_seqno
-        return OrderedRecord(record.seqno, MESSAGE, *who, depends, record=record)
-    who = record.sender, record.incarnation, record.local_seqno
-    payload = record.value or b""
     if record.kind != VIEW:
-        return OrderedRecord(record.seqno, record.kind, *who, depends, payload=payload, record=record)
+        return OrderedRecord(
+            record.seqno,
+            record.kind,
+            record.sender,
+            record.incarnation,
+            record.local_seqno,
+            depends,
+            payload=b"" if record.kind == MESSAGE else record.value or b"",
+            record=record,
+        )
     try:
-        body = json.loads(payload)
+        body = json.loads(record.value or b"")
         lives = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
         is_in_flush = bool(body["flush"])
     except (ValueError, KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ import pytest
 
 from connectors import Member
 from connectors.client.state import state_transfer
-from connectors.client.tail.cast_reader import Found
+from connectors.client.tail.cast_buffer import Found
 from connectors.client.tail.merged_log import MergedLog
 from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.codec.cast_codec import cast_headers

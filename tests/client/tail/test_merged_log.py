@@ -10,7 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.client.tail import merged_log
-from connectors.client.tail.cast_reader import Found
+from connectors.client.tail.cast_buffer import Found
 from connectors.client.tail.merged_log import Begin, MergedLog
 from connectors.kafka.log.data_log import Start
 from ordering.base.reader import Reader

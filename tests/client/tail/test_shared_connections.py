@@ -79,7 +79,7 @@ def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryC
     with Member("g", "nyc/a", connection=kafka) as member:
         tailer = member._shared.tailer("g", "nyc")
         assert tailer.after(0, or_end=True)[0].reader.last_seqno == 0
-        assert tailer._log is None
+        assert tailer._end._log is None
 
 
 @pytest.mark.parametrize("is_in_the_window", [False, True], ids=["by itself", "from the window"])
