@@ -31,7 +31,7 @@ class Checkpoint:
         return _newest_number(self.path / "commits")
 
     def end(self, batch: int) -> dict[tuple[str, int], int]:
-        """Where the batch ends in FORWARD: the offset after its last record, by topic and partition."""
+        """Return the batch's end in FORWARD: the offset after its last record, by topic and partition."""
         last_line = (self.path / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()[-1]
         topics = json.loads(last_line)
         if not all(isinstance(partitions, dict) for partitions in topics.values()):
@@ -60,7 +60,7 @@ class Checkpoint:
         (self.path / "commits" / f".{self.committed() + 1}.crc").unlink(missing_ok=True)
 
     def delete(self) -> None:
-        """Everything in DIR/checkpoints, in one step: a job that runs would make again what is deleted one by one."""
+        """Delete DIR/checkpoints in one step: a running job would make files anew that are deleted one by one."""
         gone = self.jobs.parent.with_name("deleted")
         with contextlib.suppress(FileNotFoundError):
             self.jobs.parent.rename(gone)

@@ -21,7 +21,9 @@ _open: list[Scenario] = []
 
 @pytest.fixture
 def temporary_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where processes write temporary files. At the end, nothing is left that their next start would not remove."""
+    """Yield a directory for temporary files of processes. At the end it has none that the next start would not
+    remove.
+    """
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("TMPDIR", name)
         directory = Path(name)

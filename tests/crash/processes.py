@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 
 class Process:
-    """One command with its children. `name` tells it from the others in a failure's report."""
+    """A command with its children. `name` identifies it in a failure's report."""
 
     def __init__(self, name: str, arguments: Sequence[object], directory: Path) -> None:
         """Start it, in `directory`, with pipes as its input and files as its output."""
@@ -105,12 +105,12 @@ class Process:
         eventually(lambda: self.popen.poll() is not None and not self._kill_rest(), 20, f"{self.name} is dead", 0.01)
 
     def signal_all(self, number: signal.Signals) -> None:
-        """One signal to every process of the session."""
+        """Signal every process of the session."""
         for pid in self.members("java") + self.members():
             _signal(pid, number)
 
     def _kill_rest(self) -> list[int]:
-        """What was forked in between dies too."""
+        """Kill processes that were forked in between, too, and return them."""
         rest = self.members()
         for pid in rest:
             _signal(pid, signal.SIGKILL)

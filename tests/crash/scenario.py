@@ -1,4 +1,4 @@
-"""One crash test's world: a group at a site of its own, the processes and members that work in it, and the verdict."""
+"""A group at a site of its own, with the processes and members of a crash test, and the verdict."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ class Scenario:
         finally:
             producer.close(timeout=60)
 
-    # --- what was written ---
+    # --- the log ---
 
     def records(self, start: int = 0) -> list[StoredRecord]:
-        """DATA as it stands."""
+        """Return the records of DATA."""
         with DataLog(self.connection, self.group, self.site) as log:
             return list(log.records(max(start, log.beginning()), log.end()))
 
@@ -160,7 +160,7 @@ class Scenario:
             consumer.close()
 
     def deliveries(self, name: str, count: int, timeout: float = 30.0) -> list[Delivery]:
-        """What a fresh reader delivers from the beginning, `count` messages."""
+        """Return the first `count` deliveries of a new reader, from the beginning."""
         taken: list[Delivery] = []
         with Member(self.group, self.address(name), connection=self.connection) as reader:
             for delivery in itertools.islice(reader.deliveries(from_seqno=1, timeout=timeout * PATIENCE), count):
@@ -178,7 +178,9 @@ class Scenario:
         ledger: Location | None = None,
         fresh_reader: bool = True,
     ) -> int:
-        """No anomaly in DATA, the ledger, the delivery logs and what has a receipt. Returns how many were ordered."""
+        """Check DATA, the ledger, the delivery logs and the receipts for anomalies; return the number of ordered
+        messages.
+        """
         checker = Checker()
         highest, _ = check_data(checker, self.connection, self.group, self.site)
         if ledger is not None:
@@ -258,7 +260,7 @@ class Load:
             thread.join(5)
 
     def finish(self, timeout: float = 60.0) -> list[MessageId]:
-        """Stop broadcasting, wait until all is ordered; what was sent."""
+        """Stop broadcasting, wait until every message is ordered, and return the messages."""
         self.halt()
         if self.problem is not None:
             raise self.problem
@@ -283,7 +285,7 @@ class Observer:
             self.problem = error
 
     def wait(self, seqno: int, timeout: float = 60.0) -> list[Delivery]:
-        """What was delivered, when `seqno` is."""
+        """Wait for `seqno`, and return the deliveries."""
         eventually(lambda: self.problem or (self.taken and self.taken[-1].seqno >= seqno), timeout, f"delivery {seqno}")
         if self.problem is not None:
             raise self.problem

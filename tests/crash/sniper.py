@@ -21,7 +21,7 @@ BEFORE_WRITE = "after the offset log, before the Kafka write"
 AMID_WRITE = "amid the Kafka write"
 BEFORE_COMMIT = "after the Kafka write, before the commit log"
 LARGE = 500
-"""So many records make a write last, in which it can be cut."""
+"""Records of a write that takes long enough to be cut."""
 PATIENCE_S = 60.0
 
 
@@ -45,7 +45,7 @@ def watch(window: str, checkpoint: Checkpoint, log: DataLog) -> None:
 
 
 def _records_of(checkpoint: Checkpoint, batch: int) -> int:
-    """How many FORWARD records the batch has."""
+    """Count the batch's FORWARD records."""
     before = checkpoint.end(batch - 1)
     return sum(end - before.get(place, 0) for place, end in checkpoint.end(batch).items())
 

@@ -29,7 +29,7 @@ SUSPECT_AFTER_MS = 3_000
 PROBES = 5
 KILLS = 4
 MESSAGES = 100
-"""That each load sends at least before it may end."""
+"""Messages that each load sends before it may end."""
 
 
 class Sites:
@@ -71,8 +71,9 @@ class Sites:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [pytest.param("spark", marks=pytest.mark.soak), "process"])
 def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp_path: Path, engine: str) -> None:
-    """Killed at random moments, the site comes back at once. Then one is away until the others go on without it, and
-    one more, so that nothing goes on; what the sites have taken meanwhile is ordered when they are back, once.
+    """A site that is killed at random moments comes back at once. Then one stays away until the others go on
+    without it, and one more, so that no site goes on; the messages of that time are ordered once the sites are
+    back, each once.
     """
     sites = Sites(make_scenario(broker.bootstrap_servers), tmp_path, engine)
     group, rng = sites.scenario.group, random.Random(18)

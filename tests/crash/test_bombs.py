@@ -15,7 +15,7 @@ from tests.crash.scenario import Scenario
 
 MIB = 600
 WITHIN_S = 60.0
-"""Of a machine that has nothing else to do; a loaded one may take four times as long."""
+"""Time for a machine that is otherwise idle; a loaded one may take four times as long."""
 
 
 @pytest.mark.crash

@@ -106,7 +106,7 @@ def test_any_of_three_is_killed(tmp_path: Path, make_scenario: MakeScenario, eng
 
 
 def roles_of_nodes(scenario: Scenario) -> dict[str, int]:
-    """Which node leads what the order waits for."""
+    """Return the nodes that lead the controllers and DATA."""
     topic = str(Topic(scenario.group, "data", scenario.site))
     with scenario.connection.admin() as admin:
         [data] = admin.describe_topics([topic])

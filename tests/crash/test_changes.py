@@ -1,4 +1,4 @@
-"""What changes under a running sequencer: partitions, groups, clocks, the space on its disk, a signal to stop."""
+"""Changes under a running sequencer: partitions, groups, clocks, the space on its disk, a signal to stop."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def fill(disk: Path) -> Path:
 
 
 def assert_disk_full(process: Process) -> None:
-    """It ends with 1 and a sentence that says what to do."""
+    """Assert that the process ends with 1 and a sentence that says what to do."""
     assert process.wait_exit(90) == 1
     last = process.stderr().splitlines()[-1]
     assert last.startswith("abcast: ")
@@ -133,7 +133,7 @@ def assert_disk_full(process: Process) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_full_disk(small_disk: Path, scenario: Scenario) -> None:
-    """It stops with one clear sentence, does not start while the disk is full, and goes on when there is space."""
+    """The job stops with one clear sentence, refuses to start on a full disk, and goes on when there is space."""
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     data = small_disk / "data"

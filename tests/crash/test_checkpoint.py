@@ -24,7 +24,7 @@ WAYS: dict[str, Callable[[Checkpoint], object]] = {
 
 @pytest.mark.soak
 def test_spoilt_while_stopped(scenario: Scenario) -> None:
-    """Killed, spoilt, started: no number changes, and what is sent again by hand is still a duplicate."""
+    """Killed, spoilt, started: no number changes, and a message that is resent by hand is still a duplicate."""
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     process = scenario.sequencer()
@@ -39,7 +39,7 @@ def test_spoilt_while_stopped(scenario: Scenario) -> None:
         process = scenario.sequencer()
         for old in (before[0], before[-1]):
             scenario.write_forward(old.id, old.payload)
-        # What is ordered after the resends shows that they were considered.
+        # A message ordered behind the resends shows that they were considered.
         scenario.probe()
         after = scenario.effective()
         assert after[: len(before)] == before, f"{way}: a number was reassigned"
@@ -48,7 +48,7 @@ def test_spoilt_while_stopped(scenario: Scenario) -> None:
 
 
 def test_spoilt_while_running(scenario: Scenario) -> None:
-    """It goes on, with a new query if need be, without help; unless the directory itself is gone: it says so."""
+    """The job goes on without help, with a new query if need be; if the directory itself is gone, it says so."""
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     process = scenario.sequencer()

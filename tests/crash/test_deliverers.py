@@ -1,4 +1,4 @@
-"""Deliverers: killed and restarted, and so far behind that what comes next was deleted from DATA."""
+"""Deliverers that are killed and restarted, and one so far behind that DATA has lost its next message."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 PAUSE_S = 0.02
 FORGOTTEN_S = 2.0
-"""What was taken so long before kill -9 never comes again. Documented: 0.5 s, and the commit takes its time."""
+"""A message taken so long before kill -9 never comes again. Documented: 0.5 s, and the time of the commit."""
 
 
 def seqnos(process: Process) -> list[int]:
-    """What `abcast deliver --json` printed, without a line cut off by a kill."""
+    """Return the seqnos that `abcast deliver --json` printed, without a line cut off by a kill."""
     return [json.loads(line)["seqno"] for line in process.stdout().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def whole_lines(process: Process) -> Path:
-    """Its delivery log, without a line cut off by a kill."""
+    """Return the path of its delivery log, without a line cut off by a kill."""
     text = process.stdout()
     process.out.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
     return process.out
@@ -35,7 +35,7 @@ def whole_lines(process: Process) -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_and_far_behind(scenario: Scenario) -> None:
-    """Union of all runs: everything. Overlap: what was taken in the last moments. Behind a purge: no seam.
+    """The runs together have every message; two runs share only the last moments' messages; a purge leaves no seam.
 
     A purge of DATA leaves a snapshot: the next sequencer, after a kill -9, goes on from it with the next number.
     """

@@ -1,7 +1,7 @@
 """kill -9 of the sequencer, at each place where a batch can be cut; of its Python workers; of half of its driver.
 
-A batch of Spark goes: offset log, compute, write to Kafka, commit log. We watch the checkpoint and DATA, kill, and say
-only afterwards, by what is in the files, where the cut really was.
+A batch of Spark goes: offset log, compute, write to Kafka, commit log. The test watches the checkpoint and DATA, and
+kills; only then do the files tell where the batch was cut.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def kill_at(window: str, scenario: Scenario, process: Process, heavy: Load) -> s
 
 
 def classify(scenario: Scenario, checkpoint: Checkpoint) -> str:
-    """Where the cut was, by the files and by DATA."""
+    """Return the place of the cut, by the files and by DATA."""
     batch = checkpoint.begun()
     if checkpoint.committed() == batch:
         waiting = scenario.forward_ends() != checkpoint.end(batch)

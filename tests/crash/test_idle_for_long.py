@@ -24,7 +24,7 @@ HEARTBEAT_BYTES = 200
 
 
 class Sample(NamedTuple):
-    """Of the job: open files, threads, what it has said. Of this process: threads. Of Kafka: bytes of topics."""
+    """Open files, threads and lines of the job; threads of this process; bytes of Kafka's topics."""
 
     files: int
     threads: int

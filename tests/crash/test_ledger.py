@@ -1,4 +1,4 @@
-"""The ledger job: killed between its two commits, without its checkpoint, twice at once; each seqno stands once."""
+"""The ledger job, killed between its two commits, without its checkpoint, or running twice, writes each seqno once."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_each_seqno_once(scenario: Scenario) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_overtaken_by_retention(scenario: Scenario) -> None:
-    """The job ends with one sentence that says what is missing. Before, it went on, and wrote nothing for ever.
+    """The job ends with one sentence that names the missing messages. It once went on without writing, for ever.
 
-    In `make test`, `test_retention_overtakes_the_writer` of tests/spark/test_ledger.py shows that it is noticed.
+    In `make test`, `test_retention_overtakes_the_writer` of tests/spark/test_ledger.py shows that it notices.
     """
     ledger = scenario.data / "ledger"
     with TinySequencer(scenario.connection, scenario.group, scenario.site) as sequencer:
@@ -118,7 +118,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         checkpoint = Checkpoint(scenario.data, "ledger")
         eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
-        # At one stroke: of what is deleted file by file, the job would see a part, and could write another.
+        # In one step: of files deleted one by one the job would see a part, and could write another.
         scenario.data.rename(scenario.data.with_name("deleted"))
         assert process.wait_exit(60) == 1
         # The checkpoint went with it: whichever is looked at first is named.

@@ -15,7 +15,7 @@ COUNT = 200
 
 
 def accepted(process: Process, address: str) -> dict[MessageId, str]:
-    """What `broadcast` returned for: message id to payload."""
+    """Return the payloads of accepted broadcasts by message id."""
     rows = [line.split() for line in process.stdout().splitlines() if line.startswith("accepted ")]
     return {MessageId(address, int(row[1]), int(row[2])): row[3] for row in rows if len(row) == 4}
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
-    """It ends by itself with 1 and one sentence that names both epochs, and the other process."""
+    """Assert that the process ends with 1 and one sentence that names both epochs and the other process."""
     assert process.wait_exit(60) == 1
     last = process.stderr().splitlines()[-1]
     assert f"a newer sequencer took over with epoch {newer_epoch}" in last

@@ -17,12 +17,12 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 SUSPENDED_S = {"spark": 30.0, "process": 5.0}
-"""By engine. A JVM has more that could time out meanwhile."""
+"""Seconds by engine. A JVM has more connections that could time out in that time."""
 
 
 @pytest.mark.usefixtures("on_either_engine")
 def test_suspended_while_another_took_over(scenario: Scenario) -> None:
-    """What it still writes is stale for every reader, and it stops with a clear error."""
+    """Records that it still writes are stale for every reader, and it stops with a clear error."""
     loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
     observer = scenario.observer("olga")
     zombie = scenario.sequencer()

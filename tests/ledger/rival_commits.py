@@ -20,7 +20,7 @@ from tests.ledger.bare_jvm import Store, bare_jvm
 
 
 class Outcome(NamedTuple):
-    """Who believes to have committed each version, and whose words stand in it."""
+    """The writers that believe to have committed each version, and the writer whose text it has."""
 
     winners: list[list[str]]
     stands: list[str]

@@ -1,4 +1,4 @@
-"""What becomes of a batch of the ledger that fails."""
+"""Batches of the ledger that fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Failing(BatchWriter):
 
 
 def test_what_the_end_cuts_off_says_nothing() -> None:
-    """The next start finds missing what is not written."""
+    """The next start finds the missing rows."""
     nothing: Any = None
     writer = Failing(ends_meanwhile=True)
     writer.write(nothing, 0)

@@ -1,4 +1,4 @@
-"""Which topics the job of the table `casts` reads, and what groups without casts cost it."""
+"""Choose the topics that the job of the table `casts` reads; groups without casts cost it little."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def connection() -> MemoryConnection:
 def test_empty_topics_are_not_read(
     connection: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are looked at by one connection, now and then; what has casts is read with the rest of its group."""
+    """The job looks at them by a single connection, now and then; a topic with casts is read with its group."""
     job = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
     with patch.object(MemoryConnection, "consumer", autospec=True, side_effect=MemoryConnection.consumer) as opened:
         assert job.select_topics(TOPICS) == {}
@@ -77,7 +77,7 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
 def test_a_topic_that_is_another_log_is_read_from_its_beginning(
     connection: MemoryConnection, tmp_path: Path, how: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The table has when its last row was written, so what has grown past that is seen, too."""
+    """The table has the time of its last row: a log that has grown past the old position is noticed, too."""
     job: Any = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
     place = TopicPartition(str(OWN), 0)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Which casts of a batch the table lacks: each once, whatever stands in the log twice, early or late."""
+"""Find the casts of a batch that the table lacks, each once, whether the log repeats it or has it early or late."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(offset: int, local_seqno: int, view: int = 1, partition: int = 0) -> _
 
 
 def taken(state: CastTableState, *numbers: int, first_offset: int = 0) -> tuple[list[int], CastTableState]:
-    """The numbers of those that are missing, of casts that stand in that order."""
+    """Return the missing numbers among casts in that order."""
     missing, after = _missing(state, [place(first_offset + at, number) for at, number in enumerate(numbers)])
     return [each.local_seqno for each in missing], after
 
@@ -98,7 +98,7 @@ def test_a_number_may_come_again_in_another_view() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_batches_cut_anywhere(seed: int) -> None:
-    """One log in any batches, each tried again at will, and begun again by what the table says: each cast once."""
+    """A log in any batches, each repeated at random, with restarts from the table: each cast once."""
     dice = random.Random(seed)
     log = [dice.randint(1, 30) for _ in range(200)]
     state, rows, at = CastTableState(), list[int](), 0

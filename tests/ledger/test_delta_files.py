@@ -1,4 +1,4 @@
-"""How the ledger is read without a JVM."""
+"""Read the ledger without a JVM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from connectors.ledger.delta_files import dataset_of
 
 
 def test_no_thread_of_arrow_needs_python(tmp_path: Path) -> None:
-    """It would abort a process that ends meanwhile: of 240 that ended right after reading, under load, 31 did."""
+    """A thread that needs Python aborts a process at its end: under load, 31 of 240 that had just read a table."""
     table = tmp_path / "a table"
     write_deltalake(table, pa.table({"group_name": ["orders.eu", "b"], "seqno": [1, 2]}), partition_by=["group_name"])
     dataset = dataset_of(DeltaTable(table), table)

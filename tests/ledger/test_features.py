@@ -50,7 +50,7 @@ def _tables_in(directory: Path) -> Path:
 
 
 def _fields(part: Any) -> list[dict[str, Any]]:
-    """All fields of a schema, also those within others."""
+    """Return the fields of a schema, nested ones included."""
     if not isinstance(part, dict):
         return []
     fields = part.get("fields", [])

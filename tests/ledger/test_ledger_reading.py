@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 
 
 class Retention:
-    """What Kafka has dropped of DATA."""
+    """Drops records of DATA, as Kafka's retention does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.beginning = 0
@@ -60,7 +60,7 @@ def connection() -> MemoryConnection:
 
 
 def ledger_rows(connection: MemoryConnection) -> list[dict[str, Any]]:
-    """What the ledger job would have written by now."""
+    """Return the rows that the ledger's job would have written by now."""
     with DataLog(connection, "g", "nyc") as log:
         stored = [record for record in log.records(0, log.end()) if record.data.kind != EPOCH]
     return [
@@ -130,7 +130,7 @@ def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
 def test_a_ledger_that_retention_has_overtaken(
     connection: MemoryConnection, retention: Retention, tmp_path: Path
 ) -> None:
-    """Its job ends, and says in a sentence what is missing and what to do."""
+    """The job ends, and names the missing messages and the remedy in a sentence."""
     options = JobOptions(connection, "nyc", tmp_path)
     with (
         TinySequencer(connection, "g", "nyc") as sequencer,

@@ -60,10 +60,10 @@ def forgotten(seqno: int, life: int, *rows: tuple[str, int, int]) -> dict[str, o
 
 
 def test_who_is_forgotten_stays_so(tmp_path: Path) -> None:
-    """Nothing up to the floor is ordered, as with a start from DATA, although FORWARD is read from its beginning.
+    """No message up to the floor is ordered, as with a start from DATA, although FORWARD is read from its beginning.
 
-    "a/other" has raised the floor above the life of "a/m". Of "a/gone" this ledger, which was made anew, has no
-    message. "a/back" has come again.
+    "a/other" has raised the floor above the incarnation of "a/m". This ledger, which was made anew, has no message of
+    "a/gone". "a/back" has come again.
     """
     rows = [
         sent(1, "a/m", 50, 1), sent(2, "a/m", 50, 2), sent(3, "a/other", 200, 1), sent(4, "a/back", 7, 1),

@@ -1,4 +1,4 @@
-"""What is wrong with one group is no other's, for the jobs of the ledger."""
+"""A fault of one group stops no other, in the jobs of the ledger."""
 
 from __future__ import annotations
 

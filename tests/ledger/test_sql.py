@@ -50,7 +50,7 @@ def asked(data: Path) -> Iterator[Question]:
 
 
 def test_groups_that_are_called_null(tmp_path: Path) -> None:
-    """They stand in the names of directories, where DuckDB takes that for no value."""
+    """In a directory's name DuckDB reads such a group as no value."""
     groups = ["null", "NULL", "Null", "nullx", "x"]
     rows = {"group_name": groups, "seqno": range(len(groups))}
     write_deltalake(tmp_path / "ledger", pa.table(rows), partition_by=["group_name"])
@@ -63,7 +63,7 @@ def test_groups_that_are_called_null(tmp_path: Path) -> None:
 
 
 def test_it_answers_with_what_the_tables_hold(asked: Question, data: Path) -> None:
-    """All columns in their order, the partition's among them, with their types."""
+    """The answer has each column in its order, the partition's among them, with its type."""
     answer = asked.ask("SELECT * FROM ledger ORDER BY seqno")
     expected = DeltaTable(data / "ledger").to_pyarrow_table().sort_by("seqno")
     assert list(answer.columns) == [field.name for field in DeltaTable(data / "ledger").schema().fields]

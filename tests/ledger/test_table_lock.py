@@ -98,7 +98,7 @@ def test_threads_take_turns(lock: TableLock) -> None:
 
 
 def test_a_deleted_file_locks_nobody_out_and_nobody_in(jvm: JVMView, lock: TableLock, tmp_path: Path) -> None:
-    """Whoever has locked a file that is deleted meanwhile takes its successor."""
+    """A process that locked a file which was then deleted locks the new file."""
     path = tmp_path / "ledger.lock"
     words = TableLock._words
     calls: list[int] = []

@@ -1,4 +1,4 @@
-"""What is said of a ledger that is none, or only a part of one; without Spark."""
+"""Report a path that is no ledger, or only a part of one; without Spark."""
 
 from __future__ import annotations
 

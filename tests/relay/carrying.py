@@ -1,4 +1,4 @@
-"""Relays on a Kafka in memory: the shipped jobs say what is read and from where on. Python carries it as the columns of
+"""Relays on a Kafka in memory: the shipped jobs choose the records, Python copies them as the columns of
 `connectors.relay.columns` do (tests/spark/test_relaying.py).
 """
 
@@ -33,20 +33,20 @@ Headers = list[tuple[str, bytes]]
 
 
 def make(connection: Connection, topic: Topic, partitions: int) -> None:
-    """As `ensure_topic`."""
+    """Create the topic as `ensure_topic` does."""
     for number in range(partitions):
         memory(connection).partitions.setdefault(TopicPartition(str(topic), number), [])
 
 
 def memory(connection: Connection) -> Any:
-    """What is stored there."""
+    """Return the topics of a Kafka in memory."""
     assert isinstance(connection, MemoryConnection)
     return connection.topics
 
 
 @contextmanager
 def relays_in_memory() -> Iterator[None]:
-    """What relays ask of a broker that a Kafka in memory does not have."""
+    """Give a Kafka in memory the parts of a broker that relays need besides."""
 
     def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
         def delete(below: Mapping[TopicPartition, int]) -> None:

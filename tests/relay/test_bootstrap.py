@@ -1,4 +1,6 @@
-"""What `abcast site add` writes from a ledger: what the relay would have brought, from where the new site stands."""
+"""`abcast site add` writes from a ledger the records that a relay would have brought, from the new site's
+position on.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ CHAIN = frozenset([frozenset(["nyc", "sfo"]), frozenset(["nyc", "lax"])])
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_ledger_tells_the_rows_of_links(tmp_path: Path, linked: bool) -> None:
-    """A sequencer that starts from it knows what has come from each site, and its neighbours what they lack."""
+    """A sequencer that starts from the ledger knows each site's last message, and its neighbours know what they
+    lack.
+    """
     log = decided(linked=linked)
     for end in (1, 2, 20, len(log)):
         known, told = absorb(SequencerState("g"), log[:end]), effective(log[:end])
@@ -58,7 +62,7 @@ def test_the_ledger_tells_the_rows_of_links(tmp_path: Path, linked: bool) -> Non
 
 
 def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
-    """Views, and what came from other sites, too."""
+    """The copy has the views, and messages of other sites, too."""
     log = effective(decided(linked=False))
     assert {record.kind for record in log} >= {VIEW, JOIN, MESSAGE}
     ledger = write_ledger(tmp_path / "ledger", log)
@@ -73,7 +77,7 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_hubs_copy_is_cut_off_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
-    """After each record. Whatever is there tells its seqnos and who has decided them, as the whole does."""
+    """The copy is cut off after each record: the records there tell their seqnos and epochs as the whole copy does."""
     log = decided(linked=False)
     ledger = write_ledger(tmp_path / "ledger", effective(log))
     whole = absorb(SequencerState("g"), log)
@@ -128,7 +132,7 @@ class There:
         self.others: list[str] = []
 
     def order(self) -> int:
-        """Order what is there; return how many messages were new."""
+        """Order the records that are there; return the number of new messages."""
         begin = self.state.positions.get(Partition(self.topic, 0), 0)
         records = []
         for at in self.log[begin:]:
@@ -157,7 +161,7 @@ class There:
         self.order()
 
     def bootstrap(self, ledger: Path) -> int:
-        """What is written."""
+        """Write the session; return the number of records."""
         before = len(self.log)
         told: list[int] = []
         _write_session(self.sites, WAY, ledger, "g", self.state.origins, told.append, told.append)
@@ -168,7 +172,7 @@ class There:
 
 @pytest.mark.parametrize("relayed", [0, 1, 2, 8, 20, 30, 45, 1000])
 def test_a_mesh_site_gets_all_that_it_lacks(tmp_path: Path, relayed: int) -> None:
-    """However far a relay had brought it, across takeovers, of which DATA has more records than seqnos; once."""
+    """The site gets each message once, however far a relay had come, across takeovers whose records have no seqno."""
     log = decided(linked=True)
     ledger = write_ledger(tmp_path / "ledger", effective(log))
     there = There()

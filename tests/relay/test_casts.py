@@ -1,4 +1,4 @@
-"""Which direction brings whose casts into a Kafka: one, and never back."""
+"""A site's casts reach a Kafka by one direction, and never go back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FULL = pairs("ab", "ac", "bc")
     ("mode", "kafkas", "links", "carried"),
     [
         ("hub", "123", pairs("ab", "ac"), {"a": ["a-b", "a-c"], "b": ["a-c", "b-a"], "c": ["a-b", "c-a"]}),
-        # The sites that share a Kafka take in what comes once, and what one of them has said does not come back.
+        # Sites that share a Kafka get each cast once, and their own casts do not come back to it.
         ("hub", "122", pairs("ab", "ac"), {"a": ["a-b"], "b": ["b-a"], "c": ["c-a"]}),
         ("hub", "112", pairs("ab", "ac"), {"a": ["a-c"], "b": ["a-c"], "c": ["c-a"]}),
         ("isis", "123", FULL, {"a": ["a-b", "a-c"], "b": ["b-a", "b-c"], "c": ["c-a", "c-b"]}),
@@ -108,7 +108,7 @@ def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the copy tells how far it had come, the relay stops; where retention has dropped that, too, it warns."""
+    """The relay stops where the copy tells its end, and warns where retention has dropped that, too."""
     sites = deployment("isis", "12", pairs("ab"))
     job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
     there = job.target = MemoryConnection()

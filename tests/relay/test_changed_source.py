@@ -23,7 +23,7 @@ WAYS = {
 
 
 def fill(kafka: MemoryConnection, topic: Topic) -> None:
-    """Heartbeats of many, letters, casts, entries: of which the headers and the values are much alike."""
+    """Append heartbeats of several members, letters, casts and entries with similar headers and values."""
     place = TopicPartition(str(topic), 0)
     for number in range(6):
         key: bytes | None = b"nyc/m%d" % number

@@ -105,7 +105,7 @@ class World:
                     assert self.kafkas[site] not in way
 
     def arrived(self, source: str, target: str) -> tuple[set[int], set[int]]:
-        """Which letters and casts of a member are at the target."""
+        """Return the numbers of a member's letters and casts at the target."""
         inbox = memory(self.at[target]).partitions[TopicPartition(str(Topic(GROUP, "inbox", target)), 0)]
         casts = memory(self.at[target]).partitions.get(TopicPartition(str(Topic(GROUP, "cast", source)), 0), [])
         letters = [fields for each in inbox if (fields := each.headers[0][1].split())[4] == f"{source}/m".encode()]

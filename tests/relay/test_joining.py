@@ -12,7 +12,7 @@ from ordering.base.errors import UsageError
 
 
 def sites(directory: Path, head: str) -> Sites:
-    """Three sites; those of the mesh stand in a row: a, b, c."""
+    """Return three sites; in a mesh they form the row a, b, c."""
     entries = "".join(f'[sites.{name}]\nbootstrap_servers = "{name}:9092"\n' for name in "abc")
     (directory / "sites.toml").write_text(f"{head}\n{entries}")
     return read_sites(directory / "sites.toml")

@@ -1,4 +1,4 @@
-"""Purging copies of other sites' inboxes, in memory: what is carried on is what would have been, and all of it."""
+"""Purging copies of other sites' inboxes, in memory: the relays behind them miss no letter."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_inbox_itself_is_left_alone(sites: Sites) -> None:
 @pytest.mark.parametrize("more", [0, 3, 4, 9])
 @pytest.mark.parametrize("site", ["a", "b"])
 def test_a_copy_that_was_made_anew(sites: Sites, site: str, more: int, caplog: pytest.LogCaptureFixture) -> None:
-    """What the marks tell is of the old one: the letters in the new one, which may be longer, have not arrived."""
+    """The marks are of the old copy: letters of the new one, which may be longer, have not arrived."""
     for number in range(1, 6):
         write(sites, "a", number)
     carry(sites, "a", "b", 5)
@@ -153,7 +153,9 @@ def test_a_copy_that_was_made_anew(sites: Sites, site: str, more: int, caplog: p
 
 @pytest.mark.parametrize("site", CHAIN)
 def test_another_purges_meanwhile(sites: Sites, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here, or on the way: what is left is deleted now or the next time, and nobody fails."""
+    """Another purge, here or at the next site, runs at once: the rest is deleted now or next time, and no purge
+    fails.
+    """
     for number in range(1, 6):
         write(sites, "a", number)
     carry(sites, "a", "b", 5)
@@ -173,7 +175,7 @@ def test_another_purges_meanwhile(sites: Sites, site: str, monkeypatch: pytest.M
 
 
 def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have nothing: all stays."""
+    """A Kafka without an answer may lack the letters: none is deleted."""
     write(sites, "a", 1)
     carry(sites, "a", "b", 1)
     carry(sites, "b", "c", 1)
@@ -186,7 +188,9 @@ def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_way_that_is_there_again(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
-    """It has carried something before another way did, and that was purged: it goes on behind it, and says so."""
+    """The way carried letters before another way did, and the other's were purged: it goes on behind them, with a
+    warning.
+    """
     for number in range(1, 3):
         write(sites, "a", number)
     carry(sites, "a", "c", 2)

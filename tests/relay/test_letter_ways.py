@@ -85,7 +85,7 @@ class World:
         assert carried == 0, "letters go round"
 
     def taken(self, source: str, target: str, number: int) -> int:
-        """How many of the letters their receiver takes: each in the order of sending, once."""
+        """Count the letters that their receiver takes: in the order of sending, once."""
         place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
         taken = 0
         for record in self.kafka(target).topics.partitions[place]:
@@ -94,7 +94,7 @@ class World:
         return taken
 
     def check(self) -> None:
-        """All that were sent are taken, and no inbox itself was purged as a copy."""
+        """Each letter is taken, and no inbox itself was purged as a copy."""
         for source, target, number in self.sent:
             place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
             assert place not in self.kafka(target).topics.beginnings, f"from {source}"
@@ -132,7 +132,7 @@ def test_one_who_may_not_ask_at_the_inbox(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_copy_that_was_made_anew() -> None:
-    """What is carried into it goes on from there, though marks at the inbox tell of more than there is."""
+    """The new copy goes on from its beginning, though marks at the inbox name later offsets."""
     world = World("123", ["ab", "bc"])
     world.carry_all()
     for _ in range(5):

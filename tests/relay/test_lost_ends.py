@@ -114,7 +114,7 @@ def test_a_copy_is_whole_again_or_is_refused(ends: Ends, lost: int, goes_on: boo
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
 def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None:
-    """It finds them when the next base is due."""
+    """The relay finds the lost records when its next base is due."""
     ends.order(5)
     relay = ends.start()
     relay.carry()
@@ -173,7 +173,7 @@ def test_retention_is_no_loss(ends: Ends, takes_over: bool, goes_on: bool) -> No
 
 
 def test_a_copy_tells_each_earlier_state(ends: Ends) -> None:
-    """A base counts nothing at an offset below its last record: who reads on from there would pass over messages."""
+    """A base counts only records below its offset: otherwise a reader that goes on there would miss messages."""
     relay = ends.start()
     for _ in range(8):
         ends.order(3)

@@ -1,4 +1,4 @@
-"""Where a relay goes on in FORWARD, letters and casts: behind what retention has dropped, and in a source made anew."""
+"""A relay of FORWARD, letters or casts goes on behind dropped records, and in a source that was made anew."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_memory() -> Iterator[None]:
 
 
 class Way:
-    """What a relay brings from sfo to nyc, which is the home of a hub."""
+    """A relay from sfo to nyc, the home of a hub."""
 
     def __init__(self, kind: type[Relay], mode: Mode = "hub") -> None:
         self.kind = kind
@@ -75,7 +75,7 @@ class Way:
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
 def test_a_retention_of_forward_stops_no_relay(written: int, carried: int, dropped: int) -> None:
-    """What was dropped is ordered already, as at a new home, or is sent again."""
+    """Dropped requests are ordered already, as at a new home, or are sent again."""
     way = Way(SiteForward)
     for number in range(1, written + 1):
         way.write(1, number)

@@ -1,4 +1,4 @@
-"""What a relay between the sites of a mesh says for itself, to a Kafka in memory."""
+"""A relay's own records between the sites of a mesh, in a Kafka in memory."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Ends:
             return self.presence.begin("g", find_session_start(log, everything, carries), carries)
 
     def told(self) -> list[tuple[str, int, int, bytes]]:
-        """What `tell` says."""
+        """Return the records that `tell` writes."""
         self.presence.tell()
         return self.new()
 
     def new(self) -> list[tuple[str, int, int, bytes]]:
-        """What was said since: kind, incarnation, local seqno, payload."""
+        """Return the records since the last call: kind, incarnation, local seqno, payload."""
         found = []
         log = self.here.topics.partitions[TopicPartition(str(RELAYED), 0)]
         for record in log[self.offset :]:
@@ -92,7 +92,7 @@ def of(sender: str, seqno: int, link: Link) -> Data:
 
 
 def test_a_session_says_how_far_each_origin_was_known(ends: Ends) -> None:
-    """The own messages, and those that came by links; but not those that this link does not carry."""
+    """Count own messages, and messages that came by links; but none that this link does not carry."""
     ends.write(seal(1), own(1), own(2), of("lax/b", 3, Link(5, 7, 8, 6)), of("here/c", 4, Link(5, 7, 9, 2)))
     assert ends.begin("here") == 0
     assert ends.new() == [(LINK_START, 1, 1, LinkStart(1, 4, {"far": 2, "lax": 6}).to_json())]
@@ -126,7 +126,7 @@ def test_a_relay_beats_for_a_group_that_has_a_view(ends: Ends) -> None:
 
 
 def test_of_a_group_that_never_had_a_view_it_speaks_now_and_then(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a link that is there can be told from one that is not."""
+    """The heartbeat shows that the link is there."""
     ends.write(seal(1), own(1))
     ends.begin()
     ends.new()

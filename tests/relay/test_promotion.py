@@ -82,7 +82,7 @@ def hub() -> Hub:
 
 
 def test_a_home_that_answers_is_replaced_without_a_loss(hub: Hub) -> None:
-    """What the copy lacked comes along; the old sequencer can't start again; the order goes on."""
+    """The messages that the copy lacked are added; the old sequencer can't start again; the order goes on."""
     hub.order("nyc", "b", 3)
     assert promote(hub.sites, GROUP, "sfo") == Promotion(8, 3, ())
     with pytest.raises(UsageError, match="the home of group g is sfo now"):
@@ -96,7 +96,9 @@ def test_a_home_that_answers_is_replaced_without_a_loss(hub: Hub) -> None:
 
 
 def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
-    """With the new file, before it was promoted. A group that nobody has may begin, whoever does not answer."""
+    """A site with the new file, not yet promoted, refuses. A group without any order may begin, although a site
+    is away.
+    """
     empty, sites = hub.connections["lax"], replace(hub.sites, home="lax")
     claimer = Claimer(empty, "lax", fitness=beginning_of(sites, "lax"))
     forward = {GROUP: [f"abcast.{GROUP}.forward.lax"]}
@@ -124,7 +126,7 @@ def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:
 def test_a_relay_that_serves_the_refused_group_alone_goes_on(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It leaves the group out, and waits for others; the file that it has is of the home before."""
+    """The relay leaves the group out and serves others; its file names the home before."""
     promote(hub.sites, GROUP, "sfo")
     no_spark: Any = None
     options = JobOptions(hub.connections["nyc"], "nyc", tmp_path, look_every_s=0.05)
@@ -145,7 +147,7 @@ def test_a_relay_that_serves_the_refused_group_alone_goes_on(
 def test_a_failover_from_a_home_whose_data_was_purged(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
 ) -> None:
-    """What it no longer holds and the copy lacks comes from the ledger; nobody is fenced before that is known."""
+    """Messages that the old home dropped and the copy lacks come from the ledger, before any sequencer is fenced."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
     hub.order("nyc", "b", 0 if lacks == "nothing" else 6)
@@ -178,7 +180,7 @@ def test_a_failover_from_a_home_whose_data_was_purged(
 
 
 def test_an_old_home_that_returns_is_fenced(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had ordered what nobody else has; that is told, and its sequencer stops."""
+    """The old home had ordered messages that no other site has: they are named, and its sequencer stops."""
 
     def away(*_: object) -> None:
         raise BrokerUnreachable("nyc is away.")
@@ -329,7 +331,7 @@ def test_a_sequencer_that_runs_sees_a_move(hub: Hub) -> None:
 
 
 def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has looked at the group before the fence, and claims behind it: it seals nothing."""
+    """The sequencer looked at the group before the fence and claims behind it: it writes no seal."""
 
     def claim(*args: Any) -> Any:
         with hub.log("nyc") as log:

@@ -40,7 +40,7 @@ def at_work(job: SparkJob) -> Iterator[JobThread]:
 
 
 def order(connection: Connection, group: str, site: str) -> list[tuple[int, str, int, bytes]]:
-    """What readers of the site's DATA take."""
+    """Return the records that readers of the site's DATA take."""
     reader, taken = Reader(), list[Data]()
     with DataLog(connection, group, site) as log:
         for stored in log.records(log.beginning(), log.end()):

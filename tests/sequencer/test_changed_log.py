@@ -67,7 +67,7 @@ def length(kafka: MemoryConnection) -> int:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: Path) -> None:
-    """Whatever is lost, and whoever knows of it: the newest claim, its note, a sign of life, the ledger."""
+    """Any part may be lost, and any witness may be left: the newest claim, its note, a sign of life, the ledger."""
     rng = random.Random(seed)
     kafka = MemoryConnection()
     kafka.create("g", SITE)
@@ -100,7 +100,7 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
 def test_forward_that_is_another_one_is_read_from_its_beginning(
     kafka: MemoryConnection, how: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing that stands there now is passed over, and nothing is ordered twice."""
+    """Each record of the new topic is read, and none is ordered twice."""
     place = TopicPartition(FORWARD, 0)
 
     def send(name: str) -> None:
@@ -179,7 +179,7 @@ class Rows:
         return max((row for row in self.rows.values() if row.seqno <= seqno), key=telling, default=None)
 
     def copied(self) -> Rows:
-        """As another site has them, whose offsets and times are others."""
+        """Give the rows the offsets and times of another site's copy."""
         for number, row in self.rows.items():
             self.rows[number] = row._replace(offset=(row.offset or 0) + 3, at_ms=row.at_ms + 900)
         return self
@@ -259,12 +259,12 @@ def test_a_ledger_and_data_by_what_both_have(seed: int) -> None:
         else:
             assert found is (Fit.LOST if log.state().seqno == kept else found)
             assert found is not Fit.SAME or log.state().seqno > kept, "what it has stands no longer there"
-            if found is Fit.SAME:  # what was decided again had no sender that tells
+            if found is Fit.SAME:  # records that were decided anew have no sender to compare
                 assert not [row for row in ledger.rows.values() if row.sender and row.seqno > kept]
 
 
 def test_the_same_log_is_known_again(kafka: MemoryConnection, tmp_path: Path) -> None:
-    """As long as DATA tells: by the offset, by the seqno where offsets are another topic's, or not at all."""
+    """DATA tells by the offset, by the seqno if the offsets are another topic's, or not at all."""
     order(kafka, 5)
     ledger = write_ledger(kafka, tmp_path / "ledger")
     with DataLog(kafka, "g", SITE) as log:

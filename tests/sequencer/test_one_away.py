@@ -1,4 +1,4 @@
-"""One group has a partition of which a part is away: the others are taken over, and looked after, all the same."""
+"""A part of one group's partition is away: the other groups are taken over and maintained all the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS = ("away", "fine", "other")
 ROLES: tuple[Role, ...] = ("data", "epoch", "forward")
 PARTS = [(READS,), (WRITES,), (OFFSETS,), ()]
 SLOW_S = 3.0
-"""What a client waits for a partition that is away."""
+"""Time that a client waits for a partition that is away."""
 
 
 def name(role: Role, group: str = "away") -> str:
@@ -63,7 +63,7 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
 
 @pytest.mark.parametrize("what", PARTS)
 def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of which nothing is answered delays no start."""
+    """A group without an answer delays no start."""
     monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: list(GROUPS))
     kafka.topics.take_away(name("epoch"), *what)
     started = time.monotonic()
@@ -73,7 +73,7 @@ def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], mo
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
-    """Where it is known before the claims, nobody is fenced."""
+    """An error that is found before the claims fences no sequencer."""
     kafka.topics.take_away(name(role))
     before = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
     with pytest.raises(UnservableGroups) as unservable:
@@ -87,7 +87,7 @@ def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
 def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may get there when it is given up."""
+    """The claim may be written although it was given up."""
     monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", 0.1)
     claimed: dict[str, int] = {}
     take_over(kafka, "away", "nyc", claimed=claimed)
@@ -112,7 +112,7 @@ def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) ->
 
 
 def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is found before the claim."""
+    """The error is found before the claim."""
     monkeypatch.setattr("connectors.takeover.survey.MAX_SNAPSHOT_BYTES", 10)
     before = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
     with pytest.raises(UsageError, match="which are too many"):
@@ -130,7 +130,7 @@ class TestMaintenance:
         return maintenance
 
     def look(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> dict[str, int]:
-        """As both engines do; how many ticks each group got."""
+        """Maintain the groups as both engines do; return the number of ticks in each."""
         before = {group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) for group in GROUPS}
         maintenance.check_not_fenced()
         maintenance.sign({}, time.monotonic())
@@ -159,7 +159,7 @@ class TestMaintenance:
     def test_signs_of_life(
         self, kafka: MemoryConnection, maintenance: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """None for a group of which it is not known whether another has claimed it."""
+        """A group without an answer gets no sign of life: another sequencer may have claimed it."""
         signed: list[set[str]] = []
         monkeypatch.setattr(maintenance._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
         self.look(kafka, maintenance)

@@ -1,4 +1,4 @@
-"""What the sequencer's job makes of Spark's progress reports, and of groups that it can't serve. Without Spark."""
+"""Spark's progress reports, and groups that can't be served, in the sequencer's job. Without Spark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GROUPS = ("g", "h")
 
 
 def report(batch: int, rows: int = 1, changed: str = "", **seqnos: int) -> Any:
-    """Of a batch that gave so many seqnos in each group, or has changed the membership of one."""
+    """Return the report of a batch that decided so many seqnos in each group, or changed the membership of some."""
     found = [*((group, False) for group in seqnos), *((group, True) for group in changed.split())]
     groups = [{"group": group, "is_change": is_change} for group, is_change in found]
     seen = {"groups": groups, "seqnos": sum(seqnos.values()) if seqnos else None}
@@ -138,7 +138,7 @@ class Decided(Exception):
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    """The groups g and h, of which h can't be taken over; what a shard decides ends it."""
+    """Return a Kafka with the groups g and h; h can't be taken over, and a shard ends with its first decision."""
     kafka = MemoryConnection()
     for group in GROUPS:
         kafka.create(group, "nyc")
@@ -177,7 +177,7 @@ def test_a_shard_leaves_out_what_cannot_be_taken_over(
 
 
 def test_a_shard_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tmp_path: Path) -> None:
-    """When the batch in hand waits, and Kafka tells nothing of the group; but not when it tells of no group."""
+    """The group is left out if the batch waits and Kafka does not answer for it; but not if Kafka names no group."""
     shard = shard_of(kafka, tmp_path, GROUPS)
     found = {group: [f"abcast.{group}.forward.nyc"] for group in GROUPS}
     maintenance = shard._maintenance = GroupMaintenance(kafka, "nyc", {}, "spark")
@@ -193,7 +193,7 @@ def test_a_shard_leaves_out_what_hangs_with_a_leader(kafka: MemoryConnection, tm
 def test_so_does_a_shard_that_agrees(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is wrong with its log is found before the group is claimed: a claim would stop who has it."""
+    """A fault of its log is found before the group is claimed: a claim would stop the sequencer that serves it."""
     del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
 
     def known(_: object, agreement: AgreementSettings, state: SequencerState) -> SiteState:

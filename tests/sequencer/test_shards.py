@@ -1,4 +1,4 @@
-"""How groups are dealt to shards."""
+"""Distribute groups to shards."""
 
 from __future__ import annotations
 

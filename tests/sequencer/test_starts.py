@@ -1,4 +1,4 @@
-"""How a sequencer and a reader start: what they find before they change anything, and what they go on from."""
+"""Starts of a sequencer and of a reader: faults are found before any write, and each knows its position."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def order(kafka: MemoryConnection, count: int) -> None:
 
 class TestNoNumberIsReused:
     def test_data_that_a_retention_has_emptied(self, kafka: MemoryConnection) -> None:
-        """Nothing is claimed: nobody knows what was decided."""
+        """The sequencer claims nothing: the decisions are unknown."""
         order(kafka, 10)
         kafka.drop(DATA)
         claims = len(log_of(kafka, EPOCH))
@@ -72,10 +72,10 @@ class TestNoNumberIsReused:
 
 
 class TestNothingIsClaimedInVain:
-    """What is wrong with a group is found before the first claim."""
+    """A fault of a group is found before the first claim."""
 
     def test_several_groups(self, kafka: MemoryConnection) -> None:
-        """All that are unservable are named, each with its reason; if all are, that is what is wrong."""
+        """Every unservable group is named with its reason; if all are unservable, the start fails."""
         for group in "hi":
             kafka.create(group, "nyc")
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 0)]
@@ -136,7 +136,7 @@ class TestNothingIsClaimedInVain:
             assert data.state().seqno == 2
 
     def test_an_epoch_topic_of_a_later_version(self, kafka: MemoryConnection) -> None:
-        """What it says may matter."""
+        """The unknown record may matter."""
         kafka.producer().send(str(EPOCH), value=b"0 host 7", headers=[("abcast", b"2 lease")])
         for _ in range(2):
             with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is of a kind that only"):
@@ -294,7 +294,7 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
 
 
 def test_a_forward_topic_that_was_made_anew(kafka: MemoryConnection) -> None:
-    """Its offsets begin again, below what was decided of the old one. Nothing of it was considered."""
+    """Its offsets begin again, below the position in the old topic. None of its records was decided."""
     order(kafka, 5)
     kafka.topics.make_anew([str(FORWARD)])
     state = take_over(kafka, "g", "nyc")

@@ -1,4 +1,4 @@
-"""What Spark's state store keeps of a group: any worker makes the same state of it, with and without a memory."""
+"""Spark's state store: any worker restores the same state of a group, with and without its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def state_of(senders: int) -> SequencerState:
 
 
 def first(state: SequencerState) -> StoredState:
-    """As after a takeover."""
+    """Return the stored state after a takeover."""
     return StoredState(state.to_bytes(), b"")
 
 
@@ -58,7 +58,7 @@ def test_any_worker_makes_the_same_of_it(seed: int) -> None:
         if rng.random() < 0.3:
             forget()
         elif rng.random() < 0.3:
-            store(after_a_batch(state, rng, 500), kept)  # its batch was cut off: Spark keeps what was before
+            store(after_a_batch(state, rng, 500), kept)  # its batch was cut off: Spark keeps the state before it
         assert load("g", kept) == state
         state = after_a_batch(state, rng, rng.choice((5, 500, 2 * MIN_CHANGED_ROWS)))
         kept = store(state, kept)
@@ -102,7 +102,7 @@ def test_two_groups_in_one_worker() -> None:
 
 
 def test_what_a_worker_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may get any group once. The one that it got last is remembered, however large."""
+    """A worker may get any group once. It remembers the last one, however large."""
     size = len(first(state_of(100)).base)
     monkeypatch.setattr(stored_state, "REMEMBERED_BYTES", 5 * size)
     for number in range(50):

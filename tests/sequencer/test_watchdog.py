@@ -1,4 +1,4 @@
-"""The watchdog barks if what was decided does not count, and never else."""
+"""The watchdog barks if decided records do not count, and only then."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_of_much_only_the_end_is_read(watchdog: Watchdog, log: Log) -> None:
 
 
 def test_a_hole_is_told_after_a_while(watchdog: Watchdog, log: Log) -> None:
-    """As where half of the records went to another partition."""
+    """Half of the records went to another partition, say."""
     log.write(1, 3, 5)
     watchdog.decided([GROUP], 3)
     watch(watchdog, BEHIND_S)
@@ -130,7 +130,7 @@ def test_a_topic_made_anew_is_told(watchdog: Watchdog, log: Log) -> None:
 
 
 def test_it_does_not_bark_without_cause(watchdog: Watchdog, log: Log) -> None:
-    """Leftovers of a fenced sequencer hide ours from who reads the end alone; the whole state is asked first."""
+    """Leftovers of a fenced sequencer hide our records at the log's end; the watchdog then asks the whole state."""
     log.write(1, 2, 3)
     log.write(*range(1, 200), epoch=0)
     watchdog.decided([GROUP], 3)
