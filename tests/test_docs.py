@@ -28,7 +28,7 @@ from ordering.base.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
 from ordering.base.names import BY_RELAYS, ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH
-from ordering.checker.checker import ANOMALIES
+from ordering.checker.anomalies import ANOMALIES
 from ordering.membership.forgetting import MAX_NAMED
 from ordering.membership.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import sequencer

@@ -24,8 +24,8 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SETTINGS, VIEW, Data
 from ordering.casts.casts import NO_VIEW, TOTAL, OrderedRecord
 from ordering.casts.merging import separates
+from ordering.checker.anomalies import LOST, Anomaly
 from ordering.checker.cast_checker import CastChecker
-from ordering.checker.checker import LOST, Anomaly
 from ordering.membership.membership import MemberIncarnation
 from ordering.membership.settings import Settings
 from ordering.participant.events import BEGIN

@@ -19,7 +19,8 @@ from ordering.base.errors import UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, epoch_of
 from ordering.base.records import STRAY, VIEW, WITHOUT_SEQNO, MessageId
-from ordering.checker.checker import LOST, Anomaly, Checker
+from ordering.checker.anomalies import LOST, Anomaly
+from ordering.checker.checker import Checker
 from ordering.checker.mesh_checker import MeshChecker, Shortfall
 
 STALLED_AFTER_S = 15.0

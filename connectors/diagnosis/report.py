@@ -22,7 +22,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
-from ordering.checker.checker import DIVERGENT, Anomaly
+from ordering.checker.anomalies import DIVERGENT, Anomaly
 from ordering.checker.mesh_checker import Shortfall
 
 

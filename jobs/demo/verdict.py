@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from connectors import Delivery
-    from ordering.checker.checker import Anomaly
+    from ordering.checker.anomalies import Anomaly
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ordering.casts import clocks
 from ordering.casts.casts import CAUSAL, NO_VIEW, Cast, Depends
 from ordering.casts.clocks import Clock, ClockMalformed
-from ordering.checker.checker import (
+from ordering.checker.anomalies import (
     ANOMALIES,
     CAUSAL_VIOLATION,
     DIVERGENT,

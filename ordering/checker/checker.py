@@ -25,53 +25,31 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 
 from ordering.base.names import is_relay
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, WITHOUT_SEQNO, Data, MessageId
-from ordering.checker.view_checker import ViewChecker, ViewRuns
-
-LOST = "lost"
-DUPLICATE = "duplicate"
-GAP = "gap"
-DIVERGENT = "divergent"
-NONMONOTONIC_DELIVER = "nonmonotonic-deliver"
-FIFO_VIOLATION = "fifo-violation"
-CAUSAL_VIOLATION = "causal-violation"
-VIEW_VIOLATION = "view-violation"
-"""The names of the broken promises."""
-
-ANOMALIES = (
-    LOST,
-    DUPLICATE,
-    GAP,
-    DIVERGENT,
-    NONMONOTONIC_DELIVER,
-    FIFO_VIOLATION,
+from ordering.checker.anomalies import (
+    ANOMALIES,
     CAUSAL_VIOLATION,
+    DIVERGENT,
+    DUPLICATE,
+    FIFO_VIOLATION,
+    GAP,
+    LOST,
+    NONMONOTONIC_DELIVER,
     VIEW_VIOLATION,
+    Anomaly,
+    Finding,
 )
-
-LISTED_SEQNOS = 20
-"""Largest number of seqnos (or messages) that an anomaly lists; the rest is counted."""
+from ordering.checker.fifo_checker import FifoChecker
+from ordering.checker.view_checker import ViewChecker, ViewRuns
 
 _PAGE = 1 << 16
 _BIT_PAGE = 1 << 13
 _ID_BITS = 0xFFFF_FFFF << 32
-
-
-class Anomaly(NamedTuple):
-    """A broken promise at one source: its name, one sentence, and the first seqnos concerned.
-
-    `seqnos` has at most `LISTED_SEQNOS` of them. It is empty for `lost`: a lost message has no seqno.
-    """
-
-    name: str
-    detail: str
-    seqnos: tuple[int, ...]
 
 
 class Checker:
@@ -88,14 +66,14 @@ class Checker:
         self._ledgers: dict[str, _Seqnos] = {}
         self._deliveries: dict[str, _Deliveries] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
-        self._findings: dict[tuple[str, str], _Finding] = {}
+        self._findings: dict[tuple[str, str], Finding] = {}
         self._linked: set[str] = set()  # senders at other sites of a mesh
 
     def start(self, site: str, reader: Reader) -> None:
         """Declare that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
         complete = reader.last_seqno == 0
         self._logs[site] = _Log(
-            reader, _Senders(complete=complete, causal=self._causal), ViewChecker(complete=complete)
+            reader, FifoChecker(complete=complete, causal=self._causal), ViewChecker(complete=complete)
         )
 
     def data(self, site: str, record: Data) -> None:
@@ -149,7 +127,9 @@ class Checker:
         """Take the next delivery of `member`. One log may have several starts of a member, one after the other."""
         log = self._deliveries.get(member)
         if log is None:
-            log = self._deliveries[member] = _Deliveries(seqno - 1, _Senders(complete=seqno == 1, causal=self._causal))
+            log = self._deliveries[member] = _Deliveries(
+                seqno - 1, FifoChecker(complete=seqno == 1, causal=self._causal)
+            )
         where = f"deliveries of {member}"
         self._compare(where, seqno, message, payload)
         if log.seqnos.add(seqno):
@@ -208,7 +188,7 @@ class Checker:
         if self._digests.differs(seqno, message, payload):
             self._find(DIVERGENT, f"{source} has another message than an earlier source", seqno)
 
-    def _order(self, source: str, senders: _Senders, seqno: int, message: MessageId) -> None:
+    def _order(self, source: str, senders: FifoChecker, seqno: int, message: MessageId) -> None:
         # Control records of a sender at another site of a mesh do not come here, so its numbers have gaps.
         # `ordering.checker.mesh_checker` finds missing messages.
         broken = senders.next(seqno, message, has_gaps=message.sender in self._linked)
@@ -217,16 +197,16 @@ class Checker:
         elif broken:
             self._find(FIFO_VIOLATION, f"{source} breaks the sender's order", seqno)
 
-    def _all_senders(self) -> list[_Senders]:
+    def _all_senders(self) -> list[FifoChecker]:
         return [log.senders for log in self._logs.values()] + [log.senders for log in self._deliveries.values()]
 
     def _find_lost(self) -> None:
         everywhere = self._all_senders()
         for (sender, incarnation), sent in self._sent.items():
-            lives = [life for senders in everywhere if (life := senders.lives.get((sender, incarnation)))]
-            highest = max((life.highest for life in lives), default=0)
+            orders = [order for senders in everywhere if (order := senders.orders.get((sender, incarnation)))]
+            highest = max((order.highest for order in orders), default=0)
             # A hole in one source is filled by another that has the message; without any source all are missing.
-            holes = set.intersection(*(life.missing(highest) for life in lives)) if lives else set()
+            holes = set.intersection(*(order.missing(highest) for order in orders)) if orders else set()
             unordered = {local for local in sent.others if local > highest or local in holes}
             unordered.update(local for local in holes if local <= sent.upto)
             what = f"{sender}, incarnation {incarnation}, has receipts for messages that were never ordered"
@@ -245,27 +225,26 @@ class Checker:
 
     def _find_causal(self) -> None:
         for senders in self._all_senders():
-            for life_id, life in senders.lives.items():
-                sent = self._sent.get(life_id)
+            for (sender, incarnation), order in senders.orders.items():
+                sent = self._sent.get((sender, incarnation))
                 if sent is None:
                     continue
-                length = min(len(life.seqnos), len(sent.after))
-                seqnos = np.array(life.seqnos[:length], dtype=np.int64)
+                length = min(len(order.seqnos), len(sent.after))
+                seqnos = np.array(order.seqnos[:length], dtype=np.int64)
                 early = np.flatnonzero((seqnos > 0) & (seqnos <= np.array(sent.after[:length], dtype=np.int64)))
                 for row in early.tolist():
                     self._find(
-                        CAUSAL_VIOLATION, f"{life_id[0]} had delivered a higher seqno before it sent", int(seqnos[row])
+                        CAUSAL_VIOLATION, f"{sender} had delivered a higher seqno before it sent", int(seqnos[row])
                     )
 
     def _find_exchanged(self) -> None:
         """Find receipts under whose id another message was ordered."""
         for senders in self._all_senders():
-            for life_id, life in senders.lives.items():
-                sent = self._sent.get(life_id)
+            for (sender, incarnation), order in senders.orders.items():
+                sent = self._sent.get((sender, incarnation))
                 for local, digest in sent.digests.items() if sent is not None else ():
-                    seqno = life.seqnos[local - 1] if local <= len(life.seqnos) else 0
+                    seqno = order.seqnos[local - 1] if local <= len(order.seqnos) else 0
                     if seqno and self._digests.payload(seqno) not in (0, digest):
-                        sender, incarnation = life_id
                         what = (
                             f"{sender}, incarnation {incarnation}, has receipts for ids that others were ordered under"
                         )
@@ -275,7 +254,7 @@ class Checker:
         """Note the seqnos `first` … `last` (default: `first` alone; none if `last` is lower)."""
         last = first if last is None else last
         if first <= last:
-            self._findings.setdefault((name, detail), _Finding(name, detail)).add(first, last)
+            self._findings.setdefault((name, detail), Finding(name, detail)).add(first, last)
 
 
 def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -290,34 +269,11 @@ def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator
 
 
 @dataclass(slots=True)
-class _Finding:
-    """An anomaly that is still counted. `listed` has its first numbers: local seqnos for `lost`, else seqnos."""
-
-    name: str
-    detail: str
-    count: int = 0
-    listed: list[int] = field(default_factory=list)
-
-    def add(self, first: int, last: int) -> None:
-        if first in self.listed:
-            return
-        self.count += last - first + 1
-        room = LISTED_SEQNOS - len(self.listed)
-        self.listed.extend(range(first, min(last, first + room - 1) + 1))
-
-    def anomaly(self) -> Anomaly:
-        more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
-        unit = "local seqno" if self.name == LOST else "seqno"
-        detail = f"{self.detail}: {unit} {', '.join(map(str, self.listed))}{more}."
-        return Anomaly(self.name, detail, () if self.name == LOST else tuple(self.listed))
-
-
-@dataclass(slots=True)
 class _Log:
     """A DATA log: the reading state, its senders, and the highest seqno that is ahead in the epoch in force."""
 
     reader: Reader
-    senders: _Senders
+    senders: FifoChecker
     views: ViewChecker
     furthest: int = 0
 
@@ -325,7 +281,7 @@ class _Log:
 @dataclass(slots=True)
 class _Deliveries:
     last: int
-    senders: _Senders
+    senders: FifoChecker
     seqnos: _Seqnos = field(default_factory=lambda: _Seqnos())
     views: ViewRuns = field(default_factory=ViewRuns)
 
@@ -338,75 +294,6 @@ class _Sent:
     after: array[int] = field(default_factory=lambda: array("q"))
     others: dict[int, int] = field(default_factory=dict)
     digests: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Incarnation:
-    """An incarnation of a sender in one source: ordered up to `highest`, apart from `holes`.
-
-    `first` is its first local seqno in the source, and `skips` the number of the source's skips at its last one.
-    `seqnos` (if asked for) has the seqno of each local seqno from 1 on, 0 where unknown.
-    """
-
-    first: int
-    highest: int
-    skips: int
-    holes: set[int] = field(default_factory=set)
-    seqnos: array[int] = field(default_factory=lambda: array("q"))
-
-    def missing(self, upto: int) -> set[int]:
-        """Return the local seqnos up to `upto` that this source lacks within its range. Bounded like `holes`."""
-        return self.holes | set(range(self.highest + 1, min(upto, self.highest + LISTED_SEQNOS) + 1))
-
-
-class _Senders:
-    """FIFO per (sender, incarnation), as one source shows it. `complete`: the source begins at seqno 1."""
-
-    def __init__(self, *, complete: bool, causal: bool) -> None:
-        self.complete = complete
-        self.causal = causal
-        self.lives: dict[tuple[str, int], _Incarnation] = {}
-        self.newest: dict[str, int] = {}
-        self.skips = 0
-
-    def skip(self) -> None:
-        """Note that the source left something out, which is a gap: each sender's next message may have any number."""
-        self.skips += 1
-
-    def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:
-        """Take the next message in the order of seqnos; return the name of the promise that it breaks, or ''.
-
-        `has_gaps`: its local seqno may be any higher one.
-        """
-        key = (message.sender, message.incarnation)
-        life = self.lives.get(key)
-        local = message.local_seqno
-        if life is None:
-            before = 0 if self.complete and not self.skips and not has_gaps else local - 1
-            life = self.lives[key] = _Incarnation(before + 1, before, self.skips)
-        elif (has_gaps or life.skips < self.skips) and local > life.highest:
-            life.highest, life.skips = local - 1, self.skips
-        if local <= life.highest and local not in life.holes:
-            return DUPLICATE if local >= life.first else FIFO_VIOLATION
-        in_turn = local == life.highest + 1 and message.incarnation >= self.newest.get(message.sender, 0)
-        self.newest[message.sender] = max(self.newest.get(message.sender, 0), message.incarnation)
-        if life.holes:
-            life.holes.discard(local)
-        if local > life.highest:
-            if local > life.highest + 1:
-                life.holes.update(range(life.highest + 1, min(local, life.highest + 1 + LISTED_SEQNOS)))
-            life.highest = local
-        if self.causal:
-            self._note(life, local, seqno)
-        return "" if in_turn else FIFO_VIOLATION
-
-    @staticmethod
-    def _note(life: _Incarnation, local: int, seqno: int) -> None:
-        """Remember the seqno. A wild local seqno, a violation anyway, is left out: the list would grow too long."""
-        missing = local - 1 - len(life.seqnos)
-        if 0 <= missing <= _PAGE:
-            life.seqnos.extend([0] * missing)
-            life.seqnos.append(seqno)
 
 
 class _Digests:

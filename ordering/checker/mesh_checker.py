@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ordering.base.errors import counted
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data
-from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LISTED_SEQNOS, LOST, Anomaly
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LISTED_SEQNOS, LOST, Anomaly
 from ordering.sequencer.links import origin_of
 
 

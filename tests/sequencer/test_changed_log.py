@@ -30,7 +30,7 @@ from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolVio
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data, Partition
-from ordering.checker.checker import DIVERGENT
+from ordering.checker.anomalies import DIVERGENT
 from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
 from tests.waiting import eventually

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ordering.base.records import MESSAGE, VIEW
 from ordering.casts.casts import NO_VIEW, Cast, OrderedRecord
+from ordering.checker.anomalies import Anomaly
 from ordering.checker.cast_checker import CastChecker
-from ordering.checker.checker import Anomaly
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Orders, Process
 

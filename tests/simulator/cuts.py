@@ -37,7 +37,7 @@ from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Partition
-from ordering.checker.checker import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
+from ordering.checker.anomalies import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
 from tests.simulator.jobs import Job
 
 GROUP, SITE = "g", "s"

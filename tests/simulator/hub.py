@@ -36,7 +36,7 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Partition, Source
-from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
 from ordering.sequencer.sequencer import begin_batch, end_batch, step
 from tests.relay.carrying import Carrier, relays_in_memory
 

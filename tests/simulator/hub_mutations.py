@@ -10,7 +10,7 @@ from connectors.kafka.log.acts import Act
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.job import Relay
 from ordering.base.reader import epoch_of
-from ordering.checker.checker import DIVERGENT, DUPLICATE, LOST
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
 from ordering.sequencer.state import SequencerState
 from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
 

@@ -28,7 +28,8 @@ from ordering.agreement.state import Finals, Submit, Tick
 from ordering.agreement.views import Process
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MessageId
-from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
+from ordering.checker.anomalies import LOST, VIEW_VIOLATION, Anomaly
+from ordering.checker.checker import Checker
 from tests.simulator.isis_mutations import NONE, Mutation
 
 SUSPECT_AFTER_MS = 200

@@ -18,7 +18,7 @@ from ordering.agreement.isis import NO_KEY, Agreement
 from ordering.agreement.messages import BallotPromise, NextView, ViewReport
 from ordering.agreement.state import Placed
 from ordering.agreement.views import Process
-from ordering.checker.checker import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
 
 
 class Mutation(NamedTuple):

@@ -14,7 +14,7 @@ from ordering.agreement.log import counting as true_counting
 from ordering.agreement.log import read_on as true_read_on
 from ordering.agreement.site import Site
 from ordering.base.records import EPOCH, Data, Forward, Malformed
-from ordering.checker.checker import DIVERGENT, VIEW_VIOLATION
+from ordering.checker.anomalies import DIVERGENT, VIEW_VIOLATION
 from ordering.membership.membership import Membership
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState

@@ -39,7 +39,8 @@ from ordering.base.records import (
     MessageId,
     Source,
 )
-from ordering.checker.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
+from ordering.checker.anomalies import LOST, VIEW_VIOLATION, Anomaly
+from ordering.checker.checker import Checker
 from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState

@@ -31,7 +31,8 @@ from ordering.base.records import (
     Partition,
     Source,
 )
-from ordering.checker.checker import DUPLICATE, LOST, Checker
+from ordering.checker.anomalies import DUPLICATE, LOST
+from ordering.checker.checker import Checker
 from ordering.membership.flush import Flush, FlushPhase
 from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite
 from ordering.membership.settings import Settings

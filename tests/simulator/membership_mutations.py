@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from ordering.base.records import Forward, Headers
-from ordering.checker.checker import DUPLICATE, LOST
+from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.membership.log_time import Watch
 from ordering.participant.forward_table import Pending
 from ordering.participant.participant import ParticipantStep, next_entries

@@ -11,7 +11,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.relay.link_start import SessionStart
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SKIP, Data, Forward
-from ordering.checker.checker import DUPLICATE, LOST
+from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from tests.simulator.mutations import EpochBlindReader
 from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE

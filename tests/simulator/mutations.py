@@ -13,7 +13,7 @@ from connectors.kafka.codec.epochs import Claim, Note
 from connectors.kafka.log.data_log import DataLog, StoredRecord
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
-from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.membership.forgetting import SenderRow, from_payload
 from ordering.membership.membership import Fold, Membership, ReceivedRow
 from ordering.participant.forward_table import Pending

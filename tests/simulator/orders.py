@@ -25,7 +25,7 @@ from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_
 from ordering.casts.left_casts import Course, LeftCast, course_of
 from ordering.casts.merging import MergedState, Merger
 from ordering.casts.outgoing import Broadcast, Outgoing
-from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_applications import Application, Applications
 from tests.simulator.orders_logs import MISHAPS_EVERY, POWERS, CastLog, CastLogs, GoingOn, Lacks, lacks

@@ -18,7 +18,7 @@ from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus
 from ordering.casts.merging import Merger
-from ordering.checker.checker import LOST, VIEW_VIOLATION
+from ordering.checker.anomalies import LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_logs import GoingOn
 

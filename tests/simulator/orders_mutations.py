@@ -11,7 +11,7 @@ from ordering.casts.clocks import Clock
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.left_casts import Course, LeftCast
 from ordering.casts.outgoing import Outgoing
-from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Rules
 from tests.simulator.orders_logs import POWERS

@@ -13,7 +13,8 @@ from connectors.kafka.log.data_log import Snapshot
 from connectors.kafka.topics.data_purge import deletable, missing_note
 from ordering.base.errors import HistoryUnavailable, ProtocolViolation
 from ordering.base.reader import Reader, Verdict
-from ordering.checker.checker import Anomaly, Checker
+from ordering.checker.anomalies import Anomaly
+from ordering.checker.checker import Checker
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
-from ordering.checker.checker import Anomaly
+from ordering.checker.anomalies import Anomaly
 from tests.simulator.mutations import NONE, Mutation
 from tests.simulator.world import Action, Shape, World
 

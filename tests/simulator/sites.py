@@ -17,7 +17,7 @@ from connectors.kafka.connection.sites import Direction, Sites
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.names import TICK_NAME, Topic
 from ordering.base.records import HEARTBEAT, MESSAGE, SETTINGS, Data, MessageId
-from ordering.checker.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
+from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
 from ordering.membership.membership import RemoteSite
 from ordering.membership.settings import Settings
 from ordering.sequencer import sequencer

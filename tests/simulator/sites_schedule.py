@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import NamedTuple
 from unittest.mock import patch
 
-from ordering.checker.checker import Anomaly
+from ordering.checker.anomalies import Anomaly
 from tests.simulator.mesh_mutations import NONE, MeshMutation
 from tests.simulator.schedule import drop_actions
 from tests.simulator.sites import Mesh, MeshShape, hang_together

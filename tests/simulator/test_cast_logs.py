@@ -10,7 +10,7 @@ import pytest
 
 from ordering.base.records import VIEW
 from ordering.casts.casts import CAUSAL, NO_VIEW, Cast
-from ordering.checker.checker import CAUSAL_VIOLATION, DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, VIEW_VIOLATION
+from ordering.checker.anomalies import CAUSAL_VIOLATION, DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.cast_logs import Line, LoggedOrders
 

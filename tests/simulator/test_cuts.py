@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
-from ordering.checker.checker import LOST
+from ordering.checker.anomalies import LOST
 from tests.simulator import cuts
 from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT, playing
 from tests.simulator.seeds import blocks

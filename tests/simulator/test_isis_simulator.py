@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ordering.checker.checker import Anomaly
+from ordering.checker.anomalies import Anomaly
 from tests.simulator import isis, isis_mutations, isis_site_mutations, isis_sites
 from tests.simulator.isis_mutations import Mutation
 from tests.simulator.seeds import blocks

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from ordering.base.records import MESSAGE
-from ordering.checker.checker import LOST
+from ordering.checker.anomalies import LOST
 from tests.simulator.dice import Dice
 from tests.simulator.mesh_mutations import MESH_MUTATIONS, MeshMutation
 from tests.simulator.seeds import blocks

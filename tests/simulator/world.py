@@ -8,7 +8,8 @@ from connectors.kafka.codec.codec import WRONG_VERSION
 from ordering.base.errors import AbcastError, Fenced
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, Data
-from ordering.checker.checker import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly, Checker
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
+from ordering.checker.checker import Checker
 from ordering.membership.forgetting import SenderRow, to_payload
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState

@@ -17,7 +17,7 @@ from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.deliver import _event_line, _line
 from ordering.base.names import Topic
-from ordering.checker.checker import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
+from ordering.checker.anomalies import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
 from tests.client.casts.test_orders import texts
 from tests.client.two_sites import relays
 from tests.waiting import WAIT, eventually

@@ -12,7 +12,7 @@ import pytest
 
 from ordering.base.reader import Reader
 from ordering.base.records import Data, MessageId
-from ordering.checker.checker import (
+from ordering.checker.anomalies import (
     ANOMALIES,
     CAUSAL_VIOLATION,
     DIVERGENT,
@@ -23,8 +23,8 @@ from ordering.checker.checker import (
     LOST,
     NONMONOTONIC_DELIVER,
     VIEW_VIOLATION,
-    Checker,
 )
+from ordering.checker.checker import Checker
 from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 

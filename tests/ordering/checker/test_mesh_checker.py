@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ordering.base.records import JOIN, MESSAGE, Data, Link, MessageId, Source
-from ordering.checker.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Checker
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST
+from ordering.checker.checker import Checker
 from ordering.checker.mesh_checker import MeshChecker, Shortfall
 from ordering.sequencer.sequencer import seal
 
