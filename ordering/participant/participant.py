@@ -18,14 +18,13 @@ docs/protocols/participant.md has the picture, each invariant, and the proof.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import (
     FLUSH_COMPLETED,
-    FLUSH_OK,
     FORGET,
     JOIN,
     REFUSED,
@@ -33,14 +32,13 @@ from ordering.base.records import (
     START_FLUSH,
     STOP_FLUSH,
     Data,
-    Headers,
 )
-from ordering.membership.flush import FlushPhase as FlushPhase
+from ordering.membership.flush import FlushPhase
 from ordering.membership.forgetting import from_payload
 from ordering.membership.membership import MemberIncarnation
 from ordering.membership.settings import DEFAULT_SETTINGS, Settings
 from ordering.participant.events import KnownGroup, Unblock, ViewChange
-from ordering.participant.forward_table import Pending, carried_from, control_headers, is_control, kind_of
+from ordering.participant.forward_table import Pending, is_control, kind_of
 from ordering.participant.participant_events import (
     Answered,
     Asked,
@@ -436,36 +434,3 @@ def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -
     after = replace(request, is_ended=True) if isinstance(event, FlushDone) else None
     here = ParticipantStep(replace(now, request=after))
     return _stop(here, request.id) if goes_on else here
-
-
-# --- the forward table from one incarnation to the next ---
-
-
-def begins_stranded(life: MemberIncarnation, pending: Sequence[Pending], state: SequencerState) -> bool:
-    """Whether an incarnation that goes on at `state` could have nothing ordered any more.
-
-    The group is closed, the incarnation is neither in it nor joining, and its table does not begin with the JOIN.
-    """
-    membership = state.membership
-    is_outside = not membership.is_member(life.address) and life not in membership.joining
-    return membership.settings.closed and is_outside and bool(pending) and kind_of(pending[0]) != JOIN
-
-
-def begins_returning(pending: Sequence[Pending]) -> bool:
-    """Whether the table has messages of the last incarnation behind a JOIN that is not ordered yet."""
-    is_joining = bool(pending) and kind_of(pending[0]) == JOIN
-    return is_joining and any(carried_from(entry) is not None for entry in pending)
-
-
-def newest_answer(pending: Iterable[Pending]) -> int:
-    """Return the newest flush that a FLUSH_OK in the table answers; 0 if there is none."""
-    return max((int(entry.payload) for entry in pending if kind_of(entry) == FLUSH_OK), default=0)
-
-
-def next_entries(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
-    """Yield the first entries of the next incarnation's table: its JOIN, then the last one's messages in order."""
-    if joins:
-        yield b"", control_headers(JOIN)
-    for entry in pending:
-        if not is_control(entry):
-            yield entry.payload, entry.headers

@@ -47,7 +47,7 @@ from ordering.participant.forward_table import (
     kind_of,
     was_ordered,
 )
-from ordering.participant.participant import Participant, begins_returning, begins_stranded, newest_answer, next_entries
+from ordering.participant.participant import Participant
 from ordering.participant.participant_events import (
     Answered,
     Asked,
@@ -60,6 +60,7 @@ from ordering.participant.participant_events import (
 )
 from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant.participant_table import ParticipantPhase as Part
+from ordering.participant.rejoin import begins_returning, begins_stranded, newest_answer, next_entries
 from ordering.sequencer import sequencer
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, snapshot
 from ordering.sequencer.state import SequencerState

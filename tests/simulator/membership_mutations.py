@@ -12,7 +12,7 @@ from ordering.base.records import Forward, Headers
 from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.membership.log_time import Watch
 from ordering.participant.forward_table import Pending
-from ordering.participant.participant import ParticipantStep, next_entries
+from ordering.participant.participant import ParticipantStep
 from ordering.participant.participant_events import CaughtUp
 from ordering.participant.participant_table import (
     ASK,
@@ -30,6 +30,7 @@ from ordering.participant.participant_table import (
     ParticipantPhase,
     Transition,
 )
+from ordering.participant.rejoin import next_entries
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 from tests.simulator.membership import (

@@ -56,7 +56,7 @@ from ordering.base.records import JOIN, Headers
 from ordering.casts.casts import CAUSAL
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import Pending, kind_of, message_bytes
-from ordering.participant.participant import Participant, begins_returning, newest_answer, step
+from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import (
     Answered,
     Asked,
@@ -67,6 +67,7 @@ from ordering.participant.participant_events import (
     Renewed,
 )
 from ordering.participant.participant_table import Cause, Do, ParticipantPhase
+from ordering.participant.rejoin import begins_returning, newest_answer
 
 FRESH_S = 5.0
 """Seconds after which an incarnation checks, before its first record, whether it may still begin."""

@@ -60,7 +60,7 @@ from ordering.participant.forward_table import (
     sent_headers,
     was_ordered,
 )
-from ordering.participant.participant import begins_returning, begins_stranded, next_entries
+from ordering.participant.rejoin import begins_returning, begins_stranded, next_entries
 from ordering.sequencer.state import SequencerState
 
 History = Callable[[int], Iterator[Data]]

@@ -23,7 +23,7 @@ from ordering.membership.forgetting import SenderRow, to_payload
 from ordering.membership.membership import NO_MEMBERS, MemberIncarnation, Membership, ReceivedRow, RemoteSite
 from ordering.membership.settings import Settings
 from ordering.participant.forward_table import Pending, control_headers
-from ordering.participant.participant import Participant, begins_stranded, newest_answer, next_entries, step
+from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import (
     Answered,
     Asked,
@@ -35,6 +35,7 @@ from ordering.participant.participant_events import (
     Renewed,
 )
 from ordering.participant.participant_table import INSIDE, OUTSIDE, SILENT, TRANSITIONS, Cause, Do, ParticipantPhase
+from ordering.participant.rejoin import begins_stranded, newest_answer, next_entries
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, body, state
 
 
