@@ -42,8 +42,8 @@ class Anomaly(NamedTuple):
 
 
 @dataclass(slots=True)
-class Finding:
-    """An anomaly that is still counted. `listed` has its first numbers: local seqnos for `lost`, else seqnos."""
+class AnomalyCount:
+    """The count of an anomaly so far. `listed` has its first numbers: local seqnos for `lost`, else seqnos."""
 
     name: str
     detail: str

@@ -42,7 +42,7 @@ from ordering.checker.anomalies import (
     NONMONOTONIC_DELIVER,
     VIEW_VIOLATION,
     Anomaly,
-    Finding,
+    AnomalyCount,
 )
 from ordering.checker.fifo_checker import FifoChecker
 from ordering.checker.view_checker import ViewChecker, ViewRuns
@@ -66,7 +66,7 @@ class Checker:
         self._ledgers: dict[str, _Seqnos] = {}
         self._deliveries: dict[str, _Deliveries] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
-        self._findings: dict[tuple[str, str], Finding] = {}
+        self._findings: dict[tuple[str, str], AnomalyCount] = {}
         self._linked: set[str] = set()  # senders at other sites of a mesh
 
     def start(self, site: str, reader: Reader) -> None:
@@ -254,7 +254,7 @@ class Checker:
         """Note the seqnos `first` … `last` (default: `first` alone; none if `last` is lower)."""
         last = first if last is None else last
         if first <= last:
-            self._findings.setdefault((name, detail), Finding(name, detail)).add(first, last)
+            self._findings.setdefault((name, detail), AnomalyCount(name, detail)).add(first, last)
 
 
 def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
