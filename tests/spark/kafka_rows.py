@@ -88,7 +88,7 @@ def linked(
     application: Headers = (),
     kind: str = MESSAGE,
 ) -> Row:
-    """What a link of a mesh has brought from this neighbour."""
+    """Return a record that a link of a mesh has brought from this neighbour."""
     headers = codec.forward_headers(incarnation, local_seqno, application, kind, link)
     topic = str(Topic("g", "relayed", SITE, neighbour))
     return Row(topic, 0, offset, sender.encode(), payload, headers, TIMESTAMP_MS + offset)
@@ -110,7 +110,7 @@ BAD_ADDRESSES = [
         ("nyc/a\0b", ()),
     )
 ]
-"""What only `ordering.sequencer.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
+"""Records that only `ordering.sequencer.sequencer` refuses; `tests.forward_corpus` has the other bad input."""
 TOO_LARGE_TO_BE_WRITTEN = [
     Case("a key", b"nyc/" + b"n" * MAX_RECORD_BYTES, b"x", codec.forward_headers(1, 1), BAD_ADDRESS),
     Case(
@@ -171,8 +171,9 @@ def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
 
 
 def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
-    """What the row form (`connectors.kafka.codec.codec`, `ordering.sequencer.sequencer.step`) makes of one group's
-    batch."""
+    """Decide one group's batch in the row form (`connectors.kafka.codec.codec`,
+    `ordering.sequencer.sequencer.step`).
+    """
     by_source = {row.source: row for row in rows}
     state, snapshots = begin_batch(state)
     after, outputs = step(

@@ -1,6 +1,7 @@
-"""Another machine, as far as a process can see: a network namespace of its own, and files of which some are not there.
+"""A network namespace with files of its own: another machine, as far as a process can see.
 
-A pair of virtual interfaces joins it to this one. Nothing else is reached from there, and all of it is gone at the end.
+A pair of virtual interfaces joins it to this machine. No other host is reached from there, and all of it is removed at
+the end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Machine(NamedTuple):
     there: str
 
     def inside(self, hidden: Sequence[Path] = ()) -> list[str]:
-        """What to put before a command, so that it runs there. These directories are empty, and its own."""
+        """Return the words before a command that run it inside, where these directories are empty and its own."""
         hide = "".join(f"mount -t tmpfs none {shlex.quote(str(place))} && " for place in hidden)
         enter = f"exec ip netns exec {self.name}"
         return ["unshare", "--mount", "sh", "-c", f'{hide}{enter} "$@"', "sh"]

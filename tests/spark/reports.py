@@ -1,4 +1,4 @@
-"""A streaming query as those see it who read what Spark reports of its batches."""
+"""A streaming query as its observers see it: Spark's reports of its batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def report(batch: int, records: int = 1, **more: Any) -> dict[str, Any]:
-    """What Spark's JSON has of a batch, and of this more."""
+    """Return Spark's JSON of a batch, with these fields added."""
     said = {"batchId": batch, "numInputRows": records, "timestamp": "t", "batchDuration": 1, "sources": []}
     return {**said, "observedMetrics": {}, **more}
 

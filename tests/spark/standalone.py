@@ -1,7 +1,7 @@
 """A Spark standalone cluster: a master and workers, each a process, and a job as `abcast package` starts it there.
 
-Workers are told of nothing of the project, and their Python is an environment with nothing in it. (All see the same
-files, as they run on one machine: what is on Python's path is what was shipped.)
+Workers have no path to the project, and their Python is an empty environment. (They see this machine's files: only
+Python's path shows whether a module was shipped.)
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ class Master(NamedTuple):
 
 
 def own_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Where the job says one, and not Spark, whose own log has that of a ledger's batch that a kill has met."""
+    """Return the lines with a traceback of the job, and not of Spark, which logs one for a ledger's batch cut by
+    a kill.
+    """
     return [line for line in lines if "Traceback" in line and "Return Message: Traceback" not in line]
 
 
 def executors_of(worker: subprocess.Popen[bytes]) -> list[int]:
-    """Those that it runs."""
+    """Return the executors that the worker runs."""
     return children(worker.pid, "CoarseGrainedExecutorBackend")
 
 
 def children(parent: int, command: str) -> list[int]:
-    """The living children of a process whose command line has these words; none of one that has ended."""
+    """Return the living children of a process whose command line has these words; none if the process has ended."""
     of_threads = Path(f"/proc/{parent}/task").glob("*/children")
     pids = [int(pid) for file in of_threads for pid in _text(file).split()]
     return [pid for pid in pids if command in _text(Path(f"/proc/{pid}/cmdline"))]
@@ -102,7 +104,7 @@ def daemon(
 
 
 def found_in(log: Path, pattern: str) -> str:
-    """What the first group of the pattern is, once it stands in the log."""
+    """Return the first group of the pattern, once the log has it."""
 
     def look() -> re.Match[str] | None:
         return re.search(pattern, log.read_text(encoding="utf-8", errors="replace"))
@@ -126,7 +128,7 @@ def master(directory: Path, address: str = LOOPBACK) -> Iterator[Master]:
 def worker(
     of: Master, name: str = "worker", address: str = LOOPBACK, inside: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One with a core, which the master knows."""
+    """Run a worker with a core, and yield once the master knows it."""
     arguments = ["org.apache.spark.deploy.worker.Worker", "--host", address, "--webui-port", "0", "-c", "1"]
     with daemon(of.directory, name, [*arguments, "-m", "1g", of.url], address, inside) as running:
         found_in(of.directory / f"{name}.log", r"(Successfully registered with master)")
@@ -134,7 +136,7 @@ def worker(
 
 
 def submit_line(to: Master, *options: str) -> str:
-    """What `abcast package` prints of how a job is started there, but for the job's own options."""
+    """Return the command that `abcast package` prints for a job's start, without the job's own options."""
     python = to.directory / "bare"
     venv.create(python, symlinks=True)
     asked = ("--master", to.url, "--python", str(python / "bin" / "python"), *options)

@@ -31,7 +31,7 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
 
 @contextmanager
 def instead_of_state(order: list[str], chunk_rows: int) -> Iterator[None]:
-    """Have a stateful operator be a grouped map, with a group's rows in that order, in arrow batches of that size."""
+    """Replace a stateful operator by a grouped map: a group's rows in that order, in arrow batches of that size."""
 
     def instead(
         groups: GroupedData,

@@ -45,11 +45,11 @@ from tests.spark.static import instead_of_state
 pytestmark = pytest.mark.spark
 
 GROUP, SITE = "orders", "nyc"
-"""Those of the corpus."""
+"""The group and the site of the corpus."""
 ALONE = Neighbours(SITE, (SITE,))
 TOO_LATE = "9" * 17
 LARGE = b"large " * 20_000
-"""More than `conf/scala/RecordsAside.scala` copies into its pages."""
+"""A value larger than `conf/scala/RecordsAside.scala` copies into its pages."""
 
 
 def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders, site: str = SITE) -> Row:
@@ -58,7 +58,7 @@ def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders
 
 
 def record(row: Row) -> PlainRecord:
-    """As a consumer gives it."""
+    """Return the row as a consumer returns it."""
     place = (row.topic, row.partition, row.offset, row.timestamp_ms)
     return PlainRecord(*place, row.key, row.value, list(row.headers))
 
@@ -93,9 +93,9 @@ def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
 
 @pytest.mark.parametrize("chunk_rows", [30, 10_000])
 def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
-    """Messages, a join, and whatever can be wrong with a record: entry, DATA and dead letters are the same.
+    """Messages, a join, and every fault of a record: entry, DATA and dead letters are the same in both forms.
 
-    Runs, of which the entry tells, are made of the pieces that a step takes: many messages are one row of these here.
+    The entry's runs consist of the rows that a step reads: many messages are one row here.
     """
     good = [
         (b"nyc/alice", b"one", codec.forward_headers(1, 1)),
@@ -120,7 +120,7 @@ def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
 
 
 def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> None:
-    """And judged as at their own site; what no relay has written is left out."""
+    """A copy is judged as at its own site; records that no relay wrote are left out."""
     home, topic = str(Topic(GROUP, "forward", "sfo")), str(Topic(GROUP, "relayed", SITE, "sfo"))
 
     def copy(offset: int, header: str, *more: tuple[str, bytes], key: bytes = b"sfo/bob") -> Row:
@@ -165,7 +165,7 @@ def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> Non
 
 
 def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
-    """What it brings once more is kept once, wherever in a block that is, with its own bytes."""
+    """A record that the relay brings again is kept once, with its own bytes, anywhere in a block."""
     home, topic = str(Topic(GROUP, "forward", "sfo")), str(Topic(GROUP, "relayed", SITE, "sfo"))
     brought = [*range(40, 45), *range(42, 47), *range(43, 46), *range(45, 51)]
     rows = [

@@ -27,7 +27,7 @@ def sender_of(offset: int) -> str:
 
 
 def bytes_of(offset: int) -> bytes:
-    """Its bytes, of which the JVM alone knows what they say."""
+    """Return the record's bytes, which the JVM alone can read."""
     return f"<{offset}>".encode() * (offset % 4)
 
 
@@ -51,7 +51,7 @@ def row(offsets: Sequence[int], *, odd: bool) -> dict[str, object]:
 
 
 def rows_of(given_sizes: Sequence[tuple[int, int, bool]]) -> tuple[pd.DataFrame, list[int], set[int]]:
-    """Rows, each so far behind the one before it, of so many messages; their offsets, and those that are in blocks."""
+    """Return rows of so many messages, each so far behind the one before, with their offsets and those in blocks."""
     rows, offsets, in_blocks, next_ = [], list[int](), set[int](), 5
     for gap, size, odd in given_sizes:
         of_row = range(next_ + gap, next_ + gap + (1 if odd else size))
@@ -92,7 +92,7 @@ def test_without_an_end_all_the_rest_is_there(given_sizes: list[tuple[int, int, 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.booleans()), min_size=1, max_size=6))
 def test_repeats_are_left_out(came: list[tuple[int, int, bool]]) -> None:
-    """Rows that begin anywhere: each offset is there once, as what came first."""
+    """Rows may begin anywhere: each offset is kept once, from the row that came first."""
     rows = pd.DataFrame([row(range(at, at + (1 if odd else size)), odd=odd) for at, size, odd in came], columns=COLUMNS)
     end = np.maximum.accumulate(rows["offset"].to_numpy() + sizes_of(rows))
     wanted, highest = list[int](), -1

@@ -45,7 +45,9 @@ def asked(data: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
-    """What stands in the log twice, what is none, a batch that is tried again, a writer that another one has passed."""
+    """Repeats in the log, records that are no casts, a batch that is tried again, a writer that another one
+    overtook.
+    """
     create_tables(spark, tmp_path)
     writer_of(tmp_path / "ledger", BEGINNING, "g").write(source_frame(spark, log_of(message(1))), 0)
     sql = (
@@ -94,7 +96,7 @@ def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.broker
 @pytest.mark.timeout(240)
 def test_the_job(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """It begins with the first cast, in a topic that was empty; the next run goes on behind its last rows."""
+    """The job begins with the first cast of an empty topic; the next run goes on behind its last rows."""
     connection = Connection(broker.bootstrap_servers)
     create_topics(connection, "castledger", ["castsite"], partitions=2)
     options = JobOptions(connection, "castsite", tmp_path)

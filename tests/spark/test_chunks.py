@@ -37,11 +37,11 @@ from tests.spark.packing import packed
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
-"""As `connectors.spark.codec` has it."""
+"""A copy of the kinds in `connectors.spark.codec`."""
 
 
 class SparkState:
-    """Spark's GroupState."""
+    """A double of Spark's GroupState."""
 
     def __init__(self) -> None:
         self.exists = False
@@ -113,7 +113,7 @@ def in_blocks(rng: random.Random, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> list[tuple[Any, ...]]:
-    """The runs, record by record, as `expected` has them. `records`: among them those that are aside."""
+    """Return the runs record by record, as `expected` has them. `records` includes the ones set aside."""
     told: list[tuple[Any, ...]] = []
     aside = {record.source: record for record in records if isinstance(record, Forward)}
     for run in (row for runs_frame in runs for row in runs_frame.to_dict("records")):
@@ -208,7 +208,7 @@ def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
 def test_links(seed: int) -> None:
-    """What links bring, application headers and relays' own words in between."""
+    """Records of links, between them application headers and relays' own records."""
     logs: dict[Partition, list[Forward]] = {}
     for record in LinkedLog(seed, malformed=0).records:
         assert isinstance(record, Forward)

@@ -1,8 +1,8 @@
-"""Two workers, one of them on another machine as far as it can see; sequencer, ledger and relay; and kill -9 of each.
+"""Two workers, one of them as on another machine; sequencer, ledger and relay; and kill -9 of each.
 
-The other machine has a network of its own. Of our packages, of what was packed and of checkpoints it sees nothing: the
-directories are empty there. So what works there was shipped, and no checkpoint has to be where all can reach it. The
-tables have to: it sees them under the name that the driver knows.
+The other machine has a network of its own. It sees nothing of our packages, of the packed files and of checkpoints:
+their directories are empty there. A job that works there has been shipped, and its checkpoint need not be shared. The
+tables must be: the other machine sees them under the driver's path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OURS = [Path(package.__path__[0]) for package in (connectors, jobs, ordering)]
 PAUSE_S = 0.1
 """Between two messages of a group."""
 HEALTHY = 30
-"""So many messages of each group are ordered between two kills."""
+"""Messages of each group that are ordered between two kills."""
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -72,7 +72,7 @@ class Load:
             self.receipts.append(self._member.broadcast(b"x", timeout=120))
 
     def ordered(self) -> int:
-        """How many of its messages are."""
+        """Count its ordered messages."""
         while self._ordered < len(self.receipts) and self.receipts[self._ordered].done():
             self._ordered += 1
         return self._ordered
@@ -92,7 +92,7 @@ class Load:
 
 
 class World(NamedTuple):
-    """What outlives all that is killed."""
+    """The parts that outlive all kills."""
 
     machine: Machine
     master: Master
@@ -201,7 +201,7 @@ def test_everything_is_killed_under_load(world: World, tmp_path: Path) -> None:
 
 
 def judge(group: str, sites: Path, data: Path, last_seqno: int) -> None:
-    """When the ledger and the copy have all of it, `check` finds nothing."""
+    """Once the ledger and the copy are complete, `check` finds no anomaly."""
     check = ("check", "--group", group, "--sites", sites, "--data", data, "--json")
     found: dict[str, Any] = {}
 

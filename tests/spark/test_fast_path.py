@@ -28,19 +28,19 @@ LOGS = 60
 
 
 class Log(NamedTuple):
-    """A batch of a group's DATA, and what is next before it."""
+    """A batch of a group's DATA, and the next record expected before it."""
 
     group: str
     next: Next
     records: list[tuple[int, Data]]
 
     def rows(self) -> list[Row]:
-        """As they stand in the topic."""
+        """Return the records as rows of the topic."""
         return [data(record, offset, group=self.group) for offset, record in self.records]
 
 
 def random_log(number: int) -> Log:
-    """Mostly what is next; in nearly every other one, something else here or there."""
+    """Return a log, mostly of the next record each; nearly every other log has some other records."""
     rng = random.Random(number)
     group, first = f"g{number}", Next(rng.randrange(50), rng.randrange(1, 50), EPOCH_IN_FORCE)
     offset, seqno, epoch = first
@@ -92,7 +92,7 @@ def seqnos_of(frame: DataFrame) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 def test_only_what_the_reading_rule_takes(spark: SparkSession) -> None:
-    """Of many topics at once, each up to its first record that is not in line."""
+    """Many topics at once, each up to its first record that is not the next one."""
     logs = [random_log(number) for number in range(LOGS)]
     rows = source_frame_by_task(spark, *(log.rows() for log in logs))
     line = contiguous(ledger_rows(rows), {log.group: log.next for log in logs})
@@ -170,7 +170,7 @@ def test_contiguous_records_are_read_once(spark: SparkSession, table: Path) -> N
 
 @pytest.mark.slow
 def test_more_groups_than_files_are_open_at_once(spark: SparkSession, table: Path) -> None:
-    """Spark sorts what is left then, and closes one file after the other."""
+    """Spark then sorts the remaining rows, and closes one file after the other."""
     many = int(spark.conf.get("spark.sql.maxConcurrentOutputFileWriters") or 0) + 5
     groups = [f"many{number}" for number in range(many)]
     writer = writer_of(table, Start(0, Reader(1, 0)), *groups)
@@ -183,7 +183,7 @@ def test_more_groups_than_files_are_open_at_once(spark: SparkSession, table: Pat
 
 @pytest.mark.slow
 def test_killed_after_a_part_of_a_batch(spark: SparkSession, table: Path) -> None:
-    """What stood in line before the seal is committed, and the writer dies: the next one adds what is missing."""
+    """The records before the seal are committed, and the writer dies: the next one adds the missing rows."""
     log = log_of(seal(1), message(1), message(2), seal(2), message(3, payload=b"stale"), message(3, epoch=2), group="k")
     writer = writer_of(table, BEGINNING, "k")
     writer.write(source_frame_by_task(spark, log[:1]), 0)
@@ -202,7 +202,7 @@ def test_killed_after_a_part_of_a_batch(spark: SparkSession, table: Path) -> Non
 
 @pytest.mark.slow
 def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
-    """Then the reading rule is asked what is still missing: nothing."""
+    """Without Spark's count the reading rule finds that no row is missing."""
     writer = writer_of(table, BEGINNING, "silent")
     log = log_of(seal(1), message(1), message(2), message(3), group="silent")
     writer.write(source_frame_by_task(spark, log[:2]), 0)

@@ -1,4 +1,4 @@
-"""What a job does about failures, and what the jobs beside it do."""
+"""A job's failures, and the jobs beside it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.waiting import eventually
 
 
 class _Finder:
-    """One group, whatever the cluster."""
+    """Finds the same group in any cluster."""
 
     def find(self, *, fresh: bool = False) -> list[Topic]:
         del fresh
@@ -235,7 +235,7 @@ def test_relays_that_all_failed_are_a_failure() -> None:
 
 
 class _Cluster:
-    """Counts who connects and who asks."""
+    """Counts connections and requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -280,7 +280,7 @@ def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.
 
 
 def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
-    """What is asked of a topic that was deleted is not answered, as if there were no broker."""
+    """Kafka leaves a request for a deleted topic without an answer, as if no broker were there."""
     cluster = _Cluster()
     finder = TopicFinder(cluster, look_every_s=1000.0)  # type: ignore[arg-type]
     assert len(finder.find()) == 2
@@ -294,7 +294,7 @@ def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
 
 
 def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An election takes less; meanwhile it is looked at more often."""
+    """An election is shorter; until it ends, the finder looks more often."""
     now = [0.0]
     monkeypatch.setattr("connectors.kafka.groups.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
@@ -333,7 +333,7 @@ def test_a_list_that_is_doubted_is_made_anew(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Path) -> None:
-    """If it is one that the query needs; the group is back when it is."""
+    """The query needs that partition; the group is back when the partition is."""
     job = _Serving(tmp_path)
     away = [Topic("h", "inbox", "nyc")]
     job.finder = SimpleNamespace(find=lambda **_: [], leaderless=lambda: away, close=lambda: None)  # type: ignore[assignment]
@@ -375,7 +375,7 @@ class _Unwritten(_Failing):
 def test_a_group_of_which_kafka_takes_nothing_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
 ) -> None:
-    """If Kafka is there at all."""
+    """Kafka answers for other topics."""
     monkeypatch.setattr(Connection, "leaders", lambda _, topics: {name: {1} for name in topics} if answers else {})
     expired = StreamingQueryException(
         "[STREAM_FAILED] Query terminated with exception: org.apache.kafka.common.errors.TimeoutException: "
@@ -387,7 +387,7 @@ def test_a_group_of_which_kafka_takes_nothing_is_left_out(
 
 
 class _Serving(StreamingJob):
-    """Groups of which h can't be served, at first."""
+    """A job with groups; h can't be served at first."""
 
     name = "serving"
     waits_s = (300.0,)
@@ -417,7 +417,7 @@ class _Serving(StreamingJob):
 def test_a_group_that_is_left_out_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others go on; for what is tried again, the query begins anew, but seldom."""
+    """The others go on; the query restarts for the groups that are tried again, but seldom."""
     patience = SimpleNamespace(ends=lambda *_: False, since=math.inf)
     monkeypatch.setattr("connectors.spark.job.Patience", lambda _: patience)
     job = _Serving(tmp_path)

@@ -1,4 +1,4 @@
-"""How jobs start, run side by side and stop: real Spark, a real broker."""
+"""Jobs start, run side by side and stop: real Spark, a real broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def options(broker: EmbeddedBroker, tmp_path: Path) -> JobOptions:
-    """Of a site of its own."""
+    """Return the options of a job at a site of its own."""
     site = f"jobs-{tmp_path.name[-20:].strip('_').replace('_', '-')}"
     return JobOptions(Connection(broker.bootstrap_servers), site, tmp_path, look_every_s=1.0)
 
@@ -75,7 +75,7 @@ class _Trickle:
             self._spans.append((sent, time.monotonic()))
 
     def longest_s(self, first: float, end: float) -> float:
-        """The longest wait of those that waited between these times."""
+        """Return the longest wait of messages that waited between these times."""
         return max(ordered - sent for sent, ordered in self._spans if sent < end and ordered > first)
 
     def stop(self) -> None:
@@ -194,7 +194,7 @@ def test_decisions_that_do_not_count_are_noticed(
 def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
     spark: SparkSession, options: JobOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One whose DATA is the copy of another site's, say."""
+    """Its DATA is the copy of another site's, say."""
     create_topics(options.connection, "fine", [options.site])
     with sequencing(spark, options), Member("fine", f"{options.site}/m", connection=options.connection) as member:
         member.broadcast(b"before").result(60)

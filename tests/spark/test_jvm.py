@@ -1,4 +1,4 @@
-"""How Spark's JVM is started: as Spark's own launcher would, without what helps nobody."""
+"""Start Spark's JVM as Spark's own launcher would, without its needless parts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SETTINGS = {
 
 
 def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the module, for where temporary files go, and for what is in files. It fails if another Spark is to be
-    started otherwise.
+    """The commands differ in the module, the place of temporary files, and settings in files. The test fails if a
+    new Spark starts otherwise.
     """
     home = Path(pyspark.__file__).parent
     launcher = [str(require_java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
@@ -53,7 +53,7 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_secrets_are_on_no_command_line() -> None:
-    """What a user has set comes to the JVM as it was, by files of this user's own; `ps` shows none of it."""
+    """A user's settings reach the JVM unchanged, by files of that user's own; `ps` shows none of them."""
     values = {
         "spark.hadoop.fs.s3a.secret.key": r"TOP-SECRET \1 #=:!ü'\"x\\",
         "spark.authenticate.secret": "TOP-SECRET 2",
@@ -86,9 +86,9 @@ print(json.dumps([
 
 
 def test_a_start_says_nothing() -> None:
-    """No warning on standard error; the second compiler gives way; the end of Python is that of the JVM.
+    """No warning on standard error; the second compiler gives way; Python ends together with its JVM.
 
-    From then on nobody asks the JVM for anything: what is asked while it goes is an error with its stack.
+    No thread asks the JVM from then on: a request to a JVM that is ending would be an error with its stack.
     """
     code = """
 import atexit, os
@@ -118,7 +118,7 @@ session.stop()
 
 
 def test_a_jvm_that_does_not_start() -> None:
-    """One sentence; what Java itself says stands before it."""
+    """An error of one sentence, behind Java's own words."""
     code = """
 from connectors.spark.session import build_session
 from ordering.base.errors import EnvironmentProblem
@@ -133,7 +133,7 @@ except EnvironmentProblem as problem:
 
 
 def test_our_own_jar_among_the_users() -> None:
-    """Spark looks at the user's jars before it has loaded one of them, with what is ours."""
+    """Spark looks at the user's jars, ours among them, before it has loaded any."""
     jars = ",".join(str(jar) for jar in (jars_directory() / "own").glob("*.jar"))
     code = "from connectors.spark.session import build_session; print(build_session('x', cores=1).range(3).count())"
     variables = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf spark.jars={jars} pyspark-shell"}

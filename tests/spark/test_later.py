@@ -78,7 +78,7 @@ def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession
 
 
 def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
-    """With the sentence. What stands before the seal is in the table, or in DATA for the next version to read."""
+    """The job ends with a sentence. The records before the seal are in the table, or in DATA for the next version."""
     create_tables(spark, tmp_path)
     writer = writer_of(tmp_path, Start(0, Reader()))
     writer.write(source_frame(spark, rows_of(*LOG[:2])), 0)
@@ -115,7 +115,7 @@ class TestMesh:
     WAY = Direction("local", "sfo")
 
     def test_a_skip_for_each_number(self, spark: SparkSession) -> None:
-        """As `ordering.sequencer.links` has it."""
+        """The relay makes the same skips as `ordering.sequencer.links`."""
         frame = source_frame(spark, rows_of(*LOG, message(9)))
         made = relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
         said = [bytes(row["headers"][0]["value"]).decode() for row in made]
@@ -123,7 +123,7 @@ class TestMesh:
         assert said == [f"2 {each.kind} {each.incarnation} {each.local_seqno} - {each.link}" for each in wanted]
 
     def test_a_later_format_stops_it(self, spark: SparkSession, tmp_path: Path) -> None:
-        """As it would carry a skip for messages that it can't read."""
+        """Otherwise the relay would carry a skip for messages that it can't read."""
         frame = source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(1)))
         with pytest.raises(PySparkException) as raised:
             relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()

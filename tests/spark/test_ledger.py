@@ -46,7 +46,7 @@ pytestmark = pytest.mark.spark
 
 
 def message(seqno: int, *, epoch: int = 1, payload: bytes | None = None, headers: Headers = ()) -> Data:
-    """Message `seqno` of nyc/alice, who is alone in her group."""
+    """Return message `seqno` of nyc/alice, the only member of her group."""
     return Data(
         kind="message",
         epoch=epoch,
@@ -63,7 +63,7 @@ def message(seqno: int, *, epoch: int = 1, payload: bytes | None = None, headers
 
 
 def log_of(*records: Data, group: str = "g", first_offset: int = 0) -> list[Row]:
-    """The records as they stand in the DATA topic, one after the other."""
+    """Return the records as consecutive rows of the DATA topic."""
     return [data(record, first_offset + place, group=group) for place, record in enumerate(records)]
 
 
@@ -85,7 +85,7 @@ def group(request: pytest.FixtureRequest) -> str:
 
 
 def rows_of(spark: SparkSession, table: Path, group: str) -> list[tuple[int, bytes]]:
-    """(seqno, payload) of the group's rows by seqno, of which Spark and delta-rs must have the same opinion."""
+    """Return (seqno, payload) of the group's rows by seqno. Spark and delta-rs must agree on them."""
     by_spark = spark.read.format("delta").load(str(table)).where(f"group_name = '{group}'").orderBy("seqno", "payload")
     rows = [(row["seqno"], bytes(row["payload"])) for row in by_spark.collect()]
     arrow = DeltaTable(str(table)).to_pyarrow_table(columns=["seqno", "payload"], filters=[("group_name", "=", group)])
@@ -241,7 +241,7 @@ def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
 
 @pytest.mark.slow
 def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
-    """Of two writers that read the same version of the table, the later finds out, and adds what is missing."""
+    """Two writers read the same version of the table: the later one notices, and adds the missing rows."""
     log = log_of(seal(1), *map(message, range(1, 6)), group=group)
     one, two = (writer_of(table, BEGINNING, group) for _ in range(2))
     one.write(source_frame(spark, log[:4]), 0)
@@ -340,7 +340,7 @@ def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: 
 
 
 def start_at(seqno: int) -> Start:
-    """Where a writer starts that has everything below a seqno, in a log of messages alone."""
+    """Return the start of a writer that has all below a seqno, in a log of messages alone."""
     return Start(seqno - 1, Reader(1, seqno - 1))
 
 
@@ -350,7 +350,7 @@ def messages(group: str, *seqnos: int) -> list[Row]:
 
 @pytest.mark.slow
 def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, group: str) -> None:
-    """It commits once the lock is free; asked to stop meanwhile, it writes nothing, and the next start does."""
+    """The append commits once the lock is free; stopped before, it writes nothing, and the next start does."""
     ending = threading.Event()
     writer = writer_of(table, BEGINNING, group, is_ending=ending.is_set)
     batch = source_frame(spark, messages(group, 1, 2))
@@ -402,7 +402,7 @@ def test_two_writers_in_two_jvms(spark: SparkSession, table: Path, group: str) -
 
 @pytest.mark.slow
 def test_retention_overtakes_the_writer(spark: SparkSession, table: Path, group: str) -> None:
-    """Nothing is written, and it says why. Before, all that came was dropped for ever."""
+    """The writer writes nothing, and says why. It once dropped all further rows for ever."""
     writer = writer_of(table, start_at(101), group, dropped=150)
     writer.write(source_frame(spark, messages(group, 151, 152)), 0)
     with pytest.raises(DataSkipped):
@@ -412,7 +412,7 @@ def test_retention_overtakes_the_writer(spark: SparkSession, table: Path, group:
 
 @pytest.mark.slow
 def test_what_is_not_data(spark: SparkSession, table: Path, group: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is passed over, as all readers do: in the middle of a batch, and as all that a batch has."""
+    """Every reader skips such a record: in the middle of a batch, and as the whole batch."""
     writer = writer_of(table, BEGINNING, group)
     [first, second, third] = log_of(message(1), message(1), message(2), group=group)
     strays = [second._replace(headers=[]), third._replace(offset=3, key=None)]
@@ -452,7 +452,7 @@ def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
 
 @pytest.mark.slow
 def test_deleted_under_the_writer(spark: SparkSession, tmp_path: Path, group: str) -> None:
-    """It says so, and does not make a table of the rows in hand. A start without tables makes them anew."""
+    """The job says so, and makes no new table of the batch's rows. A start without tables creates them."""
     create_tables(spark, tmp_path)
     table = tmp_path / "ledger"
     writer = writer_of(table, BEGINNING, group)
@@ -476,7 +476,7 @@ def test_deleted_under_the_writer(spark: SparkSession, tmp_path: Path, group: st
 
 @pytest.mark.slow
 def test_a_start_on_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
-    """It says that it is damaged, and how to rebuild it; once it is moved away, a new one is made."""
+    """The start says that the table is damaged, and how to rebuild it; once it is moved away, a new one is created."""
     create_tables(spark, tmp_path)
     table = tmp_path / "ledger"
     shutil.rmtree(table)
@@ -490,7 +490,7 @@ def test_a_start_on_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group: str) -> None:
-    """It gets the columns that it lacks, and becomes append-only; what it has stays."""
+    """The table gets the missing columns, and becomes append-only; its rows stay."""
     table = tmp_path / "ledger"
     columns = LEDGER_SCHEMA.replace(", origin_seqno long, data_offset long", "")
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in (column.split(maxsplit=1) for column in columns.split(", ")))
@@ -510,7 +510,7 @@ def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group
 
 
 def test_a_first_start_that_was_killed(spark: SparkSession, tmp_path: Path) -> None:
-    """It leaves the directory of a log, and maybe a part of its first commit: no table yet."""
+    """The killed start leaves a log's directory, and maybe a part of its first commit: no table yet."""
     log = tmp_path / "ledger" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.part.tmp").touch()

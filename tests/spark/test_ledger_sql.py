@@ -108,7 +108,7 @@ def test_spark_runs_only_queries(spark: SparkSession, data: Path, sql: str) -> N
     ],
 )
 def test_spark_reads_nothing_else(spark: SparkSession, data: Path, tmp_path: Path, sql: str) -> None:
-    """And calls nothing. What the JVM's other sessions know is not known here."""
+    """No function is called either, and tables of the JVM's other sessions are unknown here."""
     (tmp_path / "file").write_text("secret", encoding="ascii")
     write_deltalake(tmp_path / "other", pa.table({"seqno": [1]}))
     other = spark.createDataFrame([(1, "secret")], "seqno long, value string")

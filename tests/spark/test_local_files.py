@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_permissions(spark: SparkSession, tmp_path: Path) -> None:
-    """They are those of Hadoop's own, of a file that is made, of a directory, and where they are set."""
+    """A new file, a directory, and set permissions are the same as with Hadoop's own class."""
     java = jvm()
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     hadoop = java.org.apache.hadoop.fs

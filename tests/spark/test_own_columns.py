@@ -1,4 +1,4 @@
-"""Our own functions in the JVM: what is set aside comes back under its own name, once, or the task fails; and words."""
+"""Our functions in the JVM: a record set aside comes back under its own name, once, or the task fails; and words."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NAMES = [
     ("h", None, 0, 0),
     ("h", None, 0, -(2**63)),
 ]
-"""What one word alone tells apart."""
+"""Names that differ in one word."""
 REPEATED = 3_000
-"""How often, but one, the words of a name of partition 1 are repeated, so that they are a large value."""
+"""Repeats, less one, of the words of a name of partition 1: a large value."""
 GONE = "is(?: not)?, or no longer, set aside in this task"
 TWICE = "is set aside a second time"
 
@@ -55,7 +55,7 @@ def place() -> Place:
 
 
 def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Column | None = None) -> DataFrame:
-    """One task that sets a record aside for each name: its name in words, and a null."""
+    """Set a record aside for each name, in one task: its name in words, and a null."""
     frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
     words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
     whole = record_of(F.repeat(words, F.col("partition") * REPEATED + 1).cast("binary"))
@@ -122,7 +122,9 @@ def test_a_record_comes_back_under_its_name(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("case", ["another", "again", "twice", "null", "exchange"])
 def test_all_else_fails(spark: SparkSession, case: str) -> None:
-    """What was not set aside, or was brought back before, and two records of one name; and nothing is left of it."""
+    """A record that was not set aside, or was taken before, and two records of one name fail, and leave nothing
+    behind.
+    """
     names = [*NAMES[:1], *NAMES[:1]] if case == "twice" else list(NAMES[:2])
     record = F.when(F.lit(False), record_of(F.lit(b""))) if case == "null" else None
     frame = set_by(spark, names, record)
@@ -167,7 +169,7 @@ MESSAGE_SCHEMA = (
 
 
 def in_blocks(spark: SparkSession, messages: Sequence[tuple[object, ...]]) -> DataFrame:
-    """One task that sets records aside for these messages: what goes on, in the order of names."""
+    """Set records aside for these messages in one task, and return the remaining rows in the order of names."""
     frame = spark.createDataFrame(messages, MESSAGE_SCHEMA).coalesce(1)
     numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
     return frame.where(
@@ -177,7 +179,7 @@ def in_blocks(spark: SparkSession, messages: Sequence[tuple[object, ...]]) -> Da
 
 @pytest.mark.parametrize("order", ["of_the_log", "reversed", "mixed"])
 def test_neighbours_are_in_one_block(spark: SparkSession, order: str) -> None:
-    """Whatever the order in which they come, the blocks in their order stand for the messages in theirs."""
+    """The blocks in their order have the messages in theirs, in whatever order the messages came."""
     messages = list(MESSAGES)
     if order == "mixed":
         random.Random(3).shuffle(messages)
@@ -197,7 +199,7 @@ def test_neighbours_are_in_one_block(spark: SparkSession, order: str) -> None:
 
 @pytest.mark.parametrize("case", ["another", "again", "twice"])
 def test_all_other_blocks_fail(spark: SparkSession, case: str) -> None:
-    """What begins no block, or has been taken, and two blocks with one name."""
+    """An offset that begins no block, a block that was taken, and two blocks of one name."""
     rows = in_blocks(spark, [*MESSAGES[:2], *MESSAGES[:1]] if case == "twice" else MESSAGES[:2])
     if case == "again":
         rows = rows.withColumn("again", F.explode(F.array(F.lit(1), F.lit(2))))
@@ -237,7 +239,7 @@ def test_a_wrong_decision_fails(spark: SparkSession, wrong: str) -> None:
 
 
 def steps_of(plan: str) -> list[str]:
-    """What concerns us of a plan that Spark has put into words, from the last step to the first."""
+    """Return the steps of Spark's plan that concern us, from the last to the first."""
     words = (
         r"(?:RecordsAside\.)?\b(put|rows_of_runs|takeBlock)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
     )
@@ -246,7 +248,7 @@ def steps_of(plan: str) -> list[str]:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_all_is_in_one_task(spark: SparkSession, tmp_path: Path, at_once: int) -> None:
-    """As Spark plans it: set aside once, behind any exchange and before the sort, and brought back once."""
+    """Spark's plan sets records aside once, behind any exchange and before the sort, and brings them back once."""
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", at_once)
     source_frame(spark, rows_of_two()).write.parquet(str(tmp_path / "rows"))
@@ -277,7 +279,7 @@ LINES = [b"2 message 1 7", b"", b" ", b"a  b ", b" a", "z\u00fcge \u732b".encode
 
 
 def test_words(spark: SparkSession) -> None:
-    """The words of a line are those that Spark's own function finds."""
+    """Our function finds the same words of a line as Spark's own."""
     lines = spark.createDataFrame([(line,) for line in LINES], "line binary").coalesce(1)
     ours, sparks = words_of(F.col("line")), F.split(F.col("line").cast("string"), " ")
     for row in lines.select(ours.alias("ours"), sparks.alias("sparks")).collect():

@@ -1,4 +1,4 @@
-"""What `abcast package` writes and prints. (`test_standalone` runs it.)"""
+"""The files and the output of `abcast package`. (`test_standalone` runs it.)"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = Package(Path("/d d/python.tar.gz"), [Path("/d d/a.jar"), Path("/d d/b.
 
 
 def words(line: str) -> list[str]:
-    """As a shell reads it."""
+    """Split the line as a shell does."""
     return shlex.split(line.replace("\\\n", " "))
 
 
@@ -108,7 +108,7 @@ import connectors.spark.codec, connectors.spark.first_task
 
 
 def test_what_executors_import_needs_nothing_else() -> None:
-    """They have no Kafka client and none of the libraries of commands."""
+    """Executors have no Kafka client and none of the commands' libraries."""
     done = subprocess.run(
         [sys.executable, "-c", NOT_ON_EXECUTORS], capture_output=True, text=True, timeout=60, check=False
     )

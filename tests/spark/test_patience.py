@@ -1,4 +1,4 @@
-"""Who is told of a batch that waits for a core, and when."""
+"""Report a batch that waits for a core, and the end of the wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reports() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def query(reports: list[dict[str, Any]]) -> Any:
-    """One with a batch in hand, its first."""
+    """Return a query that runs its first batch."""
     return query_with(reports, status={"isTriggerActive": True})
 
 

@@ -1,4 +1,4 @@
-"""What Spark's Python workers begin with."""
+"""Start Spark's Python workers with the modules that they need."""
 
 from __future__ import annotations
 

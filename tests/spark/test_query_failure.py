@@ -56,7 +56,7 @@ def test_the_innermost_cause_is_told(text: str, reason: str) -> None:
 
 
 def test_a_program_that_is_missing_is_named() -> None:
-    """Its name stood behind the 300th character, where the reason was cut off."""
+    """Its name was behind the 300th character, where the reason was cut off."""
     reason = true_reason(NO_PYTHON)
     assert reason.startswith("java.io.IOException: Cannot run program")
     assert reason.endswith('/venv/bin/python3": error=2, No such file or directory')

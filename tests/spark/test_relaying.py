@@ -1,4 +1,4 @@
-"""What relays make of records, as Spark columns: what the row form says, record by record."""
+"""Relays as Spark columns: the same result as the row form, record by record."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ BOB = ("sfo/bob", 7)
 
 
 def log() -> list[Data]:
-    """One of each kind that DATA has."""
+    """Return a record of each kind in DATA."""
     decided = [
         (VIEW, 9, MEMBERS),
         (START_FLUSH, 9, b'{"requester":"sfo/bob"}'),
@@ -112,7 +112,7 @@ def _numbered(record: Data, seqno: int) -> Data:
 
 
 def carried(record: Data, topic: str) -> SinkRow:
-    """What the row form says of it."""
+    """Return the record that the row form makes of it."""
     said = carry(record, WAY.source, SESSION, lambda origin: origin not in NOT_CARRIED)
     application = record.headers if said.kind == "message" else ()
     headers = codec.forward_headers(said.incarnation, said.local_seqno, application, said.kind, said.link)
@@ -187,7 +187,7 @@ OF_CLIENTS: list[tuple[Callable[[DataFrame, Direction], DataFrame], str, str, tu
     (of_letters, INBOX, INBOX, (5, 5), "MARK"),
     (of_casts, CAST, CAST, (7, 7), "MARK"),
 ]
-"""Relays of what clients write: from where, to where, and what stands then in the place of which fields."""
+"""Copies of clients' records: the source, the target, and the changed fields."""
 LETTERS: list[tuple[str | bytes, str | bytes]] = [
     ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK -"),
     ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK lax/abcast.g.inbox.nyc-0:4"),
@@ -206,7 +206,7 @@ LETTERS: list[tuple[str | bytes, str | bytes]] = [
 
 
 def test_requests_are_marked(spark: SparkSession) -> None:
-    """Each in its partition. Nothing else changes, and what is wrong with a record has the same name at the home."""
+    """Each stays in its partition. Nothing else changes, and a bad record has the same reason at the home."""
     rows = [
         Row("abcast.g.forward.sfo", offset % 3, offset, b"sfo/bob", b"x", _whole(headers))
         for offset, (headers, _) in enumerate(ASKED)
@@ -224,7 +224,7 @@ def test_requests_are_marked(spark: SparkSession) -> None:
 
 
 def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
-    """All good and bad records: the copy is read as the record that it was made from, with its place and its time."""
+    """A copy of any good or bad record is read as the original, with its place and its time."""
     cases = [case for case in CORPUS if case.topic == TOPIC]
     rows = [
         Row(TOPIC, 1, offset, case.key, case.value, case.headers, case.timestamp_ms)
@@ -285,7 +285,7 @@ def _marked(headers: Sequence[tuple[str, Any]], said: bytes, begin: int, end: in
 
 
 def test_of_data_strays_stay_where_they_are(spark: SparkSession) -> None:
-    """Of the home's DATA all else is carried as it stands; of that of a site that agrees, entries and seals, marked."""
+    """The home's other DATA are copied unchanged; an agreeing site's entries and seals get a mark."""
     values = (None, b"", b"x", bytes(MAX_PAYLOAD_BYTES + 2))
     cases = [(case, value) for case in CASES for value in values]
     topic = "abcast.a.b-c.data.sfo"
@@ -308,7 +308,7 @@ def _is_of_log(record: Data) -> bool:
 
 
 def test_of_another_site_nothing_is_carried(spark: SparkSession) -> None:
-    """To those that agree: only what is the site's own."""
+    """Sites that agree get only the site's own records."""
     topics = (
         "forward.fra",
         "data.fra",
@@ -385,7 +385,7 @@ def test_what_no_topic_takes_is_cut_and_judged_as_before(spark: SparkSession, wh
 
 
 def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
-    """They are none, before and behind a relay."""
+    """Both are refused alike before and behind a relay."""
     clock = [("abcast", b"2 causal 7 1 3 1 " + BIG)]
     sender = [("abcast", b"2 letter 7 1 sfo/" + BIG)]
     for relay, role, key, line, decode in (
@@ -408,7 +408,7 @@ def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
 
 
 def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
-    """Entries and seals, in the order and in the form in which they stand there; and where they stood."""
+    """Entries and seals keep their order and form, and are marked with their offsets."""
     entries = [Data(ENTRY, 4, local_seqno=number, payload=b"%d" % number) for number in (1, 2)]
     records = [*log(), *entries]
     rows = [data(record, offset, site="nyc") for offset, record in enumerate(records)]
@@ -425,7 +425,7 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
 
 
 def test_letters_are_marked(spark: SparkSession) -> None:
-    """Also those that were before: the mark of the last relay comes first."""
+    """Earlier marks stay: the mark of the last relay comes first."""
     rows = [
         Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([_said(header), ("trace", b"1")]))
         for offset, (header, _) in enumerate(LETTERS)
@@ -476,8 +476,8 @@ CASTS: list[Any] = [
 
 
 def test_casts_are_marked(spark: SparkSession) -> None:
-    """At the other site a cast is the same cast, and what is none, none for the same reason. Of a mesh, those of no
-    view are carried, and what has no view to tell.
+    """A cast is the same at the other site, and a bad record has the same reason there. A mesh's relay carries
+    casts of no view, and records that name none.
     """
     rows = [
         Row("abcast.g.cast.fra", 1, offset, b"fra/al", b"x", _whole([("trace", b"1"), _said(header)]))
@@ -521,7 +521,7 @@ def _whole(headers: list[Any], row: Row | None = None) -> list[tuple[str, Any]]:
 
 
 def test_the_ledger_has_the_seqno_at_the_origin(spark: SparkSession) -> None:
-    """Of what a link has brought; and the application's headers are without what the link says."""
+    """A message of a link has it, and its headers are the application's, without the link's."""
     records = log()
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(records)]
     found = ledger_rows(source_frame(spark, rows)).orderBy("offset").collect()

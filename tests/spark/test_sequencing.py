@@ -132,7 +132,7 @@ def test_data_rows(spark: SparkSession) -> None:
 
 
 def test_data_rows_of_a_link(spark: SparkSession) -> None:
-    """What the link says is the last field, where there is one."""
+    """The link's text is the last field."""
     state = replace(START, links={"far": LinkRow(7, 2, 90)})
     rows = [
         forward("local/alice", 1, 10, payload=b"one", application=(("trace", b"1"),)),
@@ -168,7 +168,7 @@ def test_links(spark: SparkSession, seed: int, chunk_rows: int) -> None:
 
 
 def row_of(record: Forward | Malformed) -> Row:
-    """As our own client or relay has written it; what is malformed has no headers."""
+    """Return the record as our client or relay writes it; a malformed one has no headers."""
     if isinstance(record, Malformed):
         return Row(*record.source, b"x", b"y", (), 1)
     life = record.incarnation, record.local_seqno
@@ -259,7 +259,7 @@ def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_snapshot_comes_first(spark: SparkSession) -> None:
-    """When one is due, the batch begins with an epoch record: the state before the batch, no key and no seqno."""
+    """A batch with a due snapshot begins with an epoch record: the state before the batch, no key and no seqno."""
     due = SequencerState("g", epoch=5, seqno=100, unsnapped=SNAPSHOT_EVERY_RECORDS)
     rows = of_senders({"local/a": 2})
     _, expected = decide_rows(due, rows)

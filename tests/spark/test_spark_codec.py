@@ -1,4 +1,4 @@
-"""What Spark columns read and write is what the row form of the codec does, on one corpus of good and bad records."""
+"""Spark columns read and write the same as the codec's row form, on one corpus of good and bad records."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_plain_is_good(spark: SparkSession) -> None:
 
 
 def test_names_end_before_a_zero_byte(spark: SparkSession) -> None:
-    """As librdkafka reads them, and so as our other clients do."""
+    """librdkafka, and so our other clients, read them in the same way."""
     written = [
         [("abcast\0x", b"2 message 1 1")],
         [("abcast", b"2 message 1 1"), ("trace\0x", b"v")],
@@ -140,7 +140,7 @@ ODD_NUMBERS = [
 
 @pytest.mark.parametrize("field", ["incarnation", "local_seqno"])
 def test_numbers(spark: SparkSession, field: str) -> None:
-    """What the codec takes for one is one, and a record with another text is not plain."""
+    """The columns and the codec accept the same numbers, and a record with another text is not plain."""
     rows = []
     for offset, text in enumerate(ODD_NUMBERS):
         fields = f"2 message {text} 1" if field == "incarnation" else f"2 message 1 {text}"

@@ -1,4 +1,4 @@
-"""One worker: what `abcast package` writes is all that an executor needs."""
+"""A worker whose executors have only the files that `abcast package` writes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Running(NamedTuple):
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) -> Iterator[Running]:
-    """It is asked to stop at the end, and has said nothing of a fault of ours by then."""
+    """Run a job, and ask it to stop at the end. It must not have reported an error of ours."""
     directory = tmp_path_factory.mktemp("cluster")
     connection = Connection(broker.bootstrap_servers)
     create_topics(connection, GROUP, [SITE])

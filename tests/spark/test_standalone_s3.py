@@ -1,4 +1,4 @@
-"""One worker, and tables on S3: the jars that `abcast package` packs for them are all that it takes."""
+"""A worker, with tables on S3: it needs only the jars that `abcast package` packs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is DATA and what is a stray, as Spark columns: the codec's own answer, for the ledger and for the relays."""
+"""Tell DATA from strays as Spark columns, for the ledger and for the relays: the codec's own answer."""
 
 from __future__ import annotations
 

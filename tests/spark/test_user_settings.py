@@ -1,4 +1,4 @@
-"""What the user sets of Spark goes before our own settings, but for what a promise needs."""
+"""A user's Spark settings go before ours, except where a promise needs ours."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_breaks_a_promise_is_refused(settings: dict[str, str], sentence: st
 
 
 def test_what_breaks_no_promise(defaults: Path) -> None:
-    """What says what we say, and all else, also what has a default of ours."""
+    """Settings equal to ours, settings with a default of ours, and any others."""
     check_settings({name: value.upper() for name, (value, _) in REQUIRED.items()})
     check_settings({"spark.sql.extensions": f"org.other.Extension, {SETTINGS['spark.sql.extensions']}"})
     check_settings({"spark.master": "local[*,1]"})
