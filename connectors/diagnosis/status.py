@@ -164,8 +164,8 @@ def read_status(
             before = data.strays
             state = data.state()
             strays = data.strays - before
-            agreement, of_format = _agreement(data), data.format()
-            acts = tuple(data.known_acts)
+            agreement, epochs = _agreement(data), data.epochs.read()
+            of_format, acts = epochs.format, tuple(epochs.acts)
             other = _other_history(data, ledger)
         if agreement is not None:  # relayed records are another site's, which this site does not handle
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
@@ -219,7 +219,7 @@ def is_left_out(sign: Sign | None) -> bool:
 
 def _agreement(data: DataLog) -> AgreementStatus | None:
     """Return the status of the agreement from the site's log; None if there is none."""
-    claim = data.newest_claim()
+    claim = data.epochs.read().newest_claim
     state = last_state(data, data.end()) if claim is not None and claim.agreement else None
     if state is None:
         return None

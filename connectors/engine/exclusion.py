@@ -50,7 +50,7 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
             # A ballot under way may have decided one more view with the site.
             if view.id != decided_for:
                 value, headers = encode_exclusion(Exclusion(view.id, (name,)))
-                append(connection, data.claims_topic, (None, value, [*headers, act_header(act)]))
+                append(connection, data.epochs.topic, (None, value, [*headers, act_header(act)]))
                 decided_for = view.id
             if time.monotonic() >= deadline:
                 break

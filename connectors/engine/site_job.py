@@ -86,7 +86,7 @@ class SiteSupervisor(GroupSupervisor):
         self._find_inputs()
         # The check of the claims has just read the new records of EPOCH, exclusions among them.
         self.exclusions = {
-            group: self._maintenance.log(group).known_exclusions
+            group: self._maintenance.log(group).epochs.known.exclusions
             for group in self._maintenance.forward
             if group not in self._maintenance.away
         }

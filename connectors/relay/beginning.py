@@ -36,13 +36,13 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
 
 def _is_promoted(sites: Sites, group: str, site: str) -> bool:
     with DataLog(sites.connection(site), group, site) as data:
-        return data.is_promoted()
+        return data.epochs.read().is_promoted()
 
 
 def _has_order(sites: Sites, group: str, other: str) -> bool:
     try:
         with DataLog(sites.connection(other), group, other) as data:
-            return bool(data.claims()) or data.is_copy()
+            return bool(data.epochs.read().claims) or data.is_copy()
     except TopicMissing:
         return False
     except KafkaRefused:

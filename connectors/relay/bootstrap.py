@@ -71,13 +71,13 @@ def bootstrap(
         _write_session(sites, direction, ledger, group, reached, lambda start: to_write(last - start), written)
         return state.seqno
     with DataLog(target, group, direction.target) as copy:
-        if copy.has_decided():
+        if copy.epochs.read().has_decided():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
         known = copy.state()
         to_write(max(0, state.seqno - known.seqno))
         rows = read_rows(ledger, group, known.seqno + 1)
         _write(target, str(copy.topic), _hub_records(group, direction.source, rows, known.epoch), written)
-        post_base(target, copy.claims_topic, state)
+        post_base(target, copy.epochs.topic, state)
     return state.seqno
 
 

@@ -75,7 +75,7 @@ class HomeCopy:
 
     def _check_is_copy(self) -> None:
         """Raise UsageError if the copy has a sequencer of its own."""
-        if self.copy.has_decided():
+        if self.copy.epochs.read().has_decided():
             raise UsageError(
                 f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: the site "
                 "belongs to a mesh, or is the home itself, or was made it once. "
@@ -95,7 +95,7 @@ class HomeCopy:
 
     def _check_counts(self, epoch: int) -> None:
         """Raise UsageError if the copy has seen an epoch above all of the home's."""
-        if epoch > self.home.highest_epoch():
+        if epoch > self.home.epochs.read().highest_epoch:
             raise UsageError(
                 f"{self.copy.topic} follows a home that came after {self.home.topic.site}, or beside it: give this "
                 f"site the new sites' file. If {self.home.topic.site} is the home, {self._anew}"
@@ -120,7 +120,7 @@ class HomeCopy:
             known = self._check_same(base).seqno
             if known < base.seqno and self._has_lost(known + 1):
                 raise EndLost(f"{self.copy.topic} has lost seqno {known + 1}, which was carried: it is carried again.")
-            post_base(self.copy.connection, self.copy.claims_topic, base)
+            post_base(self.copy.connection, self.copy.epochs.topic, base)
             self._base = None
 
     def _has(self, base: SequencerState) -> bool:
@@ -149,5 +149,5 @@ class HomeCopy:
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
-    """Post that the copy has all that `base` counts (see `connectors.kafka.log.data_log`). Raises BrokerUnreachable."""
+    """Post that the copy has all that `base` counts (`connectors.kafka.log.log_state`). Raises BrokerUnreachable."""
     append(connection, epoch_topic, encode_data(snapshot(base)))

@@ -75,8 +75,9 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
     act = act_of_this_user("promote", f"{site} is the home", why)
     with ExitStack() as open_logs:
         copy = open_logs.enter_context(DataLog(sites.connection(site), group, site))
-        is_done = copy.is_promoted()
-        if copy.has_decided() and not is_done:
+        epochs = copy.epochs.read()
+        is_done = epochs.is_promoted()
+        if epochs.has_decided() and not is_done:
             raise UsageError(f"{site} is no copy of group {group}: it has a sequencer of its own.")
         others: list[DataLog] = []
         silent: list[str] = []
@@ -87,7 +88,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
                 except (BrokerUnreachable, TopicMissing) as error:
                     _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
-        former = [other for other in others if other.has_decided()]
+        former = [other for other in others if other.epochs.read().has_decided()]
         if not (is_done or former or copy.is_copy()):
             raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
         others.sort(key=lambda known: known.state().seqno)
@@ -104,7 +105,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         for other in sorted(others, key=lambda known: known.state().seqno):  # anew: some may have grown
             copy_rest(other, copy)
         state = copy.state()
-        above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
+        above = _epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
         _move(copy, Move(site, above), act)
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
 
@@ -123,28 +124,28 @@ def _epochs_above(known: int) -> int:
 
 def _move(log: DataLog, move: Move, act: Act) -> None:
     value, headers = encode_move(move)
-    append(log.connection, log.claims_topic, (None, value, [*headers, act_header(act)]))
+    append(log.connection, log.epochs.topic, (None, value, [*headers, act_header(act)]))
 
 
 def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     """Keep every sequencer of the old home from deciding more. May be cut off anywhere, and done again."""
-    move = old_home.move()
+    move = old_home.epochs.read().move
     if move is None or move.home != new_home:
         above = move.above if move is not None else 0
         _move(old_home, Move(new_home, above), act)
     elif _is_sealed(old_home):
         return
-    of_format = old_home.format()
+    of_format = old_home.epochs.read().format
     claim = None, *encode_claim(old_home.end(), of_format=of_format)
-    claimed_at = append(old_home.connection, old_home.claims_topic, claim)
-    epoch = old_home.epoch_of_claim(claimed_at)
+    claimed_at = append(old_home.connection, old_home.epochs.topic, claim)
+    epoch = old_home.epochs.known.epoch_of_claim(claimed_at)
     append(old_home.connection, str(old_home.topic), encode_data(seal(epoch, of_format)))
     _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 
 
 def _is_sealed(old_home: DataLog) -> bool:
     """Whether DATA has the seal of a claim behind the move; False if retention may have dropped it."""
-    for claim in old_home.claims_since_move():
+    for claim in old_home.epochs.read().claims_since_move():
         start, end = max(claim.floor, old_home.beginning()), old_home.end()
         behind = (stored.data for stored in old_home.records(start, end))
         if any(data.kind == EPOCH and not data.payload and data.epoch == claim.epoch for data in behind):
@@ -157,7 +158,7 @@ def fence_former_home(home: DataLog, other: DataLog) -> bool:
 
     Raises UsageError if it was the other way round: the relay of a home that was replaced has an old sites' file.
     """
-    was_home = home.is_promoted() and other.has_decided()
+    was_home = home.epochs.read().is_promoted() and other.epochs.read().has_decided()
     if was_home:
         _check_is_later(home, other)
         site = home.topic.site
@@ -167,7 +168,8 @@ def fence_former_home(home: DataLog, other: DataLog) -> bool:
 
 def _check_is_later(home: DataLog, other: DataLog) -> None:
     """Raise UsageError if the other site was made the home after this one."""
-    if other.is_promoted() and other.highest_epoch() > home.highest_epoch():
+    epochs = other.epochs.read()
+    if epochs.is_promoted() and epochs.highest_epoch > home.epochs.read().highest_epoch:
         raise UsageError(
             f"{other.topic.site} was made the home of group {home.topic.group} after {home.topic.site}: give this site "
             "the sites' file that says so."

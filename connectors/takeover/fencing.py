@@ -8,7 +8,7 @@ from ordering.base.errors import Fenced, UsageError
 
 def check_is_home(data: DataLog) -> None:
     """Raise UsageError if another site was made the home of the group."""
-    move, topic = data.move(), data.topic
+    move, topic = data.epochs.read().move, data.topic
     if move is not None and move.home != topic.site:
         raise UsageError(
             f"the home of group {topic.group} is {move.home} now, not {topic.site}: give this site the new sites' "
@@ -22,7 +22,7 @@ def check_not_fenced(data: DataLog, epoch: int) -> None:
     Raises UsageError if another site was made the home.
     """
     check_is_home(data)
-    newest = data.newest_claim()
+    newest = data.epochs.read().newest_claim
     if newest is not None and newest.epoch > epoch:
         raise Fenced(
             f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}); this one "

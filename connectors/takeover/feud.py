@@ -56,7 +56,7 @@ def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) ->
     """Return the claims of each group that answers at once."""
 
     def claims(group: str, consumer: Consumer) -> list[Claim]:
-        return DataLog(connection, group, site, consumer).claims()
+        return DataLog(connection, group, site, consumer).epochs.read().claims
 
     found: dict[str, list[Claim]] = {}
     asking = SideBySide[list[Claim]](connection)

@@ -55,14 +55,15 @@ def survey(
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
     state = find_state(data, end)
-    reach = [(claim.floor, "a claim says") for claim in data.claims()]
-    reach += [(note.offset, "a note says") for note in data.notes()]
+    epochs = data.epochs.read()
+    reach = [(claim.floor, "a claim says") for claim in epochs.claims]
+    reach += [(note.offset, "a note says") for note in epochs.notes]
     check_reach(data, data.end(), [*reach, (signed, "its sequencer's last sign of life says")])
     _check_ledger(data, ledger, state.seqno)
-    newest = data.highest_epoch()
+    newest = epochs.highest_epoch
     if state.epoch > newest:
         raise ProtocolViolation(
-            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
+            f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: "
             "was it deleted? The two must be kept together."
         )
     _check_agreement(data, agreement)
@@ -75,8 +76,9 @@ def _format(data: DataLog, state: SequencerState) -> int:
 
     Raises LaterVersion if this version does not know the format, before anything is claimed.
     """
-    begins = not data.claims() and data.move() is None  # DATA may have strays even then
-    return NEWEST.number if begins else max(data.format(), state.format)
+    epochs = data.epochs.read()
+    begins = not epochs.has_decided()  # DATA may have strays even then
+    return NEWEST.number if begins else max(epochs.format, state.format)
 
 
 def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
@@ -93,7 +95,7 @@ def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
     """Check that the group keeps its mode: decided by one site, or agreed on by several. Raises UsageError."""
-    newest = data.newest_claim()
+    newest = data.epochs.read().newest_claim
     if newest is not None and newest.agreement != agreement:
         was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
         raise UsageError(f"the order of {data.topic} is that of {was}, and can't go on with {now}: take a new group.")

@@ -2,8 +2,8 @@
 
 There is one way to start. It trusts no lock and no checkpoint, only DATA:
 
-1. Read DATA up to its present end, from the newest snapshot in force (`connectors.kafka.log.data_log`), and rebuild the
-   state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
+1. Read DATA up to its present end, from the newest snapshot in force (`connectors.kafka.log.log_state`), and rebuild
+   the state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
    another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
 2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
    sequencer has it.
@@ -241,7 +241,7 @@ class Takeover:
 
         A sequencer that never gave a sign of life may lack the right to: it does not count as silent.
         """
-        group, claim = data.topic.group, data.newest_claim()
+        group, claim = data.topic.group, data.epochs.read().newest_claim
         sign = self._signs.of_groups.get(group)
         if claim is None or sign is None or not self._by.claimed.get(group, claim.epoch) < claim.epoch == sign.epoch:
             return
@@ -252,7 +252,7 @@ class Takeover:
     def _who_serves(self, data: DataLog) -> str:
         """Return the other process that seems to serve the group now; "" if there is none."""
         group = data.topic.group
-        claim = data.newest_claim()
+        claim = data.epochs.read().newest_claim
         if group in self._by.claimed or claim is None or claim.is_over:
             return ""
         return claim.who if judge(data, self._signs.of_groups.get(group)).state == ALIVE else ""
@@ -287,13 +287,13 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
         fencing.check_not_fenced(data, claimed[group])
     claim = (None, *encode_claim(data.end(), by.agreement, found.format))
     try:
-        claimed_at = _append(data, producer, data.claims_topic, claim)
+        claimed_at = _append(data, producer, data.epochs.topic, claim)
     except AbcastError:
         claimed.pop(group, None)  # it may get there yet: then a newer claim is our own
         raise
-    if claimed_at > data.known_below:  # something came in between
+    if claimed_at > data.epochs.known.below:  # something came in between
         fencing.check_is_home(data)
-    epoch = data.epoch_of_claim(claimed_at)
+    epoch = data.epochs.known.epoch_of_claim(claimed_at)
     claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch, found.format))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
@@ -305,7 +305,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     _append_data(data, producer, snapshot(state))
-    _append(data, producer, data.claims_topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
+    _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
 

@@ -33,7 +33,8 @@ from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sites import Mode, Trigger
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.topics import create_topics
 from jobs.terminal.engine_option import Engine
 from ordering.agreement.log import Entry, read_letter

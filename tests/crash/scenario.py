@@ -16,7 +16,8 @@ from connectors import Delivery, Member
 from connectors.diagnosis.check import check_data, check_deliveries, check_ledger
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.topics import create_topics
 from connectors.storage.location import Location
 from ordering.base.names import Topic

@@ -469,9 +469,9 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytes
         told = exclude(kafka, "g", "nyc", "sfo", 0, "sfo burns")
         assert not told.is_done
         with DataLog(kafka, "g", "nyc") as data:
-            data.claims()
-            assert [(act.act, act.why) for act in data.known_acts] == [("exclude", "sfo burns")] * 2
-            nyc.supervisor.exclusions = {"g": data.known_exclusions}
+            data.epochs.read()
+            assert [(act.act, act.why) for act in data.epochs.known.acts] == [("exclude", "sfo burns")] * 2
+            nyc.supervisor.exclusions = {"g": data.epochs.known.exclusions}
         assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
         all_have(kafka, 4, ("nyc",))
         with running(kafka, "sfo", names=both):
@@ -489,8 +489,8 @@ def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnect
     assert not any(exclude(kafka, "g", "nyc", gone, 0).is_done for gone in ("lax", "fra"))
     with running(kafka, "nyc", "sfo", names=four) as (nyc, _):
         with DataLog(kafka, "g", "nyc") as data:
-            data.claims()
-            nyc.supervisor.exclusions = {"g": data.known_exclusions}
+            data.epochs.read()
+            nyc.supervisor.exclusions = {"g": data.epochs.known.exclusions}
         send(kafka, "nyc", range(3, 4))
         all_have(kafka, 3, ("nyc", "sfo"))
 
@@ -717,13 +717,13 @@ def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatc
     with running(kafka, *SITES), DataLog(kafka, "g", "nyc") as data:
         send(kafka, "nyc", range(1, 2))
         all_have(kafka, 1)
-        before = data.newest_claim()
+        before = data.epochs.read().newest_claim
         with (
             closing(supervisor_of(kafka, SITES[:2], finder)) as supervisor,
             pytest.raises(UsageError, match="other sites than nyc, sfo"),
         ):
             supervisor.take_all()
-        assert data.newest_claim() == before
+        assert data.epochs.read().newest_claim == before
 
 
 def test_nobody_is_told_that_a_group_is_alive_that_was_left(

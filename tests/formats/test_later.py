@@ -24,6 +24,7 @@ from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.epochs import decode, encode_claim
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.seqno_search import where
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
@@ -218,7 +219,7 @@ class TestKinds:
             assert (state.seqno, state.counted) == (seqno, True)
             assert SequencerState.from_bytes(snapshot(state).payload).counted
             for number, offset in list(at.items())[::7]:
-                assert data.where(number, state) <= offset
+                assert where(data, number, state) <= offset
                 start = data.after(number - 1)
                 taken = [
                     each
@@ -270,7 +271,7 @@ class TestFormats:
         state = take_over(kafka, "g", SITE)
         assert state.format == NEWEST.number
         with DataLog(kafka, "g", SITE) as data:
-            assert data.format() == NEWEST.number
+            assert data.epochs.read().format == NEWEST.number
             assert data.state().format == NEWEST.number
         assert take_over(kafka, "g", SITE).format == NEWEST.number
 

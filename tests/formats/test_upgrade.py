@@ -161,8 +161,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
     assert second.output.splitlines()[0] == "g at nyc has format 2 already"
     assert said(kafka).count("format") == 1
     with DataLog(kafka, "g", "nyc") as data:
-        data.claims()
-        assert [(act.act, act.what, act.why) for act in data.known_acts] == [("upgrade", "format 2 at nyc", "all can")]
+        acts = data.epochs.read().acts
+        assert [(act.act, act.what, act.why) for act in acts] == [("upgrade", "format 2 at nyc", "all can")]
 
 
 def test_a_copy_has_the_format_of_its_home() -> None:

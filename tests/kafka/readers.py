@@ -150,7 +150,7 @@ READERS = (
     Reader("casts that were settled", "data", lambda connection, group: settled_in(connection, group, SITE, 1)),
     Reader("check", "data", lambda connection, group: check_data(Checker(), connection, group, SITE)),
     Reader("check of casts", "data", lambda connection, group: _read_data(CastChecker(), connection, group, SITE)),
-    Reader("claims", "epoch", _log(DataLog.claims)),
+    Reader("claims", "epoch", _log(lambda log: log.epochs.read())),
     Reader("status", "epoch", lambda connection, group: read_status(connection, group, SITE).sequencer),
     Reader("an inbox", "inbox", _inbox),
     Reader(

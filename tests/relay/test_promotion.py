@@ -193,7 +193,7 @@ def test_an_old_home_that_returns_is_fenced(hub: Hub, monkeypatch: pytest.Monkey
     with hub.log("sfo") as home, hub.log("nyc") as former:
         running = take_over(hub.connections["nyc"], GROUP, "nyc").epoch  # it does not know yet
         assert fence_former_home(home, former)
-        newest = former.newest_claim()
+        newest = former.epochs.read().newest_claim
         assert newest is not None
         assert newest.epoch > running
     with pytest.raises(UsageError, match="the home of group g is sfo now"):
@@ -284,7 +284,7 @@ def test_a_failover_is_cut_off_and_done_again(
             promote(hub.sites, GROUP, "sfo")
         assert broadcast(hub, "nyc", "after") is None, "a receipt of a site that is the home no more"
     with hub.log("nyc") as former, pytest.raises(UsageError, match="the home of group g is sfo now"):
-        check_not_fenced(former, former.newest_epoch())
+        check_not_fenced(former, former.epochs.read().newest_epoch)
     with TinySequencer(hub.connections["sfo"], GROUP, "sfo"):
         receipts["sfo/late"] = broadcast(hub, "sfo", "late")
     order = {sender: seqno for seqno, (sender, _) in enumerate(hub.messages("sfo"), 1)}
@@ -318,16 +318,16 @@ def test_the_fence_of_a_relay_is_cut_off_and_done_again(
                 start()
         assert broadcast(hub, "nyc", "after") is None
     with hub.log("nyc") as former:
-        assert len(former.claims_since_move()) <= 2, "what is fenced is left alone"
+        assert len(former.epochs.read().claims_since_move()) <= 2, "what is fenced is left alone"
 
 
 def test_a_sequencer_that_runs_sees_a_move(hub: Hub) -> None:
     """Also before the claim behind it."""
     with hub.log("nyc") as log:
-        check_not_fenced(log, log.newest_epoch())
-        append(log.connection, log.claims_topic, (None, *encode_move(Move("sfo"))))
+        check_not_fenced(log, log.epochs.read().newest_epoch)
+        append(log.connection, log.epochs.topic, (None, *encode_move(Move("sfo"))))
         with pytest.raises(UsageError, match="the home of group g is sfo now"):
-            check_not_fenced(log, log.newest_epoch())
+            check_not_fenced(log, log.epochs.read().newest_epoch)
 
 
 def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypa
     with pytest.raises(UsageError, match="the home of group g is sfo now"):
         take_over(hub.connections["nyc"], GROUP, "nyc")
     with hub.log("nyc") as log:
-        before, claimed = log.claims()[-2:]
+        before, claimed = log.epochs.read().claims[-2:]
         assert log.state().epoch == before.epoch < claimed.epoch
 
 
@@ -351,8 +351,7 @@ def test_epoch_tells_who_has_moved_the_home(hub: Hub) -> None:
     promote(hub.sites, GROUP, "sfo", "nyc burns")
     with hub.log("nyc") as former, hub.log("sfo") as home:
         for log in (former, home):
-            log.move()
-            [act] = log.known_acts
+            [act] = log.epochs.read().acts
             assert (act.act, act.what, act.why) == ("promote", "sfo is the home", "nyc burns")
             assert act.who.endswith(f"@{this_host()}")
             assert abs(act.at_ms / 1000 - time.time()) < 60
@@ -385,8 +384,8 @@ def test_the_later_of_two_homes_is_the_home(hub: Hub, monkeypatch: pytest.Monkey
         for former in (sfo, nyc):
             assert fence_former_home(lax, former)
             with pytest.raises(UsageError, match="the home of group g is lax now"):
-                check_not_fenced(former, former.newest_epoch())
-        check_not_fenced(lax, lax.newest_epoch())
+                check_not_fenced(former, former.epochs.read().newest_epoch)
+        check_not_fenced(lax, lax.epochs.read().newest_epoch)
 
 
 def test_a_copy_that_two_homes_fill_is_told(hub: Hub) -> None:

@@ -83,7 +83,7 @@ def test_a_start_that_would_give_numbers_again_is_refused(seed: int, tmp_path: P
         ledger = write_ledger(kafka, tmp_path / "ledger")
         known = max(known, ledger_rows(kafka)[-1]["data_offset"] + 1)
     with DataLog(kafka, "g", SITE) as log:
-        known = max([known, *(note.offset for note in log.notes())])
+        known = max([known, *(note.offset for note in log.epochs.read().notes)])
     end = rng.randrange(length(kafka) + 1)
     kafka.topics.truncate(DATA, end)
     claims = len(kafka.topics.partitions[TopicPartition(EPOCH, 0)])

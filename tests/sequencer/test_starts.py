@@ -17,6 +17,7 @@ from connectors.kafka.codec.epochs import Claim, Note, encode_note, seconds_to_y
 from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.seqno_search import where
 from connectors.kafka.topics.settings import change_settings
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
@@ -132,7 +133,8 @@ class TestNothingIsClaimedInVain:
         kafka.producer().send(str(EPOCH), value=b"0 host 7", headers=header)
         order(kafka, 1)
         with DataLog(kafka, "g", "nyc") as data:
-            assert [claim.floor for claim in data.claims()] == sorted({claim.floor for claim in data.claims()})
+            floors = [claim.floor for claim in data.epochs.read().claims]
+            assert floors == sorted(set(floors))
             assert data.state().seqno == 2
 
     def test_an_epoch_topic_of_a_later_version(self, kafka: MemoryConnection) -> None:
@@ -263,20 +265,20 @@ class TestNotes:
         second = take_over(kafka, "g", "nyc", claimed=own)
         assert (first.epoch, second.epoch) == (1, 3)
         with DataLog(kafka, "g", "nyc") as data:
-            assert [claim.epoch for claim in data.claims()] == [1, 3]
-            assert data.newest_epoch() == 3
-            assert data.notes() == [Note(1, 1, 0), Note(3, 3, 0)]
-            assert data.base() is None
+            assert [claim.epoch for claim in data.epochs.read().claims] == [1, 3]
+            assert data.epochs.read().newest_epoch == 3
+            assert data.epochs.read().notes == [Note(1, 1, 0), Note(3, 3, 0)]
+            assert data.epochs.newest_base() is None
 
     def test_it_is_a_mark(self, kafka: MemoryConnection) -> None:
         order(kafka, 5)
         with DataLog(kafka, "g", "nyc") as data:
             state = data.state()
             at = {stored.data.seqno: stored.offset for stored in data.records(0, data.end()) if stored.data.seqno}
-            assert [data.where(seqno, state) <= at[seqno] for seqno in range(1, 6)] == [True] * 5
+            assert [where(data, seqno, state) <= at[seqno] for seqno in range(1, 6)] == [True] * 5
             value, headers = encode_note(Note(at[4], state.epoch, 3))
             kafka.producer().send(str(EPOCH), value=value, headers=headers)
-            assert [data.where(seqno, state) for seqno in (4, 5)] == [at[4], at[5]]
+            assert [where(data, seqno, state) for seqno in (4, 5)] == [at[4], at[5]]
 
 
 def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:

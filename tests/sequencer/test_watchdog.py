@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.kafka.log.data_log import StoredRecord
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.takeover.watchdog import BEHIND_S, LOOK_RECORDS, LOOK_S, NotCounting, Watchdog
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.records import Data

@@ -6,11 +6,13 @@ Each state that it rebuilds is compared with what the reading rule alone makes o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from connectors.kafka.codec.epochs import Claim, Note
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.epoch_log import EpochLog, Epochs
+from connectors.kafka.log.stored_record import StoredRecord
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.formats import FORMATS
 from ordering.base.names import ADMIN_NAME, Topic
@@ -125,6 +127,9 @@ class Broker:
         """Return the format that a takeover finds."""
         return FORMATS[0 if epoch <= self.upgraded_after else -1].number
 
+    def newest_epoch(self) -> int:
+        return max((claim.epoch for claim in self.claims), default=0)
+
     def append_claim(self, floor: int) -> int:
         """Append to EPOCH; return the epoch claimed."""
         self.claims.append(Claim(len(self.claims) + 1, floor))
@@ -137,6 +142,7 @@ class SimulatedLog(DataLog):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.topic = Topic(GROUP, "data", SITE)
+        self.epochs = SimulatedEpochs(self)
         self.stale_claims: list[Claim] | None = None
         """What it takes for the claims, if somebody breaks the rule that they are read after the end."""
 
@@ -152,22 +158,6 @@ class SimulatedLog(DataLog):
         for offset in range(start, min(end, len(self.broker.data))):
             yield StoredRecord(offset, offset, self.broker.data[offset])
 
-    def claims(self) -> list[Claim]:
-        return list(self.broker.claims) if self.stale_claims is None else self.stale_claims
-
-    def notes(self) -> list[Note]:
-        return list(self.broker.notes)
-
-    def bases_below(self, end: int) -> Iterator[SequencerState]:
-        """No relay fills this log."""
-        return iter(())
-
-    def move(self) -> None:
-        """It is the home for good."""
-
-    def newest_epoch(self) -> int:
-        return max((claim.epoch for claim in self.broker.claims), default=0)
-
     def state(self, end: int | None = None) -> SequencerState:
         end = self.end() if end is None else end
         state = super().state(end)
@@ -175,3 +165,17 @@ class SimulatedLog(DataLog):
         if Known.of(state) != known:
             self.broker.wrong_states.append(f"the state below offset {end} is {Known.of(state)}, and not {known}.")
         return state
+
+
+class SimulatedEpochs(EpochLog):
+    """EPOCH of the simulated broker: claims and notes. No relay fills the log, and its home never moves."""
+
+    def __init__(self, log: SimulatedLog) -> None:
+        self.log = log
+
+    def read(self) -> Epochs:
+        broker, stale = self.log.broker, self.log.stale_claims
+        return Epochs(SITE, list(broker.claims) if stale is None else stale, list(broker.notes))
+
+    def bases_where(self, is_low: Callable[[SequencerState], bool]) -> Iterator[SequencerState]:
+        return iter(())

@@ -449,7 +449,8 @@ class Hub:
         moves: dict[str, Move | None] = {}
         for name, site in self.sites.items():
             with DataLog(site.connection, GROUP, name) as data:
-                moves[name] = data.move() if data.has_decided() else None
+                epochs = data.epochs.read()
+                moves[name] = epochs.move if epochs.has_decided() else None
         made = [(move.above, name) for name, move in moves.items() if move is not None and move.home == name]
         wanted = [name for _, name in sorted(made, reverse=True)[:1]]
         if self.first and not made and moves[self.first] is None:
@@ -458,7 +459,7 @@ class Hub:
             self.newest, self.is_promoting = self.file(home or ""), True
             self.promote(0.0)
             with DataLog(self.newest.connection(home or ""), GROUP, home or "") as data:
-                if data.is_promoted():
+                if data.epochs.read().is_promoted():
                     return home
         return None
 

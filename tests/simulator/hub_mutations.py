@@ -8,6 +8,7 @@ from connectors.kafka.codec.epochs import Move, encode_move
 from connectors.kafka.connection.sending import append
 from connectors.kafka.log.acts import Act
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.relay.job import Relay
 from ordering.base.reader import epoch_of
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
@@ -16,19 +17,23 @@ from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
 
 _PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
 _HOME = "connectors.takeover.fencing.check_is_home"
-_DECIDED, _CARRY = f"{_PROMOTION}.DataLog.has_decided", "connectors.relay.hub.SiteForward.first_to_carry"
+_DECIDED, _CARRY = (
+    "connectors.kafka.log.epoch_log.Epochs.has_decided",
+    "connectors.relay.hub.SiteForward.first_to_carry",
+)
 _TWO_HOMES = (DIVERGENT, FALSE_RECEIPT)
 ANY = (DIVERGENT, DUPLICATE, FALSE_RECEIPT, LOST, STUCK)
 
 
 def move_only(old_home: DataLog, new_home: str, _: Act) -> None:
     """A fence is no more than a move."""
-    append(old_home.connection, old_home.claims_topic, (None, *encode_move(Move(new_home, old_home.highest_epoch()))))
+    move = Move(new_home, old_home.epochs.read().highest_epoch)
+    append(old_home.connection, old_home.epochs.topic, (None, *encode_move(move)))
 
 
-def is_claimed(log: DataLog) -> bool:
+def is_claimed(epochs: Epochs) -> bool:
     """A site that was made the home, and has not started, is none."""
-    return bool(log.claims())
+    return bool(epochs.claims)
 
 
 def next_epochs(known: int) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from connectors.kafka.codec.epochs import Claim, Note
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
@@ -149,7 +150,7 @@ def of_its_life(participant: Participant, event: Event) -> ParticipantStep:
     return ParticipantStep(participant) if isinstance(event, RowKnown) else step(participant, event)
 
 
-_IN_FORCE = "connectors.kafka.log.data_log._is_snapshot_in_force"
+_IN_FORCE = "connectors.kafka.log.log_state._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.sequencer.next_accepted"
 MUTATIONS = (
     Mutation(
@@ -304,7 +305,7 @@ MUTATIONS = (
         "offset-by-seqno",
         "a reader that starts in mid-log counts a seqno an offset, though a record takes several",
         GAP,
-        patches=(("connectors.kafka.log.data_log.DataLog._is_at_or_after", at_or_after),),
+        patches=(("connectors.kafka.log.seqno_search._is_at_or_after", at_or_after),),
         later=True,
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from connectors.kafka.log.data_log import Snapshot
+from connectors.kafka.log.log_state import Snapshot
 from connectors.kafka.topics.data_purge import deletable, missing_note
 from ordering.base.errors import HistoryUnavailable, ProtocolViolation
 from ordering.base.reader import Reader, Verdict

@@ -83,7 +83,8 @@ def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
     with ExitStack() as stack:
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.kafka.log.data_log._FIRST_WINDOW", what.window))
+        stack.enter_context(patch("connectors.kafka.log.log_state._FIRST_WINDOW", what.window))
+        stack.enter_context(patch("connectors.kafka.log.seqno_search._FIRST_STEP", what.window))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         shape = what.shape if mutation.later else what.shape._replace(later=0)

@@ -116,7 +116,7 @@ class Sequencer:
         while True:
             begun, rows = self.rules.begin(self.pipeline), self._plan()
             if begun is not None and (not self.in_flight or (rows and self.dice.chance(50))):
-                if not self.zombie and self.log.newest_epoch() > state.epoch:
+                if not self.zombie and self.broker.newest_epoch() > state.epoch:
                     return
                 self.rows = rows
                 self._decide(*begun)
@@ -193,12 +193,12 @@ class Sequencer:
 
     def _take_over(self) -> Generator[str, None, SequencerState | None]:
         """`connectors.takeover.takeover.take_over`, one durable effect a step. None: fenced before it began."""
-        if self.own_epoch and self.log.newest_epoch() > self.own_epoch:
+        if self.own_epoch and self.broker.newest_epoch() > self.own_epoch:
             return None
         if not self.rules.claims_after_end:
-            self.log.stale_claims = self.log.claims()
+            self.log.stale_claims = list(self.broker.claims)
             yield "looked at claims"
-        floor, next_epoch = self.log.end(), self.log.newest_epoch() + 1
+        floor, next_epoch = self.log.end(), self.broker.newest_epoch() + 1
         found = find_state(self.log, floor)
         self.log.stale_claims = None
         yield "measured"
@@ -225,7 +225,7 @@ class Sequencer:
         if self.rules.seal_first:
             self.broker.notes.append(Note(sealed_at + 1, epoch, state.seqno))
         lacks = [place for place, offset in self.broker.purged.items() if state.positions.get(place, 0) < offset]
-        if lacks and self.log.newest_epoch() == epoch and not self.broker.beginning:
+        if lacks and self.broker.newest_epoch() == epoch and not self.broker.beginning:
             self.broker.wrong_states.append(f"epoch {epoch} has to read what was purged of {lacks}.")
         yield "opened"
         return state

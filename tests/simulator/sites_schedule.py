@@ -106,7 +106,8 @@ def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
         for module in ("ordering.sequencer.sequencer", "connectors.relay.link_start"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.kafka.log.data_log._FIRST_WINDOW", 16))
+        stack.enter_context(patch("connectors.kafka.log.log_state._FIRST_WINDOW", 16))
+        stack.enter_context(patch("connectors.kafka.log.seqno_search._FIRST_STEP", 16))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns))

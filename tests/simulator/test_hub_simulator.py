@@ -119,7 +119,7 @@ def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation | None) -> N
         for _ in range(10):  # its appends fail now and then
             world.start_relay(Direction(first, second))
         with DataLog(world.sites[second].connection, GROUP, second) as data:
-            move = data.move()
+            move = data.epochs.read().move
             assert move is not None
             assert (move.home == second) == (mutation is None), "the later one is the home"
         if mutation is None:

@@ -41,7 +41,7 @@ def test_a_whole_data_always_starts() -> None:
     ("rule", "broken"),
     [
         ("tests.simulator.retention.Retained.deleted_below", staticmethod(lambda snapshot: snapshot.offset + 1)),
-        ("connectors.kafka.log.data_log._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
+        ("connectors.kafka.log.log_state._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
     ],
     ids=["the newest snapshot goes, too", "a snapshot that does not count stays"],
 )
@@ -69,7 +69,7 @@ def test_a_claim_that_was_on_its_way(is_noted: bool) -> None:
     history.broker.beginning = snapshot.offset
     with pytest.raises(HistoryUnavailable, match="dropped offset"):
         list(iter(late.advance, None))
-    assert log.newest_epoch() == 3
+    assert log.epochs.read().newest_epoch == 3
     if is_noted:
         assert log.state().seqno == history.in_ledger
     else:

@@ -9,6 +9,7 @@ import pytest
 from connectors import Member
 from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.log_state import snapshot_below
 from connectors.kafka.topics.data_purge import purge_data
 from connectors.ledger.table import read_table_state
 from connectors.relay.bootstrap import bootstrap
@@ -27,7 +28,7 @@ def purge(world: World, site: str, seqno: int) -> None:
     with DataLog(connection, world.group, site) as data:
 
         def is_open() -> bool:
-            snapshot = data.snapshot_below(data.end(), seqno)
+            snapshot = snapshot_below(data, data.end(), seqno)
             return snapshot is not None and snapshot.state.seqno == seqno
 
         eventually(is_open, 60, "the epoch is open", 0.3)

@@ -217,9 +217,9 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
     with world.running([world.sequencer(nyc)]):
         with world.running(world.relays()), world.log(sfo) as copy:
             world.broadcast(nyc, "alice", messages("a", 200))
-            eventually(lambda: copy.base() is not None, 120, "a base is posted", 0.3)
+            eventually(lambda: copy.epochs.newest_base() is not None, 120, "a base is posted", 0.3)
             world.broadcast(sfo, "bob", messages("b", 60))
-            base = copy.base()
+            base = copy.epochs.newest_base()
             assert base
             assert base.seqno >= 50
         # A relay that starts again asks the copy how far it is, and that goes by the base, too.

@@ -20,7 +20,8 @@ from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sites import Direction, Sites
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob

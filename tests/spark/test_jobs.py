@@ -55,7 +55,7 @@ def await_ready(job: JobThread) -> None:
 
 def epoch(options: JobOptions, group: str) -> int:
     with DataLog(options.connection, group, options.site) as data:
-        return data.newest_epoch()
+        return data.epochs.read().newest_epoch
 
 
 class _Trickle:

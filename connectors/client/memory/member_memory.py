@@ -210,7 +210,7 @@ class MemberMemory:
         """
         try:
             with DataLog(self.connection, self.group, self.address.site) as log:
-                if log.base() is None:
+                if log.epochs.newest_base() is None:
                     return log.state(min(offset, log.end())).seqno
         except HistoryUnavailable:
             pass

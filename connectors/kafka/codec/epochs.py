@@ -1,6 +1,6 @@
 """Encode and decode the records of a group's EPOCH topic.
 
-`connectors.kafka.log.data_log` says what they mean; `connectors.relay.promotion` does for moves.
+`connectors.kafka.log.epoch_log` says what they mean; `connectors.relay.promotion` does for moves.
 
 | record | header `abcast` | value |
 | --- | --- | --- |

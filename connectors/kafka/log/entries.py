@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from connectors.kafka.codec.entry_codec import read_entry
 from connectors.kafka.codec.epochs import Claim
 from connectors.kafka.connection.ranges import windows_back
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from ordering.agreement.log import Entry, counting
 from ordering.agreement.site import OUT_FOR_GOOD
 from ordering.agreement.site_state import SiteState, state_of
@@ -66,7 +67,7 @@ def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
     Reads back to an entry that certainly counts, and from there on by the rule. Such an entry is below the floor of
     every claim of a higher epoch: none of their seals precedes it, and a job writes its entries in order.
     """
-    claims, beginning = data.claims(), data.beginning()
+    claims, beginning = data.epochs.read().claims, data.beginning()
     tail: list[Data] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
         stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]

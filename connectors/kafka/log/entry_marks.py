@@ -6,7 +6,7 @@ the DATA before it (`Entry.seqno`), so each entry is a mark.
 A mark of epoch e tells on which side number k lies that epoch E has decided. If e > E, k lies below: it is effective,
 so it lies before the seal of any later epoch. If e = E, the job that wrote the entry also decides k, and knows whether
 it has. If e < E, k lies above, unless a replaced job wrote the entry. Then the search may end behind k. So the caller
-checks the first number from there on (`DataLog.where`).
+checks the first number from there on (`seqno_search.where`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | N
     A sign has the time of its host, and clocks differ. So a sign that looks old by another host's clock is read
     `again`: if it has changed since, the sequencer is alive. Raises BrokerUnreachable.
     """
-    claim = data.newest_claim()
+    claim = data.epochs.read().newest_claim
     if claim is None or data.is_copy():
         return Liveness(ELSEWHERE if data.is_copy() else NONE)
     if sign is not None and sign.epoch != claim.epoch:

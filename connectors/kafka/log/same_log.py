@@ -122,8 +122,9 @@ def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
 
     A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning.
     """
-    claims = data.claims()
-    if data.move() is not None or (state.seqno and not claims):
+    epochs = data.epochs.read()
+    claims = epochs.claims
+    if epochs.move is not None or (state.seqno and not claims):
         return True  # another home has decided it
     until = [claim for claim in claims if claim.epoch <= row.epoch]
     if not until or (until[-1].epoch < row.epoch and len(until) < len(claims)):

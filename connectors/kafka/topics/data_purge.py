@@ -26,8 +26,9 @@ from contextlib import closing
 from connectors.kafka.codec.epochs import Note, encode_note
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
-from connectors.kafka.log.data_log import DataLog, Snapshot
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import needed_from
+from connectors.kafka.log.log_state import Snapshot, snapshot_below
 from connectors.kafka.topics.purge import Purged, delete_below
 from connectors.kafka.topics.topics import check_relayed_is_seen, find_topics
 from ordering.base.names import BY_RELAYS
@@ -63,19 +64,19 @@ def purge_data(
                 _logger.warning("DATA of group %s is left alone: %s", group, why)
             return []
         if not dry_run and (note := missing_note(data, snapshot)) is not None:
-            append(connection, data.claims_topic, (None, *encode_note(note)))
+            append(connection, data.epochs.topic, (None, *encode_note(note)))
         with closing(connection.consumer()) as consumer, connection.admin() as admin:
             return delete_below(connection, consumer, admin, {data.partition: snapshot.offset}, dry_run=dry_run)
 
 
 def _reason_against(data: DataLog) -> str:
-    is_copy = data.newest_claim() is None and data.is_copy()
+    is_copy = data.epochs.read().newest_claim is None and data.is_copy()
     return f"{data.topic} is the copy of another site's." if is_copy else ""
 
 
 def _older(data: DataLog, kept_s: float) -> int:
     """Return the offset below which every record is older, and no agreeing site needs one."""
-    claim, older = data.newest_claim(), data.offset_before_the_end(kept_s)
+    claim, older = data.epochs.read().newest_claim, data.offset_before_the_end(kept_s)
     return min(older, needed_from(data, data.end())) if claim is not None and claim.agreement else older
 
 
@@ -93,11 +94,11 @@ def deletable(data: DataLog, older: int, in_ledger: int) -> Snapshot | None:
     """Return the snapshot below which DATA can be deleted: below `older`, counting at most the ledger's records."""
     if in_ledger <= 0:
         return None
-    found = data.snapshot_below(older, in_ledger)
+    found = snapshot_below(data, older, in_ledger)
     return found if found is not None and found.offset > data.beginning() else None
 
 
 def missing_note(data: DataLog, snapshot: Snapshot) -> Note | None:
     """Return the note that EPOCH needs before a deletion below the snapshot; None if it has that note."""
     needed = Note(snapshot.offset + 1, snapshot.state.epoch, snapshot.state.seqno)
-    return None if needed in data.notes() else needed
+    return None if needed in data.epochs.read().notes else needed

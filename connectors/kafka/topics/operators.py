@@ -55,7 +55,7 @@ def ask(
             incarnation, start = _next_incarnation(data, sender)
             record = sender.encode("ascii"), payload, forward_headers(incarnation, 1, kind=kind)
             append(connection, str(Topic(group, "forward", site)), record, partition=partition)
-            if start is None or not (data.is_copy() or data.newest_epoch()):
+            if start is None or not (data.is_copy() or data.epochs.read().newest_epoch):
                 return None
             ordered = _ordered(data, start, sender, incarnation, deadline)
             if ordered is None or (ordered.incarnation == incarnation and _is_of(ordered, kind, payload)):

@@ -116,8 +116,9 @@ def considered(connection: Connection, group: str, site: str, topics: Iterable[T
     `topics`: all topics in this Kafka.
     """
     with DataLog(connection, group, site) as data:
-        newest = data.newest_claim()
-        if newest is None or newest.agreement or data.is_copy() or data.move() is not None:
+        epochs = data.epochs.read()
+        newest = epochs.newest_claim
+        if newest is None or newest.agreement or data.is_copy() or epochs.move is not None:
             return {}
         try:
             state = data.state()

@@ -71,7 +71,7 @@ def idle_senders(connection: Connection, group: str, site: str, idle_s: float) -
     """
     with DataLog(connection, group, site) as data:
         try:
-            if data.base() is not None or data.is_copy():
+            if data.epochs.newest_base() is not None or data.is_copy():
                 return []
             offset = data.offset_before_the_end(idle_s)
             then, now = (data.state(end) for end in (offset, data.end()))

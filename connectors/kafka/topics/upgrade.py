@@ -31,9 +31,9 @@ def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upg
     with DataLog(connection, group, site) as data:
         if data.is_copy():
             raise UsageError(f"{data.topic} is the copy of another site's: upgrade the group there.")
-        before = data.format()
+        before = data.epochs.read().format
         if before < NEWEST.number:
             value, headers = encode_format(NEWEST)
             act = act_of_this_user("upgrade", f"format {NEWEST.number} at {site}", why)
-            append(connection, data.claims_topic, (None, value, [*headers, act_header(act)]))
+            append(connection, data.epochs.topic, (None, value, [*headers, act_header(act)]))
     return Upgraded(before, NEWEST.number, NEWEST.version)

@@ -58,7 +58,7 @@ def test_acts_change_nothing_else() -> None:
             record_act(group.connection, "g", "nyc", act_of_this_user("forget", f"nyc/m{number}", "left"))
         with DataLog(group.connection, "g", "nyc") as data:
             before = data.state()
-            assert [act.what for act in data.known_acts] == [f"nyc/m{number}" for number in range(5, KEPT + 5)]
+            assert [act.what for act in data.epochs.known.acts] == [f"nyc/m{number}" for number in range(5, KEPT + 5)]
             assert data.after(0) == start
         state = take_over(group.connection, "g", "nyc")
     assert (state.seqno, state.received) == (before.seqno, before.received)
@@ -89,10 +89,10 @@ def test_a_topic_that_was_made_anew_tells_of_no_old_acts() -> None:
     connection.create("g", "nyc")
     record_act(connection, "g", "nyc", Act("forget", "nyc/bob"))
     with DataLog(connection, "g", "nyc") as data:
-        assert data.claims() == []
-        assert len(data.known_acts) == 1
+        assert data.epochs.read().claims == []
+        assert len(data.epochs.known.acts) == 1
         connection.create("g", "nyc")
-        assert data.claims() == []
-        assert not data.known_acts
-        append(connection, data.claims_topic, (None, *encode_move(Move("nyc"))))
-        assert data.move() == Move("nyc")
+        assert data.epochs.read().claims == []
+        assert not data.epochs.known.acts
+        append(connection, data.epochs.topic, (None, *encode_move(Move("nyc"))))
+        assert data.epochs.read().move == Move("nyc")

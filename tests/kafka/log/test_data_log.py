@@ -12,8 +12,9 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log import data_log
-from connectors.kafka.log.data_log import DataLog, StoredRecord
+from connectors.kafka.log import log_state
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
@@ -98,7 +99,7 @@ def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatc
         kept.extend(records)
         return absorb(before, kept)
 
-    monkeypatch.setattr(data_log, "absorb", absorb_what_is_kept)
+    monkeypatch.setattr(log_state, "absorb", absorb_what_is_kept)
     message = replace(data(1, 1), payload=b"x" * 1_000, headers=(("mine", b"x"),))
     view = Data("view", 1, 2, 1, payload=b'{"view":1,"members":[]}')
     log = log_of(*FIRST[:2], message, view, Data("entry", 1, local_seqno=1, payload=b"x"), floors=(0,))
@@ -152,4 +153,4 @@ def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, 
         monkeypatch.setattr(MemoryConsumer, ask, refused)
         monkeypatch.setattr(MemoryConnection, "reachable", Connection.reachable)
         with pytest.raises(KafkaRefused, match=rf"may not READ {topic}"):
-            _ = DataLog(kafka, "g", "a") if ask == "partitions_for_topic" else (log.end(), log.claims())
+            _ = DataLog(kafka, "g", "a") if ask == "partitions_for_topic" else (log.end(), log.epochs.read())

@@ -105,9 +105,9 @@ def test_a_claim_whose_floor_is_below_what_is_deleted() -> None:
         assert snapshot is not None
         note = missing_note(log, snapshot)
         assert note is not None
-        append(kafka, log.claims_topic, (None, *encode_note(note)))
+        append(kafka, log.epochs.topic, (None, *encode_note(note)))
         kafka.topics.drop(str(log.topic), snapshot.offset)
-        append(kafka, log.claims_topic, (None, b"1 host 7", [("abcast", b"2 claim")]))
+        append(kafka, log.epochs.topic, (None, b"1 host 7", [("abcast", b"2 claim")]))
         assert log.state().seqno == 4
     assert take_over(kafka, "g", SITE).seqno == 4
 

@@ -1,0 +1,131 @@
+"""Compute the sequencer's state at an offset of DATA, from the last snapshot or base before it.
+
+A snapshot is known to be in force without reading the log from its beginning. A snapshot of epoch e at offset o is in
+force if the floor of every claim of a higher epoch is above o, or if a note says that e was in force after it
+(`connectors.kafka.log.epoch_log`). A snapshot in force is the state at its offset (`ordering.sequencer.sequencer`,
+invariant 5). So the cost does not grow with history.
+
+A copy of another site's DATA, which a relay fills, has no claims, and no snapshot in it is in force. Its EPOCH topic
+has *bases*: states of the copied log, each written after everything that it counts was in the copy. A base, too, stays
+true, however often the relay repeats records. A reader that continues at the lowest possible offset of the next seqno
+finds everything that the base does not count. If the copy's only broker has lost the last records that a base counts,
+the base does not count any more, and an earlier one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from connectors.kafka.connection.ranges import windows_back
+from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.seqno_search import where
+from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
+from ordering.base.errors import NoSnapshot
+from ordering.base.reader import epoch_of
+from ordering.base.records import ENTRY, EPOCH, MESSAGE
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
+
+_FIRST_WINDOW = 2_048
+"""Records of the first window, when looking back for a snapshot."""
+
+
+class Snapshot(NamedTuple):
+    """A snapshot in force, and its offset."""
+
+    offset: int
+    state: SequencerState
+
+
+def state_at(log: StoredRecords, end: int) -> SequencerState:
+    """Return the sequencer's state after all records below `end`.
+
+    Raises NoSnapshot if retention has dropped the beginning and no snapshot in force is left.
+    """
+    if not log.epochs.read().claims and (known := _from_base(log, end)) is not None:
+        return known
+    epochs, beginning = log.epochs.read(), log.beginning()  # after `end`: no seal below it lacks its claim
+    tail: list[StoredRecord] = []
+    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+        before = [_without_payload(stored) for stored in log.records(start, below)]
+        tail = [*before, *tail]
+        for index in range(len(before) - 1, -1, -1):
+            if _is_snapshot_in_force(tail[index], epochs):
+                return absorb(SequencerState(log.topic.group), (stored.data for stored in tail[index:]))
+    if beginning > 0:
+        if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
+            return known
+        raise NoSnapshot(
+            f"a retention has dropped the beginning of {log.topic}, and with it the state: no snapshot is left. "
+            "If a sequencer runs, its next snapshot tells it again: set retention.ms and retention.bytes to -1 at "
+            "once. If none runs, go on in a new group: the ledger keeps what it has of this one."
+        )
+    return absorb(SequencerState(log.topic.group), (stored.data for stored in tail))
+
+
+def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
+    """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`."""
+    epochs = log.epochs.read()
+    for start, below in windows_back(log.beginning(), end, _FIRST_WINDOW):
+        found = [stored for stored in log.records(start, below) if _is_snapshot_in_force(stored, epochs)]
+        for stored in reversed(found):
+            state = SequencerState.from_bytes(stored.data.payload)
+            if state.seqno <= seqno:
+                return Snapshot(stored.offset, state)
+    return None
+
+
+def _is_snapshot_in_force(stored: StoredRecord, epochs: Epochs) -> bool:
+    data, claims = stored.data, epochs.claims
+    # A record copied from an earlier home is not this topic's own.
+    if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
+        return False
+    return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch) or any(
+        note.epoch == data.epoch and note.offset > stored.offset for note in epochs.notes
+    )
+
+
+def _from_base(log: StoredRecords, end: int) -> SequencerState | None:
+    """Return the state at `end`, from the newest base that counts only what DATA has below it; None without one.
+
+    The only broker of a copy may have lost its end after the base was posted. If retention has dropped the place of
+    the base's last record, the base is believed.
+    """
+    for base in log.epochs.bases_where(lambda base: _lowest_place(log, base) < max(1, end)):
+        low = _lowest_place(log, base)
+        start = max(low, log.beginning())
+        found = _last_record_of(log, base, start, end) if start == low else start
+        if found is not None:
+            return absorb(base, (stored.data for stored in log.records(found, end)))
+    return None
+
+
+def _lowest_place(log: StoredRecords, base: SequencerState) -> int:
+    """Return the lowest possible offset of the base's last record."""
+    return where(log, base.seqno, base) if base.seqno else 0
+
+
+def _last_record_of(log: StoredRecords, base: SequencerState, start: int, end: int) -> int | None:
+    """Return the offset of the base's last record; None if that, or any record of the base's epoch, is not there.
+
+    Read from `start` to below `end`, and no further than where it is certain.
+    """
+    last, epoch = base.seqno, epoch_of(base.seals, base.seqno)
+    found = None if last else start
+    for stored in log.records(start, end):
+        data = stored.data
+        if found is None and (data.epoch, data.seqno + data.count) > (epoch, last):
+            if data.epoch > epoch or not 0 < data.seqno <= last:
+                return None
+            found = stored.offset
+        if found is not None and data.epoch >= base.epoch:
+            return found
+    return None
+
+
+def _without_payload(stored: StoredRecord) -> StoredRecord:
+    """Drop the parts that `absorb` does not use: a takeover has the ends of many logs in memory at once."""
+    if stored.data.kind not in (MESSAGE, ENTRY):
+        return stored
+    return stored._replace(data=replace(stored.data, payload=b"", headers=()))

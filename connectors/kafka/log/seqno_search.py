@@ -1,0 +1,80 @@
+"""Find the offset of a seqno in DATA.
+
+The search uses explicit marks; each says that all seqnos from k on are at offset o or later. Marks are:
+
+* the beginning;
+* the floor of the claim of the epoch that decided k, for the first seqno of that epoch: the seal is at the floor or
+  later, and an epoch's decisions follow its seal;
+* a note.
+
+Invariant. The offset found is never above that of the effective record: a reader that starts there misses nothing.
+"""
+
+from __future__ import annotations
+
+from connectors.kafka.log import entry_marks
+from connectors.kafka.log.stored_record import StoredRecords
+from ordering.base.reader import epoch_of
+from ordering.sequencer.state import SequencerState
+
+_FIRST_STEP = 2_048
+"""Records of the first step back, if a mark leads too far."""
+
+
+def where(log: StoredRecords, seqno: int, state: SequencerState) -> int:
+    """Return the offset of the effective record of `seqno`, or a lower one. `state` must count that seqno.
+
+    After a mark, each seqno takes at least one offset, in order. Where a record takes several seqnos, this may be too
+    far: then the records themselves are checked, and the search goes back to the mark if need be.
+    """
+    epoch, epochs = epoch_of(state.seals, seqno), log.epochs.read()
+    first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)
+    marks = [(0, 1)]
+    marks += [(claim.floor + 1, first) for claim in epochs.claims if claim.epoch == epoch]
+    marks += [(note.offset, note.seqno + 1) for note in epochs.notes]
+    last, offset = max((offset + seqno - known, offset) for offset, known in marks if known <= seqno)
+    back = _FIRST_STEP
+    while last > offset and state.counted and not _is_at_or_after(log, last, seqno, epoch):
+        last, back = max(offset, last - back), 2 * back
+    newest = epochs.newest_claim
+    return _by_entries(log, seqno, epoch, last) if newest is not None and newest.agreement else last
+
+
+def _by_entries(log: StoredRecords, seqno: int, epoch: int, low: int) -> int:
+    """Return the same, nearer to the record than `low`, by the entries (`connectors.kafka.log.entry_marks`)."""
+    first, last = max(low, log.beginning()), log.end()
+    while last - first > entry_marks.NEAR:
+        middle = (first + last) // 2
+        found = log.records(middle, min(last, middle + entry_marks.LOOK))
+        mark = entry_marks.first_told((stored.offset, stored.data) for stored in found)
+        if mark is None:
+            return low
+        if entry_marks.is_below(mark, seqno, epoch):
+            last = mark.offset + 1
+        else:
+            first = mark.offset
+    return first if _is_at_or_after(log, first, seqno, epoch) else low
+
+
+def _is_at_or_after(log: StoredRecords, offset: int, seqno: int, epoch: int) -> bool:
+    """Whether the record of `seqno`, decided by `epoch`, is at `offset` or later.
+
+    The first record not below it shows that. A repeat of the record counts as well. Leftovers of a fenced sequencer and
+    partly repeated records show nothing.
+    """
+    for stored in log.records(max(offset, log.beginning()), log.end()):
+        data = stored.data
+        if data.epoch > epoch or (data.epoch == epoch and data.seqno > seqno):
+            return False
+        if data.epoch == epoch and data.seqno and seqno < data.seqno + data.count:
+            return True
+    return False
+
+
+def still_has(log: StoredRecords, seqno: int, epoch: int, beginning: int, end: int) -> bool:
+    """Whether the effective record of `seqno`, decided by `epoch`, still exists: the first of its epoch shows that.
+
+    If a record of a later epoch is the first, it is gone.
+    """
+    first = next((s.data for s in log.records(beginning, end) if s.data.epoch >= epoch and s.data.seqno), None)
+    return first is not None and first.epoch == epoch and first.seqno <= seqno
