@@ -131,7 +131,7 @@ def _memory(connection: Connection, group: str) -> object:
     with contextlib.closing(MemberMemory(connection, group, Address(SITE, "alice"))) as memory:
         with contextlib.suppress(PositionLost):
             memory.position()
-        memory.taken(), memory.incarnation(), memory.letters_taken(place("inbox", group))
+        memory.taken(), memory.numbers.latest(), memory.letters_taken(place("inbox", group))
     return read_signs(connection, [group], SITE, [place("forward", group)])
 
 

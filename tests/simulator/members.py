@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from connectors.client.incarnation.incarnations import Beginning, HandedOver, Incarnations, Unsent
-from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.outbox import Outbox
 from connectors.client.values.sending_limits import SendingLimits
 from ordering.base.errors import Superseded
@@ -67,23 +67,23 @@ class MemoryOutbox:
         return other
 
 
-class MemoryOfIncarnations:
-    """What `connectors.client.memory.member_memory` knows of them."""
+class MemoryOfNumbers:
+    """In the place of `IncarnationNumbers`: the last number, kept in memory."""
 
     def __init__(self) -> None:
-        self.latest = 0
+        self.last = 0
 
-    def incarnation(self) -> int:
-        return self.latest
+    def latest(self) -> int:
+        return self.last
 
     def is_of_a_wrong_clock(self, _incarnation: int) -> bool:
         """Here they are counted."""
         return False
 
-    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
-        self.latest = max(self.latest, above) + 1
-        claimed.add(self.latest)
-        return self.latest
+    def claim(self, above: int, claimed: set[int]) -> int:
+        self.last = max(self.last, above) + 1
+        claimed.add(self.last)
+        return self.last
 
 
 class Member:
@@ -95,7 +95,7 @@ class Member:
         self.address = f"{SITE}/{name}"
         self.outbox = MemoryOutbox() if outbox else None
         self.backups: list[MemoryOutbox] = []
-        self.memory = MemoryOfIncarnations()
+        self.numbers = MemoryOfNumbers()
         self.incarnation = 0
         self.participant = Participant(MemberIncarnation(self.address, 0))
         self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
@@ -115,12 +115,12 @@ class Member:
         state = SimulatedLog(self.broker).state()
         self._keep(self.outbox.rows if self.outbox is not None else ())
         try:
-            life = lives.begin(cast(MemberMemory, self.memory), state, None, self._history)
+            life = lives.begin(cast(IncarnationNumbers, self.numbers), state, None, self._history)
         except Superseded:  # the operator does what the error says
             self._keep(())
             self.outbox = MemoryOutbox()
             lives.outbox = cast(Outbox, self.outbox)
-            life = lives.begin(cast(MemberMemory, self.memory), state, None, self._history)
+            life = lives.begin(cast(IncarnationNumbers, self.numbers), state, None, self._history)
         self.lives = lives
         self._live(life, state)
         self._rename()
@@ -220,7 +220,7 @@ class Member:
         state = SimulatedLog(self.broker).state()
         try:
             left = Unsent(carried, record.seqno, joins=False)
-            life = self.lives.begin(cast(MemberMemory, self.memory), state, left, self._history)
+            life = self.lives.begin(cast(IncarnationNumbers, self.numbers), state, left, self._history)
         except Superseded:
             self._give_up()
             self._begin()

@@ -409,7 +409,7 @@ class Forwarder:
         if time.monotonic() - self._begun_at > FRESH_S:
             _, state = self._subscription.end()
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
-                begun = self._incarnations.renewed(memory, state, self.incarnation)
+                begun = self._incarnations.renewed(memory.numbers, state, self.incarnation)
             if begun is not None:
                 self._begun_at = time.monotonic()
                 self._join, self.is_continued = begun.join, begun.is_continued

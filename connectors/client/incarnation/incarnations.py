@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast
-from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.outbox import Outbox
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
@@ -128,11 +128,13 @@ class Incarnations:
             self._keeper = CastKeeper(self.outbox)
         return self._keeper
 
-    def begin(self, memory: MemberMemory, state: SequencerState, unsent: Unsent | None, history: History) -> Beginning:
+    def begin(
+        self, numbers: IncarnationNumbers, state: SequencerState, unsent: Unsent | None, history: History
+    ) -> Beginning:
         """Return the incarnation to send under.
 
         Args:
-            memory: of this name, in Kafka.
+            numbers: of this name, in Kafka.
             state: at the log's end.
             unsent: handed over by the last incarnation in this process; None at the process's start.
             history: read only if the outbox may differ from it.
@@ -143,7 +145,7 @@ class Incarnations:
         carried: Sequence[HandedOver] | None = None
         joins = unsent is not None and unsent.joins
         if unsent is not None:
-            latest = max(memory.incarnation(), ordered.incarnation)
+            latest = max(numbers.latest(), ordered.incarnation)
             if latest > max(self.claimed):
                 raise self.superseded(latest, max(self.claimed))
             carried = self._without_ordered(unsent, state, history)
@@ -151,16 +153,16 @@ class Incarnations:
             self._take_out_ordered(self.outbox, history)
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
-            carried = self._unsent_in(self.outbox, state, memory, history)
+            carried = self._unsent_in(self.outbox, state, numbers, history)
             joins = bool(carried) and state.membership.settings.closed
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
                 return self._continued(self.outbox, ordered, state.seqno)
         # Higher than every earlier start that Kafka remembers or DATA has.
         above = max(ordered.incarnation, state.membership.incarnation_floor)
-        incarnation = memory.claim_incarnation(above, self.claimed)
+        incarnation = numbers.claim(above, self.claimed)
         return self._anew(incarnation, carried or (), state.seqno, joins=joins)
 
-    def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
+    def renewed(self, numbers: IncarnationNumbers, state: SequencerState, incarnation: int) -> Beginning | None:
         """Return a new incarnation in place of one that has sent nothing and would be ignored; None if it would not.
 
         It is ignored if the sequencer has no row of this name, and its floor has risen above the incarnation. Raises
@@ -169,10 +171,10 @@ class Incarnations:
         ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor
         if ordered.incarnation or incarnation > floor:
             return None
-        latest = memory.incarnation()
+        latest = numbers.latest()
         if latest > max(self.claimed):
             raise self.superseded(latest, max(self.claimed))
-        return self._anew(memory.claim_incarnation(floor, self.claimed), (), state.seqno, joins=False)
+        return self._anew(numbers.claim(floor, self.claimed), (), state.seqno, joins=False)
 
     def superseded(self, incarnation: int, ours: int) -> Superseded:
         """Return the error for another process that sends under this name."""
@@ -299,7 +301,7 @@ class Incarnations:
         return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
 
     def _unsent_in(
-        self, outbox: Outbox, state: SequencerState, memory: MemberMemory, history: History
+        self, outbox: Outbox, state: SequencerState, numbers: IncarnationNumbers, history: History
     ) -> list[HandedOver] | None:
         """Return the messages that the outbox's incarnation hands to a new one; None if it can continue.
 
@@ -315,7 +317,7 @@ class Incarnations:
             last = self._last_ordered(outbox, history)
             self._compare(outbox, last, history)
             unsent = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
-            if unsent and memory.incarnation() > outbox.incarnation:
+            if unsent and numbers.latest() > outbox.incarnation:
                 raise Superseded(
                     f"the group has forgotten {self.address}, and a later start than that of the outbox {outbox.path} "
                     f"may have sent the {counted(len(unsent), 'message')} that it still has: was it copied, or "
@@ -327,7 +329,7 @@ class Incarnations:
         identity = MemberIncarnation(address, outbox.incarnation)
         is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(identity, pending, state)
         # The group takes no record of an incarnation whose number is from a clock that was ahead.
-        is_future = ordered.incarnation < outbox.incarnation and memory.is_of_a_wrong_clock(outbox.incarnation)
+        is_future = ordered.incarnation < outbox.incarnation and numbers.is_of_a_wrong_clock(outbox.incarnation)
         if is_future or is_stranded or state.is_over(address, outbox.incarnation):
             return [
                 HandedOver(carried_over(entry, outbox.incarnation), None) for entry in pending if not is_control(entry)

@@ -148,7 +148,7 @@ class Rejoin:
                 if forwarder.is_continued:
                     # The outbox does not know the last number of a letter in its incarnation.
                     with closing(MemberMemory(self.connection, self.group, self.address)) as memory:
-                        incarnation = memory.claim_incarnation(incarnation, self._incarnations.claimed)
+                        incarnation = memory.numbers.claim(incarnation, self._incarnations.claimed)
                 self.letters = LetterSender(
                     self.connection, self.group, self.address, incarnation, self._incarnations.limits
                 )

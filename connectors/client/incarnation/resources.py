@@ -72,11 +72,11 @@ def open_resources(
         # The log's end is read before the first message is sent: none of ours can be missed behind it.
         start, state = subscription.end()
         history = functools.partial(_ordered_since, connection, group, incarnations.address, end=start.offset)
-        beginning = incarnations.begin(memory, state, unsent, history)
+        beginning = incarnations.begin(memory.numbers, state, unsent, history)
         casts_as: int | None = None
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
-            casts_as = memory.claim_incarnation(beginning.incarnation, incarnations.claimed)
+            casts_as = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
     casts = UnwrittenCasts()
     if hub is not None:
         casts = unwritten_casts(

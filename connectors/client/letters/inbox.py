@@ -9,7 +9,7 @@ Invariant. A run gives the application the letters that the rule accepts, each o
 *taken* is committed (`connectors.client.memory.bookmark`). After kill -9 a run reads the partition from its beginning,
 restores the rule's state, and gives the letters from the committed offset on. So none is lost, and at most the letters
 of the last half second come again; their numbers tell. If Kafka has lost the offset of a name, the run raises
-PositionLost (`connectors.client.memory.member_memory`).
+PositionLost (`connectors.client.memory.position_notes`).
 
 The partition stays the log that it was (`connectors.kafka.log.same_log_consumer`). The commit has a trace of a record
 below the offset, and a run compares that record when it reads it. Otherwise a log that was made anew, or has lost its

@@ -182,7 +182,7 @@ def new_topic(topic: Topic, partitions: int = 1, replication_factor: int = 1) ->
 
 def _settings(topic: Topic) -> dict[str, str]:
     """Return the settings of a new topic."""
-    # A memory topic keeps one note a key (`connectors.client.memory.member_memory`).
+    # A memory topic keeps one note a key (`connectors.client.memory.position_notes`).
     policy = "compact" if topic.role == "memory" else "delete"
     settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
     settings |= _COMPRESSION

@@ -16,6 +16,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member, Receipt
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
@@ -365,7 +366,7 @@ class TestIncarnations:
             with Member(group, "nyc/alice", connection=connection) as alice:
                 alice.broadcast(b"x").result(WAIT)
                 first = alice.incarnation
-            monkeypatch.setattr(MemberMemory, "incarnation", lambda _: 0)
+            monkeypatch.setattr(IncarnationNumbers, "latest", lambda _: 0)
             monkeypatch.setattr(time, "time_ns", lambda: 10**9)
             with Member(group, "nyc/alice", connection=connection) as alice:
                 alice.broadcast(b"y").result(WAIT)

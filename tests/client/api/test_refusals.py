@@ -10,7 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.tail import go_back_n
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
@@ -57,7 +57,7 @@ def written(kafka: MemoryConnection, role: str) -> list[int]:
 @pytest.mark.usefixtures("seconds_come")
 def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our records keep their order. Where it is lost, go-back-N drops the early ones, and the sender resends them."""
-    monkeypatch.setattr(MemberMemory, "broker_ms", 0)  # to ask for it is a batch
+    monkeypatch.setattr(IncarnationNumbers, "broker_ms", 0)  # to ask for it is a batch
     resend_after_s = 0.2 if isinstance(kafka, Pipelined) else 20
     with (
         TinySequencer(kafka, "g") as sequencer,

@@ -14,7 +14,7 @@ import pytest
 from connectors import Member
 from connectors.client.incarnation.incarnations import Beginning, HandedOver, History, Incarnations, Unsent
 from connectors.client.incarnation.pending_messages import PendingMessages
-from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.connection.connection import Connection
@@ -87,10 +87,10 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monk
     really = Incarnations.begin
 
     def begin(
-        lives: Incarnations, memory: MemberMemory, state: SequencerState, left: Unsent | None, history: History
+        lives: Incarnations, numbers: IncarnationNumbers, state: SequencerState, left: Unsent | None, history: History
     ) -> Beginning:
         known.extend([left.seqno] if left is not None else [])
-        return really(lives, memory, state, left, history)
+        return really(lives, numbers, state, left, history)
 
     monkeypatch.setattr(Incarnations, "begin", begin)
     lost: list[Forward] = []
@@ -155,7 +155,7 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
 
     really = Incarnations.begin
     monkeypatch.setattr(
-        Incarnations, "begin", lambda lives, memory, state, left, _: really(lives, memory, state, left, history)
+        Incarnations, "begin", lambda lives, numbers, state, left, _: really(lives, numbers, state, left, history)
     )
     with pytest.raises(Superseded, match="can't be told any more"):
         Member(group, ALICE, connection=connection, outbox=tmp_path / "o")
@@ -330,16 +330,16 @@ def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] 
         assert [entry.payload for entry in pending_messages.table.pending() if kind_of(entry) == MESSAGE] == left
 
 
-class Claims(MemberMemory):
+class Claims(IncarnationNumbers):
     """Kafka's memory of a name whose last incarnation was 100."""
 
     def __init__(self) -> None:
         pass
 
-    def incarnation(self) -> int:
+    def latest(self) -> int:
         return 100
 
-    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
+    def claim(self, above: int, claimed: set[int]) -> int:
         assert above == 100
         claimed.add(300)
         return 300

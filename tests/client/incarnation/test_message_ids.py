@@ -15,7 +15,8 @@ from kafka.structs import TopicPartition
 from connectors import Member, Receipt
 from connectors.client.incarnation import forwarder, resources
 from connectors.client.incarnation.incarnations import is_same
-from connectors.client.memory.member_memory import LIVES_PER_MS, MemberMemory
+from connectors.client.memory.incarnation_numbers import LIVES_PER_MS, IncarnationNumbers
+from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.outbox import Outbox
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.connection.connection import Connection
@@ -171,7 +172,7 @@ class TestOutboxes:
 class TestClones:
     def test_two_processes_of_one_incarnation(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         """A cloned machine: the ids are the same, the messages not. Neither has a receipt for the other's message."""
-        monkeypatch.setattr(MemberMemory, "claim_incarnation", lambda memory, above, claimed: claimed.add(7) or 7)
+        monkeypatch.setattr(IncarnationNumbers, "claim", lambda numbers, above, claimed: claimed.add(7) or 7)
         one = Member("g", "nyc/alice", connection=kafka)
         two = Member("g", "nyc/alice", connection=kafka)
         receipts = [one.broadcast(b"one's 1"), two.broadcast(b"two's 1"), two.broadcast(b"two's 2")]
@@ -188,13 +189,13 @@ class TestClones:
     def test_starts_at_one_instant(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         """Neither start has seen the other's claim, also where the clock is behind the number that Kafka remembers."""
         monkeypatch.setattr(time, "time_ns", lambda: 10**18)
-        monkeypatch.setattr(MemberMemory, "broker_ms", 10**12)
+        monkeypatch.setattr(IncarnationNumbers, "broker_ms", 10**12)
         for remembered in (0, 10**17 + 5):
-            monkeypatch.setattr(MemberMemory, "incarnation", lambda _, remembered=remembered: remembered)
+            monkeypatch.setattr(IncarnationNumbers, "latest", lambda _, remembered=remembered: remembered)
             claims = set()
             for _ in range(20):
                 memory = MemberMemory(kafka, "g", Address("nyc", "alice"))
-                claims.add(memory.claim_incarnation(3, set()))
+                claims.add(memory.numbers.claim(3, set()))
             assert len(claims) > 15
             assert min(claims) > remembered
             assert max(claims) < 10**17 + 200_006
@@ -243,7 +244,7 @@ class TestClones:
         with TinySequencer(kafka, "g", "nyc"):
             with monkeypatch.context() as wrong:
                 wrong.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
-                wrong.setattr(MemberMemory, "broker_ms", 0)
+                wrong.setattr(IncarnationNumbers, "broker_ms", 0)
                 alice = Member("g", "nyc/alice", connection=kafka, outbox=outbox)
                 with pytest.raises(NotOrderedInTime):
                     alice.broadcast(b"lost").result(0.5)
@@ -256,10 +257,10 @@ class TestClones:
 
     def test_the_last_incarnations(self, kafka: MemoryConnection) -> None:
         memory = MemberMemory(kafka, "g", Address("nyc", "alice"))
-        memory.broker_ms = MAX_NUMBER  # in that far time they are of no wrong clock
-        assert memory.claim_incarnation(MAX_NUMBER - 1, set()) == MAX_NUMBER
+        memory.numbers.broker_ms = MAX_NUMBER  # in that far time they are of no wrong clock
+        assert memory.numbers.claim(MAX_NUMBER - 1, set()) == MAX_NUMBER
         with pytest.raises(UsageError, match="take another name"):
-            memory.claim_incarnation(MAX_NUMBER, set())
+            memory.numbers.claim(MAX_NUMBER, set())
 
     def test_two_members_of_one_name_in_one_process(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture

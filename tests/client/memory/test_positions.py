@@ -9,7 +9,9 @@ import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors import Letter, Member
+from connectors.client.memory.committed_offsets import CommittedOffsets
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.position_notes import PositionNotes
 from connectors.client.values.stream import Stream
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -230,7 +232,7 @@ class TestForgotten:
     def test_a_position_of_an_earlier_version_gets_its_note(self, kafka: MemoryConnection) -> None:
         """The earlier version committed a position and wrote no note."""
         memory = MemberMemory(kafka, "g", BOB)
-        memory._noted = {"deliveries"}
+        memory._notes._written = {"deliveries"}
         memory.remember_taken(2, 2)
         memory.close()
         assert rest(kafka) == [3, 4, 5]
@@ -242,21 +244,23 @@ class TestForgotten:
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The beginning was committed before: the name begins there, and is not told that it was elsewhere."""
-        commits: list[dict[TopicPartition, OffsetAndMetadata]] = []
-        really = MemberMemory._commit
+        commits: list[TopicPartition] = []
+        really = CommittedOffsets.commit
 
-        def killed(memory: MemberMemory, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: int) -> None:
-            commits.append(offsets)
+        def killed(
+            offsets: CommittedOffsets, partition: TopicPartition, offset: int, metadata: str, timeout_s: float
+        ) -> None:
+            commits.append(partition)
             if len(commits) > 1:
                 raise KeyboardInterrupt
-            really(memory, offsets, timeout_ms)
+            really(offsets, partition, offset, metadata, timeout_s)
 
         memory = MemberMemory(kafka, "g", BOB)
         with monkeypatch.context() as patched:
-            patched.setattr(MemberMemory, "_commit", killed)
+            patched.setattr(CommittedOffsets, "commit", killed)
             with pytest.raises(KeyboardInterrupt):
                 memory.remember_taken(2, 2)
-        assert memory._read_notes() == {"deliveries"}
+        assert memory._notes._read() == {"deliveries"}
         assert rest(kafka) == [1, 2, 3, 4, 5]
 
     def test_a_crash_while_a_lost_position_is_given_anew(
@@ -271,7 +275,7 @@ class TestForgotten:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(MemberMemory, "_write_note", killed)
+            patched.setattr(PositionNotes, "_append", killed)
             with pytest.raises(KeyboardInterrupt):
                 memory.remember_taken(2, 2)
         with pytest.raises(PositionLost):

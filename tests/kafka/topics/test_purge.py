@@ -10,7 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.diagnosis.check import check_data
 from connectors.kafka.codec.epochs import Move, encode_move
 from connectors.kafka.connection.connection import Connection
@@ -48,7 +48,7 @@ def span(connection: Connection, topic: Topic) -> tuple[int, int]:
 @pytest.fixture
 def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch begins with one, and FORWARD has messages only."""
-    monkeypatch.setattr(MemberMemory, "broker_ms", 0)
+    monkeypatch.setattr(IncarnationNumbers, "broker_ms", 0)
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
 
