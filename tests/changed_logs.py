@@ -1,4 +1,4 @@
-"""Ways in which a topic's log becomes another one: what stands there then, of what stood there."""
+"""Ways in which a topic's log becomes another one, by the records that remain."""
 
 from __future__ import annotations
 

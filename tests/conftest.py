@@ -58,15 +58,15 @@ FIRST = (
     "tests/test_wheel.py",
     "tests/test_readme.py",
 )
-"""What takes longest begins first, so that no process works on alone for long when the others have ended."""
+"""The longest tests, which begin first: at the end no process works on alone for long."""
 
 COMPUTES = ("tests/ordering/", "tests/simulator/")
-"""What waits for nothing comes last, and needs no broker."""
+"""Tests that compute without waiting come last; they need no broker."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Look for no garbage among the tests and what they import, neither now nor later: a sixth of the time it takes."""
+    """Collect no garbage among the tests and their imports, neither now nor later: a sixth of the time it takes."""
     gc.disable()
     try:
         return (yield)
@@ -98,7 +98,9 @@ def _rank(item: pytest.Item) -> int:
 
 
 def _share(nodeid: str) -> str:
-    """What runs in one process, and one after the other: what shares something, a module, a test."""
+    """Return the key of tests that run in one process, one after the other: they share a resource, a module or a
+    test.
+    """
     module = nodeid.split("::")[0]
     for path, share in TOGETHER.items():
         if module.startswith(path):
@@ -109,7 +111,7 @@ def _share(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which test runs where. (pytest-xdist 3.8 has `--dist loadgroup` for this, which has no effect in pytest 9.2.)"""
+    """Assign the tests to processes. (pytest-xdist 3.8 has `--dist loadgroup`, which has no effect in pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
@@ -117,13 +119,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _share(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            """One process of three takes what is last: it computes while the others wait."""
+            """Give the last tests to one process of three: it computes while the others wait."""
             if self.nodes.index(node) < self.numnodes // 3:
                 self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
             super()._assign_work_unit(node)
 
         def remove_node(self, node: Any) -> str | None:
-            """A process crashed. pytest-xdist 3.8 would try the same test again, and wait for ever for what is done."""
+            """Report the crash of a process. pytest-xdist 3.8 would repeat the same test, and wait for ever for
+            done ones.
+            """
             units = self.assigned_work.pop(node)
             left = [(unit, nodeid) for unit in units.values() for nodeid, done in unit.items() if not done]
             if not left:

@@ -1,4 +1,4 @@
-"""Records that may stand in a DATA topic, and whether they are DATA: for the codec, and for its form in Spark."""
+"""Records of a DATA topic, and whether they are DATA: for the codec, and for its form in Spark."""
 
 from __future__ import annotations
 

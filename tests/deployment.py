@@ -1,4 +1,4 @@
-"""What the files of conf/deploy/ tell a container, a pod or systemd to run."""
+"""Commands that the files of conf/deploy/ have a container, a pod or systemd run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HERE = re.compile(r"(?:&& |^RUN )((?:python3 -m )?abcast .*?)(?: \\)?$", re.MUL
 
 
 def commands(name: str) -> list[list[str]]:
-    """The arguments of `abcast` in each command of a file; lists stand there as JSON has them."""
+    """Return the arguments of `abcast` in each command of a file; its lists are JSON."""
     text = (DIRECTORY / name).read_text(encoding="utf-8")
     found: list[list[str]] = [json.loads(each) for each in _LISTS.findall(text)]
     found += [shlex.split(line.split("=", 1)[1]) for line in text.splitlines() if line.startswith("ExecStart=")]

@@ -23,7 +23,7 @@ RawHeaders = Sequence[tuple[str, bytes]]
 
 
 class Case(NamedTuple):
-    """One record, and why it is a dead letter (or None)."""
+    """A record, and the reason of its dead letter (or None)."""
 
     name: str
     key: bytes | None
@@ -88,12 +88,12 @@ MARK = "sfo/abcast.orders.forward.sfo-0:7"
 def _asked(
     name: str, reason: str | None, sender: bytes = BOB, kind: str = "message", value: bytes | None = b"x"
 ) -> Case:
-    """What the relay to a hub's home brings."""
+    """Return a record that the relay to a hub's home brings."""
     return Case(f"relayed, {name}", sender, value, _says(f"2 {kind} 1 1 {MARK} -"), reason, RELAYED)
 
 
 def _told(name: str, reason: str | None, kind: str, value: bytes | None) -> Case:
-    """What a relay of a mesh says for itself."""
+    """Return a mesh relay's own record."""
     return Case(f"told, {name}", RELAY, value, _kind(kind), reason, RELAYED)
 
 
@@ -106,7 +106,7 @@ def _linked(
     link: bytes = b"17.4.9.3",
     more: RawHeaders = (),
 ) -> Case:
-    """What a link of a mesh brings."""
+    """Return a record that a link of a mesh brings."""
     headers = [*_says(f"2 {kind} 1 1 - ".encode() + link), *more]
     return Case(f"linked, {name}", sender, value, headers, reason, RELAYED)
 

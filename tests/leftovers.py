@@ -1,4 +1,4 @@
-"""What repeating something leaves in this process: threads and open files."""
+"""Threads and open files that a repeated action leaves in this process."""
 
 from __future__ import annotations
 

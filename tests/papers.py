@@ -28,7 +28,7 @@ def doc(name: str) -> str:
 
 
 def section(page: str, heading: str) -> str:
-    """What stands below a heading, up to the next heading of its level or a higher one."""
+    """Return the text below a heading, up to the next heading of its level or a higher one."""
     level = heading.partition(" ")[0]
     found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", page, re.DOTALL | re.MULTILINE)
     assert found is not None, heading
@@ -56,7 +56,7 @@ def _cells(row: str) -> tuple[str, ...]:
 
 
 def spans(text: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`\n]+)`", text)
 
 

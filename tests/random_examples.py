@@ -1,4 +1,4 @@
-"""How many random examples a property is tried with, where Hypothesis's 100 are too few or too many."""
+"""Numbers of random examples for properties where Hypothesis's 100 are too few or too many."""
 
 from __future__ import annotations
 

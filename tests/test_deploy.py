@@ -54,7 +54,7 @@ def test_variables(name: str) -> None:
 
 
 def test_the_image_is_made_of_what_is_here() -> None:
-    """What is copied stands in the repository, and what is run is a module of the package."""
+    """The copied files are in the repository, and the commands are modules of the package."""
     text = (deployment.DIRECTORY / "Dockerfile").read_text(encoding="utf-8")
     for source in re.findall(r"^COPY (\S+) ", text, re.MULTILINE):
         assert (ROOT / source).exists(), source
@@ -69,7 +69,7 @@ def test_the_image_is_made_of_what_is_here() -> None:
 
 
 def test_the_versions_of_spark_and_kafka() -> None:
-    """They are those of the lock file and of the jars."""
+    """The versions are the same as in the lock file and the jars."""
     locked = (ROOT / "conf" / "requirements.lock").read_text(encoding="utf-8")
     [spark] = re.findall(r"^pyspark==(\S+)", locked, re.MULTILINE)
     [kafka] = re.findall(r"kafka_2\.13-(\S+)\.jar", (ROOT / "conf" / "jars.lock").read_text(encoding="utf-8"))

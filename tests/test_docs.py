@@ -1,4 +1,4 @@
-"""What the pages say is what the code has: links, lists, limits, formats, the reading rule."""
+"""The pages agree with the code: links, lists, limits, formats, the reading rule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LONGEST_README = 200
 
 
 def first_spans(table: Iterable[tuple[str, ...]]) -> list[str]:
-    """What stands in backticks in the first column."""
+    """Return the texts in backticks of the first column."""
     return [span for row in table for span in spans(row[0])]
 
 
@@ -154,7 +154,7 @@ def test_fields() -> None:
 
 
 def test_example_records() -> None:
-    """What the page shows is what the codec reads and writes."""
+    """The codec reads and writes the records on the page."""
     page = doc("records")
     forward, data = re.search(r"abcast: (2 .*)", page), re.search(r"^2 message .*$", page, re.MULTILINE)
     assert forward is not None
@@ -206,7 +206,7 @@ def test_reasons() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What the reading rule looks at."""
+    """The fields that the reading rule needs."""
 
     epoch: int
     kind: str
@@ -237,7 +237,7 @@ def test_python_that_is_not_run_is_python() -> None:
 
 
 def test_delta_columns() -> None:
-    """The columns and their types are those of the tables."""
+    """The columns and their types equal the tables'."""
     from connectors.ledger.casts import CASTS_SCHEMA
     from connectors.ledger.table import LEDGER_SCHEMA, VIEWS_SCHEMA
 
@@ -339,7 +339,7 @@ def test_errors() -> None:
     classes = [
         re.findall(r"^class (\w+)\((\w+)\):", path.read_text(encoding="utf-8"), re.MULTILINE) for path in SOURCE_FILES
     ]
-    for _ in range(3):  # a subclass may stand before its base
+    for _ in range(3):  # a subclass may come before its base
         known |= {name for found in classes for name, base in found if base in known}
     [table] = tables(section(doc("troubleshooting"), "## Errors"))
     assert set(first_spans(row[:1] for row in table)) == known - {"AbcastError"}
@@ -422,7 +422,7 @@ def test_anomalies() -> None:
 
 
 def test_performance() -> None:
-    """One table, with each case of each section; a figure needs a command and a commit."""
+    """The page has a single table, with each case of each section; a figure needs a command and a commit."""
     from tests.bench import page
     from tests.bench.plan import SECTIONS
 
@@ -439,7 +439,7 @@ def test_performance() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    """What a run has measured comes into its cells; all else is not measured, also what was there before."""
+    """A run's figures fill its cells; all other cells are not measured, even if they had a figure before."""
     from tests.bench import page
     from tests.bench.plan import KINDS
 

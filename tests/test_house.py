@@ -1,4 +1,4 @@
-"""What the linters can't see of the house's rules."""
+"""Rules of the house that the linters can't see."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_sentence_is_read_once(path: Path) -> None:
 
 
 def docstrings_of(tree: ast.Module) -> list[str]:
-    """The docstrings of a module: its own, and those of its classes, functions, constants and fields."""
+    """Return the docstrings of a module, its classes, functions, constants and fields."""
     bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     said = [body[0] for body in bodies if body]
     said += [
@@ -135,7 +135,7 @@ MOST_MODULES = 20
 
 
 def test_a_public_class_has_its_name_alone() -> None:
-    """A name stands for one class in ordering, connectors and jobs together."""
+    """A name is one class's in ordering, connectors and jobs together."""
     defined: Counter[str] = Counter()
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))

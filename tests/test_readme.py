@@ -1,4 +1,4 @@
-"""What the pages show is run as it stands: the README's quickstart, the Python examples, the demo."""
+"""The pages' commands and programs run as shown: the README's quickstart, the Python examples, the demo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown_commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_quickstart_and_examples(tmp_path: Path) -> None:
-    """Every command of the quickstart works and prints what is shown; so do the Python examples."""
+    """Each command of the quickstart works and prints the output shown; so does each Python example."""
     commands = shown_commands()
     job, before, behind = "abcast run", commands[:2], commands[3:-1]
     assert (commands[2][0], commands[-1][0]) == (job, "abcast broker stop")

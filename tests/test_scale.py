@@ -41,7 +41,7 @@ def test_each_series_has_a_unit() -> None:
 
 
 def test_the_page_has_the_rows_and_takes_figures(tmp_path: Path) -> None:
-    """Each figure from a run; what a run lacks is not measured, also what was there before."""
+    """Each figure is a run's; one that a run lacks is not measured, even if it was there before."""
     page = doc("scale")
     arithmetic, grown = tables(page)
     assert [row[:3] for row in arithmetic] == [(row.what, row.unit, row.source) for row in scale.ROWS]

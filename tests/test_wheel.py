@@ -43,7 +43,7 @@ class Installed:
         )
 
     def output(self, *arguments: str, text: str = "") -> str:
-        """What a command prints that must succeed."""
+        """Return the output of a command. It must succeed."""
         done = self.run(*arguments, text=text)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -72,7 +72,7 @@ def install(wheel: Path, application: Path, directory: Path, extra: str) -> Inst
 
 
 def required_by(wheel: Distribution, extra: str) -> list[Distribution]:
-    """All that is installed with it."""
+    """Return each distribution that is installed with it."""
     found: dict[str, Distribution] = {}
     asked = [(wheel, extra)]
     while asked:

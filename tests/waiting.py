@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 4 if "ABCAST_SOAK" in os.environ else 1
-"""In the soak clusters compete for the machine, for hours: a limit there is to end what hangs, not what is slow."""
+"""In the soak clusters compete for the machine, for hours: a limit there ends a test that hangs, not a slow one."""
 WAIT = 60.0 * PATIENCE
 """Seconds. Enough on any machine; a test that passes takes a fraction of it."""
 

@@ -1,18 +1,18 @@
 """Sites that agree (mode "isis") beside a hub and a mesh: three sites, each engine, each trigger of the relays.
 
-The sites have names of their own for one Kafka, so that relays carry everything as between clusters. All jobs run, as
-users start them, in processes of their own: a sequencer at each site (of a hub at home), and one process of relays.
-First each site gets as many messages as it takes; then messages come at a fixed rate. Before that messages come for a
-while that are not measured: of a site on Spark until Java has compiled most of what plans a batch.
+The sites have names of their own for one Kafka, so that relays copy everything as between clusters. All jobs run, as
+users start them, in processes of their own: a sequencer at each site (in a hub at home), and one process of relays.
+First each site gets as many messages as it takes; then messages come at a fixed rate. A warm-up before it is not
+measured: a site on Spark needs it until Java has compiled most of a batch's planning.
 
-`ordered_per_s`: from the first message in FORWARD to when all sites have all. A latency is the time from when the
-broker had a message in FORWARD of a site until it had it in the DATA of the same site, which is when its sender's
-receipt has a seqno. Of a hub only messages of the sites that are not the home count. A run is valid only if all sites
-of one order have the same, by digest.
+`ordered_per_s`: from the first message in FORWARD until all sites have every message. A latency is the time from a
+message's arrival in FORWARD of a site to its arrival in DATA of the same site: then its sender's receipt has a seqno.
+In a hub only messages of the sites that are not the home count. A run is valid only if all sites of one order have the
+same messages, by digest.
 
-What it costs the sites to agree is counted in their logs while messages come at the rate: entries (each is a record
-that relays carry to all others), the messages of the agreement in them, and hops, each of which is one way of a relay
-between two sites, one behind the other on the way of a run.
+The cost of the agreement is counted in the sites' logs while messages come at the rate: entries (each is a record that
+relays copy to all others), the messages of the agreement in them, and hops. A hop is one way of a relay between two
+sites; the hops of a run follow one another.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ PATIENCE_S = 300.0
 _READY_S = 240.0
 _SETTLE_S = 3.0
 _SUSPECT_AFTER_MS = 60_000
-"""More than Spark is silent for on a busy machine: what is measured is the agreement, not how a view ends."""
+"""Longer than Spark's silence on a busy machine: the agreement is measured, not the end of a view."""
 
 
 class Way(NamedTuple):
-    """What is measured at a time."""
+    """A mode, an engine and a trigger that are measured together."""
 
     mode: Mode
     engine: str
@@ -68,7 +68,7 @@ class Way(NamedTuple):
 
 
 def measure(lab: Lab) -> dict[str, Any]:
-    """All ways, and plain processes that agree over UDP."""
+    """Measure each way, and plain processes that agree over UDP."""
     ways = [
         Way(mode, engine, trigger)
         for engine in lab.plan.agreeing_engines
@@ -115,7 +115,7 @@ def _measure(lab: Lab, way: Way) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _running(lab: Lab, way: Way) -> Iterator[list[int]]:
-    """All jobs, ready; their process ids."""
+    """Run all jobs, and yield their process ids once they are ready."""
     file = _write_file(lab, way.mode, way.trigger)
     logs, data = lab.path("logs"), lab.path("data")
     with contextlib.ExitStack() as children:
@@ -158,11 +158,11 @@ def _order(lab: Lab, group: str, numbers: range, rate: float = 0.0) -> None:
                 time.sleep(0.2)
 
 
-# What stands in the topics then
+# Records of the topics afterwards
 
 
 class Log(NamedTuple):
-    """A site's DATA: what counts, and its entries with their times (ms)."""
+    """A site's DATA: the records that count, and its entries with their times (ms)."""
 
     taken: list[StoredRecord]
     entries: list[tuple[int, Entry]]
@@ -181,7 +181,7 @@ def _read(connection: Connection, group: str, site: str) -> Log:
 
 
 def _digest(log: Log) -> str:
-    """Of what all sites of one order have in common."""
+    """Return a digest of the part that all sites of one order share."""
     said = blake2b()
     for stored in log.taken:
         said.update(f"{stored.data.kind} {stored.data.seqno} {stored.data.view} {stored.data.id};".encode())
@@ -189,7 +189,7 @@ def _digest(log: Log) -> str:
 
 
 def _sent_at(connection: Connection, group: str) -> dict[MessageId, int]:
-    """When the broker had each message in FORWARD (ms)."""
+    """Return the time at which the broker had each message in FORWARD (ms)."""
     sent: dict[MessageId, int] = {}
     for site in SITES:
         place = TopicPartition(str(Topic(group, "forward", site)), 0)
@@ -231,7 +231,9 @@ def _figures(connection: Connection, group: str, way: Way, burst: range, paced: 
 
 
 def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages: int) -> dict[str, Any]:
-    """By message: entries, their bytes, and what is said in them; hops of a run until its own site has ordered it."""
+    """Return entries, their bytes and their letters by message, and the hops of a run until its own site has
+    ordered it.
+    """
     entries = {site: [entry for at, entry in log if at >= since_ms] for site, log in logs.items()}
     every = [entry for of_site in entries.values() for entry in of_site]
     said = Counter(letter.kind for entry in every for letter in entry.letters)
@@ -247,8 +249,8 @@ def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages:
 
 
 def _hops(site: str, entries: Sequence[Entry]) -> Iterator[int]:
-    """Of each of the site's runs: to the others and back for the proposals; and one more, if it had to wait for the
-    final number of another site's run, which was sent no later than this one had come there.
+    """Yield the hops of each of the site's runs: to the others and back for the proposals; and one more if it had
+    to wait for the final number of another site's run, sent no later than this run's arrival there.
     """
     sent: dict[bytes, int] = {}
     final: dict[int, int] = {}

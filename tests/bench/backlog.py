@@ -28,7 +28,7 @@ def fill(lab: Lab, place: Place, records: int, case: Case) -> float:
     sender = F.concat(F.lit(f"{place.site}/m"), number % case.senders)
     start = F.pmod(F.hash(number), F.lit(_NOISE_BYTES - case.payload_bytes)) + 1
     rows = (
-        # One task, since a sender's messages must stand in their order.
+        # One task: a sender's messages must keep their order.
         spark.range(0, records, 1, 1)
         .withColumn("sender", sender)
         .select(

@@ -1,4 +1,4 @@
-"""Where a Spark query's batch spends its time, as Spark reports it for the newest batches."""
+"""Time of each part of a Spark query's batch, as Spark reports it for the newest batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_STATE = {"state and Python": "allUpdatesTimeMs", "state's commit": "commitTi
 
 
 def newest_batches(spark: SparkSession) -> list[dict[str, Any]]:
-    """What Spark has reported of the application's running queries: some 50 batches of each."""
+    """Return Spark's reports of the application's running queries: some 50 batches of each."""
     running = spark._jsparkSession.sharedState().activeStreamingQueries()  # each session knows its own only
     reports = [report for query in running.values() for report in query.recentProgress()]
     return [json.loads(report.json()) for report in reports]

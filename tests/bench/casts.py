@@ -1,8 +1,8 @@
 """Orders side by side: FIFO, causal and total messages, on each transport; total ones through the process engine.
 
 Latency is from `broadcast` in this process to `deliveries` in another one, in a view of both. Throughput is one
-member's, until all receipts are there. Growth is with members in a few processes, each of which shares its connections;
-all of them cast in causal order, and the first one delivers.
+member's, until all receipts have their result. Growth is with members in a few processes, each with shared connections:
+each casts in causal order, and the first one delivers.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _grown(lab: Lab, transport: str, members: int) -> dict[str, Any]:
 
 
 def _clock_bytes(lab: Lab, place: Place) -> Sequence[int]:
-    """Of the last casts that stand in the log."""
+    """Return the clock's bytes in the last casts of the log."""
     found: list[int] = []
     with contextlib.closing(lab.connection.consumer()) as consumer:
         places = [TopicPartition(str(Topic(place.group, "cast", place.site)), 0)]

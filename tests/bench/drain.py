@@ -1,4 +1,4 @@
-"""One drain: a query started over a backlog, run to its end, and measured."""
+"""Run a query over a backlog to its end, and measure it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MIN_BATCHES_FOR_STEADY = 3
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What one drain took.
+    """The cost of one drain.
 
-    `whole`: records/s from the start of the query to its end. `steady`: the same without the first batch, which
-    plans, compiles and starts Python; None with fewer than 3 batches. `cpu_us`: CPU microseconds per record, by part
-    of the system. `state_bytes`: memory of Spark's state store at the end.
+    `whole`: records/s from the start of the query to its end. `steady`: the same without the first batch, which plans,
+    compiles and starts Python; None with fewer than 3 batches. `cpu_us`: CPU microseconds per record, by part of the
+    system. `state_bytes`: memory of Spark's state store at the end.
     """
 
     records: int

@@ -59,10 +59,11 @@ def _latency(lab: Lab, transport: str) -> dict[str, Any]:
 def broadcast_to_delivery(
     lab: Lab, engine: str, transport: str, rates: Sequence[int], warm_up_s: float, window_s: float
 ) -> dict[int, dict[str, Any]]:
-    """From `broadcast` in this process to `deliveries` in another one, by messages a second, one rate after the other.
+    """Measure from `broadcast` in this process to `deliveries` in another one, by messages a second, at each rate in
+    turn.
 
-    It ends with the first rate that the sender can't keep. Each has a window of `window_s`; `warm_up_s` stands before
-    the first one, a tenth of it before each of the others.
+    The measurement ends with the first rate that the sender can't keep. Each rate has a window of `window_s`;
+    `warm_up_s` comes before the first one, a tenth of it before each of the others.
     """
     out, windows = lab.path("seen"), dict[int, tuple[int, int, float]]()
     with contextlib.ExitStack() as cleanup:

@@ -41,15 +41,15 @@ _LOOK_S = 0.25
 _LINGER_MS = 20
 _PAYLOAD = b"x" * PAYLOAD_BYTES
 MEMORY = Path("/dev/shm")
-"""Where Kafka's logs stand here. It maps two indexes of each partition into memory, and a write to a page of these may
-wait 20 ms for a disk like ours: all partitions would wait for that, and nothing else would be measured.
+"""The directory of Kafka's logs here. Kafka maps two indexes of each partition into memory, and a write to their
+pages may wait 20 ms for a disk like ours: all partitions would wait for it, and nothing else would be measured.
 """
 
 Times = list[tuple[int, int]]
 
 
 class Way(NamedTuple):
-    """What decides. `where`: "process", "local" (Spark on this machine) or "two workers"."""
+    """A measured setting. `where`: "process", "local" (Spark on this machine) or "two workers"."""
 
     where: str
     parallelism: int
@@ -167,7 +167,7 @@ class _Reader:
             time.sleep(_LOOK_S)
 
     def messages(self, count: int) -> Times:
-        """When each message was appended to FORWARD and to DATA, ms. So many of them come at last."""
+        """Return the times at which FORWARD and DATA got each message, in ms, once `count` messages are there."""
         self._consumer.assign(self._partitions)
         for partition, start in self._starts.items():
             self._consumer.seek(partition, start)
@@ -197,7 +197,7 @@ class _Reader:
 
 
 def _steady(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders: _Senders) -> dict[str, Any]:
-    """A message a second of each group: the start, the latency of what is sent after it, and the CPU it takes."""
+    """Send each group a message a second: the start, the latency of later messages, and the CPU."""
     plan, turns = lab.plan, itertools.cycle(places)
     with (
         contextlib.closing(_Reader(lab.connection, places)) as reader,

@@ -1,4 +1,4 @@
-"""How the sequencer's cost grows: with the payload, the senders, the partitions of FORWARD, and the groups."""
+"""Growth of the sequencer's cost with the payload, the senders, the partitions of FORWARD, and the groups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from tests.bench.plan import Case
 
 _USUAL = Case(100, 4, 1)
 _MAX_BYTES = 200_000_000
-"""Of payloads, in one backlog."""
+"""Most bytes of payloads in one backlog."""
 
 
 def measure(lab: Lab) -> dict[str, list[dict[str, Any]]]:
-    """By what grows: the size, the copy's and the sequencer's rate, and the sequencer's CPU a record."""
+    """Return, for each growing part, the size, the copy's and the sequencer's rate, and the sequencer's CPU a
+    record.
+    """
     plan = lab.plan
     return {
         "payload, bytes": [_row(lab, size, replace(_USUAL, payload_bytes=size)) for size in plan.growing_payloads],
@@ -60,7 +62,7 @@ def _groups(lab: Lab, size: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _places(lab: Lab, size: int) -> Iterator[list[Place]]:
-    """So many groups at one site."""
+    """Create so many groups at one site."""
     with lab.place("growth") as first:
         places = [first, *(Place(f"{first.group}-{number}", first.site) for number in range(1, size))]
         try:

@@ -25,11 +25,11 @@ from ordering.agreement.messages import DeliverRun
 from tests.bench.machine import load_average
 
 PATIENCE_S = 120.0
-"""When a run is given up."""
+"""Seconds after which a run is given up."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
+    """Return different ports that are free now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(count)]
         for probe in probes:
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def work(ports: list[int], me: int, messages: int, size: int, in_flight: int, out: Connection) -> None:
-    """One process: sends its share, delivers all, says what it took."""
+    """Run a process: it sends its share, delivers every message, and reports its cost."""
     process = IsisProcess([Host("127.0.0.1", port) for port in ports], me)
     payload, sent, delivered, total = bytes(size), 0, 0, messages * len(ports)
     digest, first, latencies = blake2b(), 0.0, list[float]()
@@ -78,7 +78,7 @@ def work(ports: list[int], me: int, messages: int, size: int, in_flight: int, ou
 
 
 def measure(processes: int, messages: int, size: int, in_flight: int) -> dict[str, Any]:
-    """One run. Raises AssertionError if the processes do not agree."""
+    """Measure a run. Raise AssertionError if the processes do not agree."""
     ports = free_ports(processes)
     context = multiprocessing.get_context("spawn")  # the bench has threads, which a fork would cut off
     pipes = [context.Pipe() for _ in range(processes)]

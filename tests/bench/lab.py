@@ -1,4 +1,4 @@
-"""What all measurements share: the broker, one Spark session, a directory, topics that are deleted after use."""
+"""The laboratory of all measurements: the broker, a Spark session, a directory, topics that are deleted after use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Lab:
         self.say = say
         self._parent = parent
         self.environment: dict[str, str] = {}
-        """What the processes that it starts find in theirs."""
+        """Variables of the processes that it starts."""
         self._numbers = itertools.count(1)
         self._cleanup = contextlib.ExitStack()
 
@@ -151,7 +151,7 @@ class Lab:
             time.sleep(0.1)
 
     def end_of(self, topic: str) -> int:
-        """How many records a topic has had."""
+        """Count a topic's records from its beginning."""
         with contextlib.closing(self.connection.consumer()) as consumer:
             places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
             return sum(consumer.end_offsets(places).values())
@@ -168,11 +168,11 @@ class Lab:
         )
 
     def environment_of_children(self, more: Mapping[str, str]) -> dict[str, str]:
-        """All of a process's environment."""
+        """Return a child process's whole environment."""
         return {**os.environ, **self.environment, **more}
 
     def member_connection(self, transport: str) -> Connection:
-        """For members in this process."""
+        """Return a connection for members in this process."""
         return Connection(self.broker.bootstrap_servers, timeout=30.0, transport=transport)
 
     @property

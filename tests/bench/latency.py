@@ -61,8 +61,8 @@ def _measure(lab: Lab, kind: str) -> tuple[list[float], float, list[dict[str, An
 
 
 def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = False) -> tuple[list[float], float]:
-    """From FORWARD of the place to `topic`: latencies in ms of what was sent after the warm-up, and how far the
-    sender was behind its pace, in s. `committed`: only what a transaction has committed arrives.
+    """Return, from FORWARD of the place to `topic`, the latencies in ms after the warm-up, and the sender's delay
+    behind its pace, in s. `committed`: read committed records only.
     """
     plan = lab.plan
     with contextlib.ExitStack() as cleanup:
@@ -80,7 +80,7 @@ def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = Fal
         pace.stop()
         behind = pace.behind
         time.sleep(_SETTLE_S)
-    # What was sent within the window counts, also what arrived after it.
+    # Messages sent within the window count, also if they arrived after it.
     return [(end - begin) / 1e6 for begin, end in arrivals.seen if measured_from <= begin < measured_to], behind
 
 

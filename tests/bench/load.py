@@ -1,4 +1,4 @@
-"""A steady load of a plain producer, and what comes back of it."""
+"""A steady load of a plain producer, and its arrivals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BareReader:
         self._consumer.seek(self._partition, 0)
 
     def read(self) -> int:
-        """How many records came next."""
+        """Count the next records."""
         records = self._consumer.poll(timeout_ms=1000).get(self._partition, ())
         return sum(record.value is not None for record in records)
 
@@ -109,7 +109,7 @@ def stamped_payload() -> bytes:
 
 
 def sent_at(payload: bytes) -> int:
-    """When a stamped payload was made, in ns."""
+    """Return the time of a stamped payload, in ns."""
     return int(_STAMP.unpack_from(payload)[0])
 
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on and with."""
+"""The machine and the versions behind the figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
 
 
 def load_average() -> float:
-    """Of the last minute: well above what we use ourselves, somebody else was at work."""
+    """Return the load of the last minute: well above our own use, other work ran on the machine."""
     return os.getloadavg()[0]
 
 

@@ -32,7 +32,7 @@ _PATIENCE_S = 300.0
 
 
 class Bench(NamedTuple):
-    """Where one transport is measured."""
+    """A transport and the place where it is measured."""
 
     lab: Lab
     connection: Connection
@@ -44,7 +44,7 @@ class Bench(NamedTuple):
 
 
 class Took(NamedTuple):
-    """What some work has cost: seconds, and CPU seconds of this process."""
+    """The cost of some work: seconds, and CPU seconds of this process."""
 
     seconds: float
     cpu_s: float
@@ -56,17 +56,17 @@ class Took(NamedTuple):
 
     @classmethod
     def since(cls, started: Took) -> Took:
-        """What it took since then."""
+        """Return the cost since then."""
         seconds, cpu_s = cls.now()
         return cls(seconds - started.seconds, cpu_s - started.cpu_s)
 
 
 Work = Callable[[Bench, str, int], Took]
-"""Does so many records under a name, and says what it took."""
+"""Process so many records under a name, and return the cost."""
 
 
 def measure(lab: Lab) -> dict[str, Any]:
-    """Each transport by itself."""
+    """Measure each transport by itself."""
     measured = {name: _measure(lab, replace(lab.connection, transport=name)) for name in TRANSPORTS}
     return {"records": lab.plan.member_records, "payload_bytes": PAYLOAD_BYTES, "transports": measured}
 
@@ -104,8 +104,8 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
 def _alternate(
     bench: Bench, works: dict[str, Work], then: Callable[[Bench], object] = lambda _: None
 ) -> dict[str, Any]:
-    """Records/s of each and this process's CPU time for one, once unmeasured and then in turns. `then`: what is done
-    after each.
+    """Return records/s of each work and this process's CPU time for one record, after an unmeasured turn. `then`
+    is called after each.
     """
     plan, rates, cpu_us = bench.lab.plan, dict[str, list[float]](), dict[str, list[float]]()
     for turn in range(-1, plan.member_rounds):
@@ -170,7 +170,7 @@ class _BareLibrdkafka:
         self.flush, self.close = producer.flush, producer.close
 
     def send(self, topic: str, value: bytes, key: bytes, headers: list[tuple[str, bytes]]) -> None:
-        """When its queue has room."""
+        """Send once the queue has room."""
         while True:
             try:
                 self._producer._client.produce(topic, value, key, headers=headers)

@@ -63,7 +63,7 @@ class Row(NamedTuple):
     figures: Figures
 
     def cells(self, results: Mapping[str, Any]) -> tuple[str, ...]:
-        """With what was measured."""
+        """Return the row's cells with its measured figures."""
         result = results.get(self.section, {"failed": NOT_RUN})
         measured: list[str] = []
         if "failed" not in result:

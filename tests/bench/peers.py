@@ -1,4 +1,4 @@
-"""What a Kafka user would write instead, on the same broker: Kafka Streams with one key, exactly once.
+"""A Kafka user's alternative on the same broker: Kafka Streams with one key, exactly once.
 
 The program is `streams/OneKey.java`. It reads the FORWARD records that the sequencer reads. Java runs it from its
 source, so a JDK is needed; without one the section says so.

@@ -38,15 +38,15 @@ def draw(result: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
 
 
 def empty_figure(height: float) -> Figure:
-    """One as wide as a page, in inches."""
-    # Here, since it takes half a second, and few who import this draw.
+    """Return a figure as wide as a page, in inches."""
+    # Imported here: it takes half a second, and few importers of this module draw.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(7, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As SVG. The same figures give the same file."""
+    """Save as SVG. The same figures give the same file."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "abcast"}):

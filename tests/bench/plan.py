@@ -1,4 +1,4 @@
-"""How much is measured: all sizes and durations of one run, derived from `--records` and `--quick`."""
+"""Sizes and durations of one run, derived from `--records` and `--quick`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECTIONS = (
 DEFAULT_RECORDS = 1_000_000
 QUICK_RECORDS = 200_000
 KINDS = ("copy", "sequencer", "append", "ledger")
-"""What the section about throughput measures."""
+"""The measured kinds of the section about throughput."""
 ENGINES = ("spark", "process")
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
 _MIN_BATCHES = 5
@@ -19,7 +19,7 @@ _MIN_BATCHES = 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One backlog of FORWARD records: payload size in bytes, senders, forward partitions."""
+    """A backlog of FORWARD records: payload size in bytes, senders, partitions of FORWARD."""
 
     payload_bytes: int
     senders: int
@@ -64,7 +64,7 @@ class Plan:
     """At all of them together."""
     agreeing_s: float = 15.0
     plain_messages: int = 20_000
-    """Of each plain process."""
+    """Messages of each plain process."""
     kills: int = 3
     session_starts: int = 3
     cases: tuple[Case, ...] = (

@@ -1,4 +1,4 @@
-"""What processes use, as /proc tells: CPU seconds and resident memory, by the part each plays. And a child process.
+"""CPU seconds and resident memory of processes by their part, as /proc tells. And a child process.
 
 Parts: `driver` (Python with the Spark driver's client), `jvm` (Spark itself), `worker` (Spark's Python daemon and its
 workers), `broker` (Kafka).

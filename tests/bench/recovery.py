@@ -1,4 +1,4 @@
-"""How long a dead sequencer is missed: from kill -9, and from a lost checkpoint, to the next delivery."""
+"""Time without deliveries after a kill -9 of the sequencer, and after the loss of its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables on the terminal, each with the issue's target beside what was measured."""
+"""The tables on the terminal, each with a target beside the measured figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_ENGINE_KILL_S = 3
 MIN_MEMBER_TO_BARE = 0.75
 MIN_READ_BACK_TO_BARE = 0.5
 MIN_FAST_BROADCASTS_PER_S, MIN_FAST_DELIVERIES_PER_S = 60_000, 100_000
-"""Of one member, with the fast transport."""
+"""Least rates of a member with the fast transport."""
 MIN_RELAY_TO_COPY = 0.8
 MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
 MIN_AGREED_TO_HUB = 0.5
@@ -49,7 +49,7 @@ def show(console: Console, section: str, result: Any) -> None:
 
 
 def show_machine(console: Console, machine: Results) -> None:
-    """One line: what it runs on."""
+    """Show the machine in one line."""
     packages = machine["packages"]
     console.print(
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory']}, load {machine['load_average']:.1f}; "
@@ -304,7 +304,7 @@ def _relay(result: Results) -> list[Table]:
 
 
 def ratios_to_hub(row: Results, rows: Sequence[Results]) -> tuple[float, float]:
-    """Throughput and p50 of a way to order, to those of a hub with the same engine and the same relays."""
+    """Return throughput and p50, each in relation to a hub with the same engine and the same relays."""
     hub = next(
         each for each in rows if each["mode"] == "hub" and all(each[key] == row[key] for key in ("engine", "trigger"))
     )

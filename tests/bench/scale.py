@@ -98,7 +98,7 @@ ROWS = (
 
 
 def table(bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
-    """The arithmetic, with what was measured."""
+    """Return the arithmetic with the measured figures."""
     lines = []
     for row in ROWS:
         figure = NOT_MEASURED
@@ -110,7 +110,7 @@ def table(bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
 
 
 def soak_table(soak: Mapping[str, Any]) -> str:
-    """What the soak has judged."""
+    """Return the soak's verdict."""
     from tests.bench.soak import JUDGED
 
     lines = []
@@ -159,7 +159,7 @@ def draw(samples: Sequence[Mapping[str, float]], path: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page from two JSON files: the bench's and the soak's, or those of the last runs here."""
+    """Write the page from two JSON files: the bench's and the soak's, or the last runs' here."""
     runs = []
     for source in [Path(each) for each in arguments] or [DEFAULT_JSON, DEFAULT_OUT]:
         run = json.loads(source.read_text(encoding="utf-8")) if source.exists() else {}

@@ -1,12 +1,12 @@
-"""`python -m tests.bench.soak`: a group under steady load for long, and what each part of it holds meanwhile.
+"""`python -m tests.bench.soak`: a group under steady load for long, and the sizes of its parts over time.
 
 200 members in four processes broadcast 2,000 messages a second; `abcast run` orders them, writes the ledger, and takes
-care of tables and topics each minute. Every 10 s it is written down: the records that FORWARD holds, bytes on Kafka,
-files in Delta, and the memory of each process. It fails if one of those keeps growing that should not
-(`tests.bench.steadiness`), if the order does not keep up, or if `abcast check` finds an anomaly.
+care of tables and topics each minute. Every 10 s it samples the records that FORWARD holds, bytes on Kafka, files in
+Delta, and the memory of each process. It fails if one of them keeps growing that should not (`tests.bench.steadiness`),
+if the order does not keep up, or if `abcast check` finds an anomaly.
 
-What grows on purpose is given for each message: DATA and the ledger are the history. Delta deletes files that it has
-merged after two days, so those that the newest version names count here.
+Growth on purpose is given for each message: DATA and the ledger are the history. Delta deletes merged files after two
+days, so only the files that the newest version names count here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTITIONS = 4
 SAMPLE_S = 10.0
 EXIT_INTERRUPTED = 130
 MIN_KEPT = 0.95
-"""Of what was to be sent, so much must be ordered: what is behind by more is not kept up with."""
+"""Least share of the load that must be ordered: below it, the order does not keep up."""
 JUDGED = (
     *("jvm_mib", "worker_mib", "driver_mib", "broker_mib", "members_mib"),
     *("forward_records", "delta_files"),
@@ -47,7 +47,7 @@ JUDGED = (
 
 
 class Soak:
-    """One run. `sample` what there is, `verdict` at the end."""
+    """A run. `sample` it from time to time, `verdict` at the end."""
 
     def __init__(
         self, lab: Lab, place: Place, minutes: float, per_s: float, members: int, maintain_every: str = "60s"
@@ -60,7 +60,7 @@ class Soak:
         self.samples: list[dict[str, float]] = []
 
     def run(self, keep: Callable[[Any], object]) -> dict[str, Any]:
-        """All of it; the samples and the verdict. `keep` is given the samples after each."""
+        """Run to the end; return the samples and the verdict. Pass the samples to `keep` after each."""
         with self._job() as job, contextlib.ExitStack() as closing:
             children = [self._senders(number) for number in range(PROCESSES)]
             for child in children:

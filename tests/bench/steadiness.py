@@ -19,7 +19,7 @@ and FORWARD waits for the next purge."""
 
 
 class Trend(NamedTuple):
-    """Of the second half: its mean, what the line through it gains, and how much it may gain."""
+    """A trend of the second half: its mean, the gain of the line through it, and the limit of the gain."""
 
     mean: float
     gain: float
@@ -32,7 +32,7 @@ class Trend(NamedTuple):
 
 
 def trend(at_s: Sequence[float], values: Sequence[float], slack: float) -> Trend:
-    """Of one series. Raises ValueError for fewer than six samples."""
+    """Return the trend of a series. Raise ValueError for fewer than six samples."""
     if len(values) < 6 or len(at_s) != len(values):
         raise ValueError(f"{len(values)} samples are too few.")
     half = len(values) // 2
@@ -43,5 +43,5 @@ def trend(at_s: Sequence[float], values: Sequence[float], slack: float) -> Trend
 
 
 def trends(at_s: Sequence[float], series: Mapping[str, Sequence[float]]) -> dict[str, Trend]:
-    """Of each series, by its name, whose last word is the unit."""
+    """Return each series's trend by its name, whose last word is the unit."""
     return {name: trend(at_s, values, SLACK[name.rpartition("_")[2]]) for name, values in series.items()}

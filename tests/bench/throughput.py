@@ -16,7 +16,7 @@ _WARM_UP = Case(100, 16, 4)
 
 
 def warm_up(lab: Lab) -> None:
-    """One drain of each kind before any is measured: the JVM compiles, Python workers start."""
+    """Drain a backlog of each kind before the measurement: the JVM compiles, Python workers start."""
     lab.say(f"warming up: copy, sequencer, append and ledger, {lab.plan.warm_up_records:,} records each")
     with lab.place("warm-up", _WARM_UP.partitions) as place:
         fill(lab, place, lab.plan.warm_up_records, _WARM_UP)
@@ -24,7 +24,7 @@ def warm_up(lab: Lab) -> None:
 
 
 def measure(lab: Lab) -> list[dict[str, Any]]:
-    """All cases; the four take turns within each, so that what else the machine does hits all of them."""
+    """Measure each case; the four kinds take turns within it, so that other work on the machine hits all of them."""
     return [_case(lab, case, number) for number, case in enumerate(lab.plan.cases, 1)]
 
 

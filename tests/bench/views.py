@@ -69,7 +69,7 @@ class Crowd:
         self.producer.send(self.topic, key=address.encode(), value=payload, headers=headers)
 
     def wait_for(self, wanted: Any) -> None:
-        """Answer what is asked until there is a view whose members are `wanted`."""
+        """Answer records until there is a view whose members are `wanted`."""
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
             for record in self.cursor.poll(0.02):

@@ -14,7 +14,7 @@ SOURCE = Source("abcast.g.forward.nyc", 2, 17)
 
 
 def test_dead_letters() -> None:
-    """All, the newest, or one; and whatever somebody else has written there."""
+    """List all dead letters, the newest, or one; and records that a stranger has written there."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
     producer = connection.producer()

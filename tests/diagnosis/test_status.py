@@ -1,4 +1,4 @@
-"""What `abcast status` says of a group, on a Kafka in memory."""
+"""`abcast status` of a group on a Kafka in memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def claim(connection: MemoryConnection, floor: int) -> None:
 
 
 def make_older(connection: MemoryConnection, seconds: int) -> None:
-    """Let all that stands there have been written earlier."""
+    """Move the times of all records back."""
     for records in connection.topics.partitions.values():
         records[:] = [record._replace(timestamp=record.timestamp - seconds * 1000) for record in records]
 
@@ -85,7 +85,7 @@ def sign(connection: MemoryConnection, epoch: int = 1) -> None:
 
 
 def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) -> None:
-    """As long as it says so."""
+    """The trouble is shown as long as the process reports it."""
     troubles = Troubles()
     troubles.end("ledger", "the ledger ends at seqno 3 of group g: it can't go on.")
     SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, trouble_of=troubles.of)
@@ -116,7 +116,7 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
 
 
 def test_an_older_reader_takes_a_sign_with_a_trouble() -> None:
-    """It reads three words, and passes over the others."""
+    """The older reader takes three words, and skips the others."""
     told = Sign(3, "host", "spark", 7, "ledger has ended: no").encode()
     assert told.metadata.split()[:3] == ["host", "spark", "7"]
     assert len(told.metadata.split()) == 4
@@ -131,7 +131,7 @@ def test_members_are_those_of_the_view_and_senders_all_who_have_sent(connection:
 
 
 def test_what_waits_is_what_would_be_ordered_or_refused(connection: MemoryConnection) -> None:
-    """Heartbeats, what was ordered before, and what stands behind a gap do not wait for a number."""
+    """Heartbeats, messages that were ordered, and messages behind a gap do not wait for a number."""
     forward(connection, "alice", 9, HEARTBEAT)
     forward(connection, "alice", 2)
     assert read_status(connection, "g", "nyc").lag == 0
@@ -152,7 +152,7 @@ def test_what_the_sequencer_has_considered_does_not_wait(connection: MemoryConne
 
 
 def test_a_sender_with_a_gap_is_told_of(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as long as the gap is open. Duplicates, heartbeats, and what has not been considered yet are none."""
+    """The gap is shown while it is open. Duplicates, heartbeats, and undecided records are no gap."""
     forward(connection, "alice", 2)
     forward(connection, "alice", 9, HEARTBEAT)
     forward(connection, "new", 2)
@@ -206,7 +206,7 @@ def old_sign(seconds: float, host: str = "") -> OffsetAndMetadata:
 
 
 def test_a_claim_is_a_sign_too(connection: MemoryConnection) -> None:
-    """Of a sequencer that has begun to take over; the sign of the one before it says nothing."""
+    """A sequencer has begun to take over; the sign of the one before it no longer counts."""
     claim(connection, 2)
     connection.topics.committed["abcast.sequencer.nyc", EPOCH] = old_sign(40)
     shown = read_status(connection, "g", "nyc").sequencer
@@ -215,7 +215,7 @@ def test_a_claim_is_a_sign_too(connection: MemoryConnection) -> None:
 
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_the_clock_of_another_host_may_be_wrong(connection: MemoryConnection, hours: int) -> None:
-    """A sign that changes meanwhile was given just now, whatever time it has; one that does not change was not."""
+    """A sign that changes during the look was given just now, whatever its time; one that stays was not."""
     place = ("abcast.sequencer.nyc", EPOCH)
     connection.topics.committed[place] = old_sign(hours * 3600, "elsewhere")
 
@@ -238,7 +238,7 @@ def test_a_group_that_never_had_a_sequencer() -> None:
 
 
 def test_the_rate_falls_to_zero(connection: MemoryConnection) -> None:
-    """It is that of the last minute, so old records of DATA do not count."""
+    """The rate is the last minute's, so older records of DATA do not count."""
     for _ in range(120):
         connection.producer().send("abcast.g.data.nyc", value=b"", headers=encode_data(seal(1))[2])
     assert read_status(connection, "g", "nyc").rate == 2.0
@@ -247,7 +247,7 @@ def test_the_rate_falls_to_zero(connection: MemoryConnection) -> None:
 
 
 def test_signs(connection: MemoryConnection) -> None:
-    """One every few seconds; what is none, or has more fields, does no harm."""
+    """A sign is given every few seconds; a text that is no sign, or has more fields, does no harm."""
     signs = SignsOfLife(connection, "nyc", "spark")
     signs.give({"g": 3}, {}, now=100)
     signs.give({"g": 4}, {}, now=100 + sign_of_life.SIGN_EVERY_S / 2)

@@ -1,8 +1,8 @@
-"""A lock service without a server: who asks first, in the group's order, has the lock; the next one waits.
+"""A lock service without a server: the first request in the group's order gets the lock; the next one waits.
 
-Requests and views stand in one order, so all members agree at every point who has which lock. A member that dies leaves
-the view, and its locks with it. Each grant has a *fencing token*, the seqno that made it. Tokens of a lock only grow: a
-store that refuses lower ones is safe from a holder that was suspended and does not know yet that it lost the lock.
+Requests and views have one order, so all members agree at every point on the holder of each lock. A member that dies
+leaves the view, and its locks are free. Each grant has a *fencing token*, the seqno that made it. Tokens of a lock only
+grow: a store that refuses lower ones is safe from a holder that was suspended and has not noticed the loss of its lock.
 
 A member that joins gets the table of locks from an older one; if there is none, it makes it from the group's history.
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 class Locks:
-    """Who waits for which lock, the holder first, and the token of its grant. A function of the order."""
+    """The members that wait for each lock, the holder first, and the token of its grant. A function of the order."""
 
     def __init__(self) -> None:
         self.seqno = 0
@@ -31,12 +31,12 @@ class Locks:
         self.tokens: dict[str, int] = {}
 
     def apply(self, what: Delivery | ViewChange) -> None:
-        """What comes next in the order. (A view may stand before what the state of a joiner counts already.)"""
+        """Apply the next message or view. (A view may come again that a joiner's state has counted.)"""
         if what.seqno <= self.seqno:
             return
         self.seqno = what.seqno
         if isinstance(what, ViewChange):
-            # Who left or died has no lock and waits for none; who comes (again) has none yet.
+            # A member that left or died holds no lock and waits for none; a new or returning one has none yet.
             for lock in list(self.queues):
                 self.drop(lock, {*what.left, *what.suspected, *what.joined})
             return
@@ -61,7 +61,7 @@ class Locks:
 
 
 class LockService:
-    """One member's part. Thread-safe; a lock is the member's, so of two threads that want the same only one may ask."""
+    """A member's part. Thread-safe; a lock is the member's, so only one of its threads may ask for it."""
 
     def __init__(self, group: str, name: str, bootstrap_servers: str | None = None) -> None:
         """Join the group and follow it."""

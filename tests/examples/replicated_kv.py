@@ -78,7 +78,9 @@ class Replica:
                 self.changed.notify_all()
 
     def write(self, **write: str | None) -> bool:
-        """Have all replicas write; whether it came to that. Raises NotOrderedInTime: then it may still come."""
+        """Write on all replicas; return whether the condition held. Raise NotOrderedInTime: then it may still
+        happen.
+        """
         seqno = self.member.broadcast(json.dumps(write).encode()).result(TIMEOUT_S)
         with self.changed:
             if not self.changed.wait_for(lambda: seqno in self.outcomes, TIMEOUT_S):
@@ -93,7 +95,7 @@ class Replica:
         return self.write(key=key, old=old, value=new)
 
     def get(self, key: str) -> str | None:
-        """As far as this replica is. (To read what is newest, write something first.)"""
+        """Return this replica's value. (To read the newest one, write something first.)"""
         with self.changed:
             return self.store.get(key)
 

@@ -53,7 +53,7 @@ class Program:
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill it as kill -9 does."""
         self.process.kill()
         self.process.communicate(timeout=WAIT)
 
@@ -149,7 +149,7 @@ def test_book() -> None:
 
 @pytest.mark.broker
 def test_order_book(connection: Connection, group: str, start: Start) -> None:
-    """Four traders at the same time; engines that run meanwhile and one that starts later make the same trades."""
+    """Four traders at the same time; engines that run from the start and one that starts later make the same trades."""
     count, dice = 80, random.Random(7)
     engines = [start("order_book", connection.bootstrap_servers, group, "match", f"e{n}", str(count)) for n in range(2)]
     orders = [(dice.choice(["buy", "sell"]), dice.randrange(95, 106), dice.randrange(1, 9)) for _ in range(count - 1)]

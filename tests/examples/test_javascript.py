@@ -42,7 +42,7 @@ def node(directory: Path, *arguments: str, given: str = "") -> subprocess.Comple
 
 @pytest.mark.broker
 def test_producer_and_consumer(broker: EmbeddedBroker, programs: Path) -> None:
-    """What JavaScript and Python broadcast has one order, which both read."""
+    """Messages of JavaScript and of Python have one order, which both read."""
     connection, group = Connection(broker.bootstrap_servers), "javascript"
     create_topics(connection, group, ["local"], partitions=2)
     with (

@@ -1,4 +1,4 @@
-"""What docs/examples.md shows stands in the programs, and each program is there."""
+"""The lines that docs/examples.md shows are in the programs, and each program exists."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def agreeing_log() -> MemoryConnection:
 
 
 def outbox(directory: Path) -> None:
-    """What two members leave of whom nothing was ordered: a message each, and a cast."""
+    """Leave the outbox of two members without an ordered message: a message each, and a cast."""
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
     member = Member(GROUP, "nyc/alice", connection=kafka, outbox=directory / "outbox.db")
@@ -66,7 +66,7 @@ def outbox(directory: Path) -> None:
 
 
 def lines(kafka: MemoryConnection) -> Iterable[str]:
-    """All records of all topics, one a line."""
+    """Yield the records of all topics, one on each line."""
     for place, log in sorted(kafka.topics.partitions.items()):
         yield json.dumps({"topic": place.topic, "partition": place.partition})
         for record in log:

@@ -1,4 +1,4 @@
-"""What earlier versions have left behind is read, and gone on from: logs, snapshots, entries, outboxes, tables.
+"""Data of earlier versions is read and continued: logs, snapshots, entries, outboxes, tables.
 
 `tests/formats/make.py` has made the files, with the code of each version.
 """
@@ -52,7 +52,7 @@ horizon
 """
 SNAPSHOT, MEMBERSHIP = frozenset(_SNAPSHOT.split()), frozenset(_MEMBERSHIP.split())
 SETTINGS = frozenset(("closed", "flush", "suspect_after_ms", "flush_timeout_ms"))
-"""What readers of 0.1.0 know of a snapshot. At anything more they stop."""
+"""Fields of a snapshot that readers of 0.1.0 know. They stop at any other."""
 HEADER_FIELDS, ENTRY_FIELDS, SITE_FIELDS = 10, 10, 16
 EPOCH_KINDS = {"claim", "note"}
 
@@ -69,7 +69,7 @@ def body_of(snapshot: bytes) -> dict[str, Any]:
 
 @each_version
 def test_a_group_goes_on(version: Path) -> None:
-    """Members deliver what was ordered, a sequencer goes on with the next number, and all promises hold."""
+    """Members deliver the ordered messages, a sequencer goes on with the next number, and all promises hold."""
     kafka = kafka_of(version / "group.jsonl")
     with DataLog(kafka, "g", "nyc") as data:
         before = data.state()
@@ -87,7 +87,7 @@ def test_a_group_goes_on(version: Path) -> None:
 
 @each_version
 def test_readers_of_the_version_can_read_what_is_written_now(version: Path) -> None:
-    """As nobody has upgraded the group: nothing is written of which they do not know."""
+    """The group was not upgraded: the new code writes only fields that those readers know."""
     kafka = kafka_of(version / "group.jsonl")
     data, epochs = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("data", "epoch"))
     written_before = [len(kafka.topics.partitions[place]) for place in (data, epochs)]
@@ -153,7 +153,7 @@ def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
 @each_version
 @pytest.mark.spark
 def test_a_ledger_is_read(version: Path, spark: SparkSession, tmp_path: Path) -> None:
-    """It tells the state that DATA tells, and is checked against it, once its job was started."""
+    """The ledger tells the same state as DATA, and passes the check, once its job was started."""
     kafka = kafka_of(version / "group.jsonl")
     with DataLog(kafka, "g", "nyc") as data:
         state, log = data.state(), [stored.data for stored in data.records(0, data.end())]
@@ -175,7 +175,7 @@ def test_a_ledger_is_read(version: Path, spark: SparkSession, tmp_path: Path) ->
 
 @pytest.mark.spark
 def test_a_ledger_with_the_column_group(spark: SparkSession, tmp_path: Path) -> None:
-    """One commit renames the column; rows, statistics and transactions stay, and SQL needs no quotes."""
+    """A commit renames the column; rows, statistics and transactions stay, and SQL needs no quotes."""
     shutil.copytree(OF_0_1_0, tmp_path, dirs_exist_ok=True)
     before = DeltaTable(tmp_path / "ledger")
     create_tables(spark, tmp_path)

@@ -1,4 +1,6 @@
-"""What later versions may write: it is passed over and kept, or whoever can't follow stops with a sentence."""
+"""Records of later versions: an unknown addition is skipped and kept; a reader that can't follow stops with a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def write(kafka: MemoryConnection, *records: Data) -> None:
 
 
 def message(epoch: int, seqno: int) -> Data:
-    """Of a sender of its own."""
+    """Return a message of a sender of its own."""
     source = Source("abcast.g.forward.nyc", 0, 1000 + seqno)
     return Data(MESSAGE, epoch, seqno, 0, f"nyc/{seqno}", 5, 1, b"%d" % seqno, source, (), 1)
 
@@ -91,7 +93,7 @@ def later_snapshot(state: SequencerState, **said: object) -> bytes:
 
 class TestSnapshots:
     def test_what_is_not_known_is_kept(self) -> None:
-        """And written back, by a sequencer that has decided more meanwhile."""
+        """A sequencer that has decided more since writes the unknown parts back."""
         state = SequencerState("g", epoch=1, format=ADDITIONS.number)
         read = SequencerState.from_bytes(later_snapshot(state))
         assert read.unknown == {"packs": {"x": [1]}}
@@ -151,7 +153,7 @@ class TestSettings:
 
 
 def test_a_view_that_says_more(kafka: MemoryConnection) -> None:
-    """Of each member, and of the view: who reads takes what it knows of."""
+    """A view and its members have more fields: a reader takes the ones that it knows."""
     members = [["nyc/alice", 5, "more"], ["nyc/bob", 6, "more"]]
     view = {"members": members, "joined": ["nyc/alice", "nyc/bob"], "left": [], "suspected": [], "flush": 0, "more": 1}
     epoch = take_over(kafka, "g", SITE).epoch
@@ -230,7 +232,7 @@ class TestKinds:
                 assert taken[0].offset == offset
 
     def test_what_the_ledger_job_writes_is_what_data_has(self) -> None:
-        """A row for each number, of which the first one has the payload; a row that is not there is a gap."""
+        """Each number has a row, and the first row has the payload; a missing row is a gap."""
         pack = Data("pack", 1, 2, payload=b"of three", count=3)
         for rows, gaps in (((2, 3, 4), []), ((2, 4), [3])):
             checker = Checker()
@@ -293,7 +295,7 @@ class TestFormats:
     def test_a_switch_that_is_not_known_stops_all_that_start(
         self, kafka: MemoryConnection, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Before they write anything, in one sentence; whoever serves other groups goes on with these."""
+        """Both stop before they write, with one sentence; a job that serves other groups goes on with these."""
         monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", SITE)])
         kafka.create("other", SITE)
         take_over(kafka, "g", SITE)
@@ -330,7 +332,7 @@ class TestFormats:
         maintenance.close()
 
     def test_who_reads_on_stops_at_the_seal(self, kafka: MemoryConnection) -> None:
-        """What stands before it is delivered, and nothing behind it; the checker stops, too."""
+        """The messages before the seal are delivered, and none behind it; the checker stops, too."""
         alice = Member("g", "nyc/alice", connection=kafka)
         with TinySequencer(kafka, "g", SITE):
             assert alice.broadcast(b"1").result(5) == 1
@@ -357,7 +359,7 @@ class TestFormats:
 
 
 def test_an_outbox_of_a_later_version(kafka: MemoryConnection, tmp_path: Path) -> None:
-    """It has more columns, and more tables; these are left as they are."""
+    """The file has more columns and tables; they are left as they are."""
     path = tmp_path / "outbox.db"
     with pytest.raises(NotOrderedInTime), Member("g", "nyc/a", connection=kafka, outbox=path) as member:
         member.broadcast(b"1").result(0.1)

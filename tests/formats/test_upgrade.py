@@ -80,7 +80,7 @@ def test_it_holds_from_the_next_takeover_on() -> None:
 
 
 def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is claimed meanwhile says the format that was found before."""
+    """The claim names the format that was found before."""
     kafka, encode = of_first_version(), encode_claim
 
     def between(*given: Any) -> tuple[bytes, list[tuple[str, bytes]]]:
@@ -96,7 +96,7 @@ def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch:
 
 @pytest.mark.parametrize("killed_after", range(5))
 def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
-    """After each of its records: the next one goes on, and who reads finds one order of one format behind it."""
+    """A kill after each of its records: the next one goes on, and readers find one order of one format behind it."""
     kafka, appended = of_first_version(), list[str]()
     with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
         assert dave.broadcast(b"before").result(10) == 27
@@ -122,7 +122,7 @@ def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "not-copied"])
 def test_a_failover_after_a_switch(*, is_copied: bool) -> None:
-    """The new home has the format of the one before, and so do those who read its log."""
+    """The new home has the format of the old one, and so have the readers of its log."""
     kafkas = {"nyc": of_first_version(), "sfo": MemoryConnection()}
     kafkas["sfo"].create("g", "sfo")
     sites = Sites("hub", "sfo", "micro-batch", dict(kafkas), frozenset({frozenset(("nyc", "sfo"))}))
@@ -188,7 +188,7 @@ def test_a_copy_has_the_format_of_its_home() -> None:
 
 
 def test_one_groups_format_is_that_groups_trouble() -> None:
-    """Of a sequencer that runs, the others go on."""
+    """A running sequencer goes on with the other groups."""
     kafka = MemoryConnection()
     forward = {group: [f"abcast.{group}.forward.nyc"] for group in ("g", "other")}
     for group in forward:
@@ -244,5 +244,5 @@ def kafka_of_sites() -> MemoryConnection:
 
 
 def test_an_entry_as_it_was() -> None:
-    """Nothing is said of versions in the entries of format 1."""
+    """Entries of format 1 have no field about versions."""
     assert len(json.loads(Entry(1, 1, 1).to_bytes())) == 10

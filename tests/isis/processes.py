@@ -25,7 +25,7 @@ CONTEXT.set_forkserver_preload(["jobs.isis", "connectors.isis.process", "connect
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of UDP that are free now, all different, and that no system chooses by itself meanwhile."""
+    """Return different ports of UDP that are free now, and that no system will choose by itself."""
     found: list[int] = []
     for port in random.SystemRandom().sample(CHOSEN_PORTS, 1000):
         if len(found) == count:
@@ -66,13 +66,13 @@ class Group:
         self.running[place].start()
 
     def kill(self, place: int) -> None:
-        """As `kill -9` does."""
+        """Kill the process as `kill -9` does."""
         process = self.running.pop(place)
         process.kill()
         process.join()
 
     def stop(self, place: int) -> None:
-        """It does nothing until `go_on`."""
+        """Suspend the process until `go_on`."""
         os.kill(self._pid(place), signal.SIGSTOP)
 
     def go_on(self, place: int) -> None:
@@ -88,18 +88,18 @@ class Group:
             self.kill(place)
 
     def printed(self, place: int, life: int = 0) -> list[str]:
-        """What a life of a process has printed, without its own id. A line that is still being written is left out."""
+        """Return the output of a start of a process, without its own id and without an incomplete line."""
         path = self.directory / f"out-{place}-{life or self.lives[place]}"
         text = path.read_text() if path.exists() else ""
         return [line.removeprefix(f"{place}: ") for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def said(self, place: int) -> str:
-        """What a process has said on standard error."""
+        """Return the process's standard error."""
         path = self.directory / f"err-{place}-{self.lives[place]}"
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, places: Sequence[int], lines: int, timeout_s: float = 150.0) -> None:
-        """Until each of them has printed that many lines."""
+        """Wait until each of them has printed that many lines."""
         deadline = time.monotonic() + timeout_s
         while any(len(self.printed(place)) < lines for place in places):
             told = {place: (len(self.printed(place)), self.said(place)) for place in places}

@@ -87,7 +87,7 @@ def test_total_order_at_every_other_size(tmp_path: Path, size: int, faults: str)
 
 
 def test_there_is_no_order_in_which_processes_need_to_be_brought_up(tmp_path: Path) -> None:
-    """And nothing is delivered before the last one is there."""
+    """No message is delivered before the last process is there."""
     with group(tmp_path, 3) as processes:
         processes.start(2, 3)
         processes.start(0, 3)
@@ -115,7 +115,7 @@ def test_a_killed_process_is_suspected_and_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_is_killed_under_load(tmp_path: Path) -> None:
-    """What it had delivered is a beginning of what the others deliver; and all that these have sent is delivered."""
+    """Its deliveries are a prefix of the others'; and all messages of the others are delivered."""
     with group(tmp_path, 4) as processes:
         for place in range(4):
             processes.start(place, 1500, suspect_after=3.0, drop=0.05)
@@ -134,7 +134,9 @@ def test_a_process_is_killed_under_load(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_was_suspected_wrongly_comes_back_as_itself(tmp_path: Path) -> None:
-    """It is stopped under load, and excluded; it goes on, catches up, and its other messages are ordered once."""
+    """The process is stopped under load and excluded; it goes on, catches up, and its other messages are ordered
+    once.
+    """
     with group(tmp_path, 3) as processes:
         for place in range(3):
             processes.start(place, 2000, suspect_after=3.0)

@@ -129,7 +129,7 @@ def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_large_messages_that_are_sent_again_in_turn_all_come(seed: int) -> None:
-    """Over a link that loses every other datagram: what has come of one is kept while the others are sent."""
+    """The link loses every other datagram: the parts of one message are kept while the others are sent."""
     dice = random.Random(seed)
     sent = []
     for view in range(1, MAX_UNFINISHED + 1):
@@ -281,7 +281,7 @@ def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[BegunAgain] = []
 
     def delivered(*counts: int) -> list[list[bytes]]:
-        """What each delivers from now on, until all have so many."""
+        """Return each process's deliveries from now on, until all have so many."""
         found: list[list[bytes]] = [[] for _ in group]
         deadline = time.monotonic() + 20
         while any(len(have) < count for have, count in zip(found, counts, strict=True)):
@@ -335,7 +335,7 @@ def test_two_lines_that_are_one_place() -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_a_number_that_no_process_gets_to_is_malformed(message: Packet) -> None:
-    """What follows from it would not fit into a datagram."""
+    """The messages that follow from it would not fit into a datagram."""
     [datagram] = datagrams(message)
     with pytest.raises(MalformedDatagram, match="not a message"):
         unpack(GROUP, datagram)

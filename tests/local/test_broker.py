@@ -1,4 +1,4 @@
-"""The embedded broker: what is kept, what is said when it can't start, and who ends its processes."""
+"""The embedded broker: its stored data, its errors at the start, and the end of its processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.mark.slow
 def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path: Path) -> None:
-    """It is asked again and again while it starts."""
+    """The node is asked again and again while it starts."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         def ask() -> None:
@@ -48,7 +48,7 @@ def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path
 @pytest.mark.broker
 @pytest.mark.parametrize("name", ["bü 🐍", r"b\u0041=#:! "])
 def test_a_directory_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """All lies below it, and a second start finds that, whatever the terminal can show."""
+    """The broker's files are all below it, and a second start finds them, whatever the terminal can show."""
     monkeypatch.setenv("LC_ALL", "C")
     directory = tmp_path / name
     for expected in ([b"1"], [b"1", b"2"]):
@@ -240,7 +240,7 @@ def test_a_reused_process_id_is_not_taken_for_the_broker(tmp_path: Path) -> None
 
 
 def test_a_broker_that_cannot_start_gives_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Java that only fails stands in for a broken installation."""
+    """A Java that only fails replaces a broken installation."""
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(

@@ -1,4 +1,4 @@
-"""Java and the jars: what is found, and what is said when it is not."""
+"""Find Java and the jars, or say how to get them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_jars_are_those_of_the_lock(configuration: str) -> None:
 
 
 def test_other_jars_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was changed, one too many, one too few."""
+    """A changed jar, a strange one, a missing one."""
     known = jars.locked_hashes("spark")
     names = sorted(known)
     for name in (*names[1:], "stranger.jar"):

@@ -1,4 +1,4 @@
-"""Finding Java: what its answer says, and what is no answer."""
+"""Find Java by its answer, and tell other answers from it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_it_is_removed_at_the_end(tmp_path: Path) -> None:
 
 
 def test_it_stays_as_long_as_one_of_its_owners_lives(tmp_path: Path) -> None:
-    """One owner is killed with -9, the other is its child; a child that was not handed the directory is no owner."""
+    """An owner is killed with -9, its child is another owner; a child that was not handed the directory is none."""
     root = Path(__file__).parents[2]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", _OWNER, tmp_path], cwd=root, text=True, **pipes) as owner:  # type: ignore[call-overload]
@@ -67,7 +67,7 @@ def _killed_at_the_end(pid: int) -> Iterator[None]:
 
 
 def test_only_what_bears_our_name_is_removed(tmp_path: Path) -> None:
-    """And no file, and nothing that a link leads to."""
+    """A file and the target of a link stay, too."""
     kept = [tmp_path / "theirs", tmp_path / "theirs" / "file", tmp_path / "ours-file", tmp_path / "ours-link"]
     kept[0].mkdir()
     kept[1].write_text("")
@@ -80,7 +80,7 @@ def test_only_what_bears_our_name_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_start_that_removes_takes_nothing_from_one_that_makes(tmp_path: Path) -> None:
-    """Both at once, often: whoever has made a directory has it."""
+    """Removals run beside starts, often: a process that has made a directory keeps it."""
     done = threading.Event()
 
     def remove() -> None:

@@ -1,1 +1,1 @@
-"""On a broker that lets nobody in without a password, and lets nobody do what was not allowed."""
+"""Tests on a broker that requires a password, and allows only granted operations."""

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 SITE = "each"
 ATTEMPTS = 3
 Work = Callable[[Connection, str], None]
-"""What a role does, with its connection and a name that nobody else has."""
+"""A role's work, with its connection and a name of its own."""
 
 
 class Trial:
@@ -44,7 +44,7 @@ class Trial:
         create_topics(self.admin, group, [SITE])
 
     def user(self, rights: list[Right], name: str) -> Connection:
-        """One with these rights."""
+        """Return the connection of a user with these rights."""
         user = f"{self.group}-{name}"
         connection = login(self._broker, user)
         if rights:
@@ -52,12 +52,12 @@ class Trial:
         return connection
 
     def lacking(self) -> Iterator[tuple[Right, Connection]]:
-        """For each right, a user who has all others."""
+        """Yield, for each right, a user with all the others."""
         for number, right in enumerate(self.rights):
             yield right, self.user([each for each in self.rights if each != right], str(number))
 
     def check(self, work: Work, caplog: pytest.LogCaptureFixture, unneeded: set[str]) -> None:
-        """All rights suffice; without one that is needed, what is raised or logged names it."""
+        """The rights together suffice; without a needed one, the error or the log names it."""
         everything = self.user(self.rights, "all")
         eventually(lambda: what_fails(lambda: work(everything, "all")) == "", what="the rights are known")
         silent = []
@@ -79,7 +79,7 @@ class Trial:
 
 
 def what_fails(work: Callable[[], object]) -> str:
-    """What it says."""
+    """Return its error's text."""
     try:
         work()
     except AbcastError as error:
@@ -117,7 +117,7 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
 
 
 def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who does not see what relays bring takes no group for one without other sites."""
+    """An archivist that does not see relays' records takes no group for one without other sites."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
     trial = Trial(secure_broker, "each-archive", "archivist")
@@ -134,7 +134,7 @@ def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
         for right, connection in trial.lacking():
-            for _ in range(3):  # there is something to delete, of which EPOCH has no note yet
+            for _ in range(3):  # there is a message to delete that EPOCH has no note of yet
                 last = alice.broadcast(b"x").result(WAIT)
             says = what_fails(lambda: purged(connection))  # noqa: B023
             assert right.operation in says, right
@@ -147,7 +147,7 @@ def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_member(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """Messages in both orders, letters, and a position that is kept. What is not raised is told in the log."""
+    """Messages in both orders, letters, and a position that is kept. An error that is not raised is logged."""
     trial = Trial(secure_broker, "each-member", "member")
 
     def work(connection: Connection, name: str) -> None:
@@ -183,7 +183,7 @@ def test_an_observer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFix
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_sequencer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """What a start asks for, and a sign of life."""
+    """The checks of a start, and a sign of life."""
     trial = Trial(secure_broker, "each-sequencer", "sequencer")
 
     def work(connection: Connection, name: str) -> None:

@@ -79,7 +79,7 @@ class RelayTrial:
             await_ready(jobs)
 
     def lack(self, right: Right) -> None:
-        """See that the right is needed now: to create what is there no more, or to add a partition."""
+        """Make the right needed: delete its topic, or let it lack a partition."""
         topic = Topic.parse(right.name)
         if topic is None or right.operation not in ("CREATE", "ALTER"):
             return
@@ -94,7 +94,7 @@ class RelayTrial:
             ensure_topic(source, Topic(self.group, "forward", self.direction.source), 2)
 
     def fill(self) -> None:
-        """Something stands wherever a relay may read; nobody takes it for anything."""
+        """Append a record that no reader accepts to each topic that a relay may read."""
         for connection in self.admins.values():
             for topic in find_topics(connection):
                 if topic.group == self.group:
@@ -119,7 +119,7 @@ def test_a_relay(
     mode: Mode,
     direction: Direction,
 ) -> None:
-    """Of what it carries, each kind is a job of its own, so what lacks a right says so in its log."""
+    """Each role of its topics has a job of its own, so the job that lacks a right names it in its log."""
     kafkas = {"a": secure_broker, "b": second_secure_broker}
     trial = RelayTrial(kafkas, mode, direction)
 

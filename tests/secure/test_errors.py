@@ -1,4 +1,4 @@
-"""What is wrong with a login, or not allowed, is told in one sentence: by the commands, and by `Member`."""
+"""A wrong login, or a missing right, is told in one sentence: by the commands, and by `Member`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SITES = 'home = "a"\n[sites.a]\nbootstrap_servers = "a:1"\n[sites.b]\nbootstrap_
 
 
 def give(broker: EmbeddedBroker, directory: Path, *roles: str, user: str = "") -> Path:
-    """Give a user the rights of the roles; his file."""
+    """Give a user the rights of the roles; return the user's file."""
     user = user or roles[0]
     file = login_file(broker, user)
     for role in roles:
@@ -78,7 +78,7 @@ class TestPrint:
             rights_of_relay(sites, "g", Direction("a", "a"))
 
     def test_a_relay_between_sites_that_agree(self, tmp_path: Path) -> None:
-        """It carries FORWARD, and the log out of DATA; the job of the site reads both."""
+        """The relay copies FORWARD, and the log out of DATA; the site's job reads both."""
         (tmp_path / "sites.toml").write_text(SITES.replace('home = "a"', 'mode = "isis"'))
         rights = rights_of_relay(read_sites(tmp_path / "sites.toml"), "g", Direction("a", "b"))
         for read in ("forward.a", "data.a", "relayed-a.b", "entries-a.b"):
@@ -103,7 +103,9 @@ class TestPrint:
             assert set(rights_beside("sequencer", read_sites(file), "g", "a")) == expected
 
     def test_the_inboxes_of_a_relay(self, tmp_path: Path) -> None:
-        """Those of the sites in its direction; none where an inbox is in the right Kafka already."""
+        """The relay has rights for the inboxes of the sites in its direction; none for one in the right Kafka
+        already.
+        """
         (tmp_path / "sites.toml").write_text(SITES)
         for shared, names in ((False, {"abcast.g.inbox.b"}), (True, set())):
             if shared:
@@ -112,7 +114,7 @@ class TestPrint:
             assert {right.name for right in rights if "inbox" in right.name} == names
 
     def test_copies_of_inboxes(self, tmp_path: Path) -> None:
-        """A maintainer purges those that nobody but the site's relay reads; another role has nothing there."""
+        """A maintainer purges copies that only the site's relay reads; another role has no rights there."""
         file, copies = (
             tmp_path / "sites.toml",
             {Right(each, "topic", "abcast.g.inbox.b") for each in ("READ", "DELETE")},
@@ -123,7 +125,7 @@ class TestPrint:
             assert not rights_beside("ledger", read_sites(file), "g", "a")
 
     def test_a_name_with_blanks(self) -> None:
-        """As a certificate has it. A shell takes the command as it is printed."""
+        """A certificate has such a name. A shell takes the command as it is printed."""
         command = Right("READ", "topic", "t").command("User:CN=al,O=My Company", "k:1")
         assert "--allow-principal 'User:CN=al,O=My Company' --operation" in command
 
@@ -277,7 +279,7 @@ def test_two_sites(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
 @pytest.mark.broker
 class TestDoctor:
     def test_everything_is_told(self, secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
-        """As it is for the administrator: topics and rights are in order, and nobody orders anything."""
+        """The user gets the same answer as the administrator: topics and rights are in order, and no sequencer runs."""
         create_topics(login(secure_broker), "ill", [SITE])
         admin = ("--kafka-config", login_file(secure_broker, "admin"))
         done = abcast_here("doctor", "-g", "ill", *admin, cwd=tmp_path)

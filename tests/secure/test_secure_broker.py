@@ -83,7 +83,7 @@ def test_a_directory_stays_what_it_is(secure_broker: EmbeddedBroker, tmp_path: P
 
 
 def test_what_the_command_says(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """It runs already: the users are added, and their files named."""
+    """The broker runs already: the users are added, and their files named."""
     place = ("--dir", secure_broker.directory)
     done = abcast_here("broker", "start", "--secure", "--user", "bob", "--user", "bob", *place, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ def test_members_of_two_sites_answer_each_other(
     caplog: pytest.LogCaptureFixture,
     mode: Mode,
 ) -> None:
-    """In all orders, and by letters. Nobody meets a right that he lacks."""
+    """Messages in all orders, and letters. No user lacks a needed right."""
     kafkas = {"nyc": secure_broker, "sfo": second_secure_broker}
     world = World(spark, sites_as("admin", kafkas, mode), tmp_path)
 

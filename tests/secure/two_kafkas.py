@@ -22,7 +22,7 @@ def sites_as(user: str, kafkas: Kafkas, mode: Mode) -> Sites:
 
 
 def admins(kafkas: Kafkas) -> dict[str, Connection]:
-    """Who may do everything."""
+    """Return the administrator's connections."""
     return {site: login(broker) for site, broker in kafkas.items()}
 
 

@@ -10,7 +10,7 @@ from connectors.local.broker import EmbeddedBroker
 
 
 def login_file(broker: EmbeddedBroker, user: str) -> Path:
-    """The properties file of a user, who is made if he is not there."""
+    """Return the properties file of a user, and create the user first if need be."""
     assert broker.secure is not None
     [file] = broker.secure.add_users(broker.bootstrap_servers, [user])
     return file

@@ -49,7 +49,9 @@ def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str
 
 
 def test_a_mesh_has_casts_of_no_view_in_common(make_world: MakeWorld) -> None:
-    """Who has joined casts to the members of his site: the other one has other views. Who has not casts to all."""
+    """A member that has joined casts to its own site's members: the other site has other views. A stranger casts
+    to all.
+    """
     world = make_world("mesh", "nyc", "sfo")
     nyc, sfo = world.sites.connections
     with contextlib.ExitStack() as closing:

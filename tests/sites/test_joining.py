@@ -43,7 +43,9 @@ def await_ledger(world: World, site: str, seqno: int) -> None:
 
 @pytest.mark.parametrize("mode", ["hub", pytest.param("mesh", marks=pytest.mark.soak)])
 def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
-    """What Kafka has dropped comes from the ledger, the rest by the relay, without a seam; twice does no harm."""
+    """Messages that Kafka has dropped come from the ledger, the others by the relay, without a seam; twice does
+    no harm.
+    """
     world = make_world(mode, "nyc", "sfo")
     nyc, sfo = world.sites.connections
     ledger = world.directory / nyc / "ledger"

@@ -50,7 +50,7 @@ def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
 
 @pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
 def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
-    """Three sites, of which two share a Kafka, order as one; the relays bring what is elsewhere."""
+    """Three sites, two of them on one Kafka, order as one; the relays bring the other site's records."""
     world = make_world("isis", "nyc", "sfo", "lax")
     names = list(world.sites.connections)
     jobs = [*map(world.sequencer_on_spark, names[:on_spark]), *map(world.sequencer, names[on_spark:])]
@@ -95,9 +95,7 @@ def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[
 
 
 def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
-    """What a member says that has joined gets to the other site, before, within and after a flush; and what strangers
-    say gets there, too.
-    """
+    """A member's messages reach the other site before, within and after a flush; so do a stranger's."""
     world = make_world("mesh", "nyc", "sfo")
     nyc, sfo = world.sites.connections
     with (
@@ -210,7 +208,9 @@ def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
 
 
 def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the copy has what the home's state counts, that state is posted; who starts there reads on from it."""
+    """Once the copy has all that the home's state counts, the state is posted; a reader that starts there goes on
+    from it.
+    """
     monkeypatch.setattr("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 50)
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections

@@ -64,7 +64,7 @@ class Talker:
             time.sleep(0.02)
 
     def finish(self) -> None:
-        """All that was broadcast is ordered at its own site."""
+        """Wait until each message is ordered at its own site."""
         self._stop.set()
         self._thread.join(PATIENCE_S)
         self.member.wait_ordered(PATIENCE_S)
@@ -93,7 +93,7 @@ def write_file(path: Path, mode: str, servers: Mapping[str, str]) -> Path:
 
 
 def digest(connection: Connection, site: str) -> tuple[int, str]:
-    """How many DATA records count at a site, and a digest of all that sites of one order have in common."""
+    """Count the valid DATA records at a site, with a digest of the part that sites of one order share."""
     reader, said, count = Reader(), blake2b(digest_size=16), 0
     with DataLog(connection, GROUP, site) as log:
         for data in (stored.data for stored in log.records(log.beginning(), log.end())):

@@ -43,7 +43,7 @@ SUSPECT_AFTER_MS = 60_000
 
 
 class World:
-    """One group at some sites; every test's have names of their own, so that tests share the clusters."""
+    """A group at some sites. Their names are each test's own, so that tests share the clusters."""
 
     def __init__(self, spark: SparkSession, sites: Sites, directory: Path) -> None:
         self.spark = spark
@@ -54,7 +54,7 @@ class World:
             create_topics(connection, self.group, [site])
 
     def sequencer(self, site: str) -> MakeJob:
-        """What makes the site's sequencer: the process engine, which starts sooner than one on Spark."""
+        """Return the maker of the site's sequencer on the process engine, which starts sooner than Spark."""
         agreement = self._agreement(site)
         if agreement is not None:
             return lambda _spark, options: SiteJob(
@@ -66,7 +66,7 @@ class World:
         )
 
     def sequencer_on_spark(self, site: str) -> MakeJob:
-        """What makes one on Spark. Where a sequencer and a relay meet, one test of each mode has it."""
+        """Return the maker of a sequencer on Spark. One test of each mode uses it where a sequencer meets a relay."""
         agreement = self._agreement(site)
         return lambda spark, options: SequencerJob(spark, self._at(site, options), agreement)
 
@@ -75,11 +75,11 @@ class World:
         return AgreementSettings(neighbours_of(self.sites, site), SUSPECT_AFTER_MS) if is_agreed else None
 
     def ledger(self, site: str) -> MakeJob:
-        """What makes the site's ledger job."""
+        """Return the maker of the site's ledger job."""
         return lambda spark, options: LedgerJob(spark, self._at(site, options))
 
     def relay(self, source: str, target: str) -> list[MakeJob]:
-        """What makes the relays of one direction."""
+        """Return the makers of one direction's relays."""
         direction = Direction(source, target)
         return [
             functools.partial(relay, sites=self.sites, direction=direction)
@@ -87,11 +87,11 @@ class World:
         ]
 
     def relays(self) -> list[MakeJob]:
-        """All directions."""
+        """Return the makers of all directions' relays."""
         return [relay for direction in self.sites.directions() for relay in self.relay(*direction)]
 
     def try_relay(self, source: str, target: str) -> None:
-        """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
+        """Start the relay of DATA alone, and raise the error that ends it, though the job might try again."""
         job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
         assert isinstance(job, StreamingJob)
         data = {self.group: [str(Topic(self.group, "data", source))]}
@@ -182,12 +182,12 @@ class World:
         return DataLog(self.sites.connection(site), self.group, site)
 
     def records(self, site: str) -> list[StoredRecord]:
-        """The site's DATA as it stands."""
+        """Return the records of the site's DATA."""
         with self.log(site) as log:
             return list(log.records(log.beginning(), log.end()))
 
     def relayed_to(self, site: str, kind: str = MESSAGE) -> int:
-        """How many records of that kind relays have written for the site's sequencer."""
+        """Count the records of that kind that relays have written for the site's sequencer."""
         return sum(first_fields(record.headers, 2)[1] == kind.encode() for record in self._relayed(site))
 
     def _relayed(self, site: str) -> Iterator[Any]:
@@ -221,7 +221,7 @@ def named(make: MakeJob, suffix: str) -> MakeJob:
 
 
 def fifo(deliveries: Iterable[Delivery]) -> dict[str, list[bytes]]:
-    """What was delivered of each sender, in order."""
+    """Return each sender's deliveries, in order."""
     of_sender: dict[str, list[bytes]] = {}
     for delivery in deliveries:
         of_sender.setdefault(delivery.sender, []).append(delivery.payload)

@@ -1,4 +1,4 @@
-"""One S3 server for all tests of tables on S3."""
+"""Share one S3 server among all tests of tables on S3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Serve
 
 @pytest.fixture
 def server(running_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """It, with variables that let this process in; nothing waits, no answer is lost at first."""
+    """Yield the server, with variables that let this process in; at first no put waits and no answer is lost."""
     for name, value in running_server.variables.items():
         monkeypatch.setenv(name, value)
     yield running_server

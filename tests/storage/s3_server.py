@@ -1,7 +1,7 @@
-"""S3Proxy on 127.0.0.1: an S3 server that is not ours, which checks logins and knows conditional puts; its objects are
-in memory.
+"""S3Proxy on 127.0.0.1: a third party's S3 server, which checks logins and knows conditional puts; its objects are in
+memory.
 
-Before it stands a gate: it hands all bytes on, and can keep the answer to a put from who waits for it.
+A gate before it passes all bytes on, and can withhold the answer to a put from its client.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BUCKET = "tables"
 _HEAD = re.compile(rb"(PUT|GET|HEAD) (\S+) HTTP/1.1\r\n")
 
 Answered = Callable[[str], bool]
-"""Is called with a put's path when it is done and its answer has come; True: the answer is lost."""
+"""Called with a put's path once its answer has come; True: the answer is lost."""
 
 
 @dataclass
 class S3Server:
-    """It runs. `before_put` is called for each put, which waits for it; `on_put` is asked about each answer to one.
+    """A running server. `before_put` is called for each put, which waits for it; `on_put` is asked about each answer.
 
     `before_get` is called for each get.
     """
@@ -54,7 +54,7 @@ class S3Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What lets a process in."""
+        """Return the variables that let a process in."""
         return {
             "ABCAST_STORAGE_ENDPOINT": self.endpoint,
             "ABCAST_STORAGE_ACCESS_KEY_ID": KEY,
@@ -67,7 +67,7 @@ class S3Server:
 
 @contextmanager
 def s3_server(directory: Path) -> Iterator[S3Server]:
-    """It runs as long as the block, with one bucket."""
+    """Run a server with one bucket for the length of the block."""
     [port] = free_ports(HOST, 1)
     settings = {
         "s3proxy.endpoint": f"http://127.0.0.1:{port}",
@@ -100,7 +100,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 def _jar() -> Path:
-    """It, fetched the first time; the very bytes of the release."""
+    """Return the path of its jar, which is fetched the first time and checked against the release's hash."""
     target = jars_directory() / "tests-s3-server"
     jars_directory().mkdir(parents=True, exist_ok=True)
     with (jars_directory() / ".tests-s3-server.lock").open("w") as lock:
@@ -142,7 +142,7 @@ def _gate(port: int) -> Iterator[S3Server]:
 
 
 def _serve(server: S3Server, client: socket.socket, port: int) -> None:
-    """One connection: requests go on as they come; of answers to puts, `on_put` is asked first."""
+    """Serve a connection: requests pass as they come; `on_put` is asked about answers to puts."""
     with client, socket.create_connection(("127.0.0.1", port)) as proxied:
         puts: list[str] = []
 

@@ -38,12 +38,12 @@ def jvms() -> Iterator[list[JVMView]]:
 
 @pytest.fixture
 def version(server: S3Server) -> RemotePath:
-    """Where a commit is to stand."""
+    """Return the path of a commit."""
     return server.place(f"log-{next(_numbers)}/_delta_log") / f"{0:020d}.json"
 
 
 class Store:
-    """Delta's way to write a version, in one JVM."""
+    """Delta's way to write a version, in a JVM."""
 
     def __init__(self, jvm: JVMView, server: S3Server, name: str = LOG_STORE, **settings: str) -> None:
         self._jvm = jvm
@@ -70,7 +70,7 @@ class Store:
 
 
 def race(server: S3Server, jvms: list[JVMView], file: RemotePath, name: str) -> list[bool]:
-    """Who believes to have committed, of two whose puts are under way at one instant."""
+    """Return whether each of two writers believes to have committed, with both puts under way at one instant."""
     stores = [Store(jvm, server, name) for jvm in jvms]
     both = threading.Barrier(2, timeout=60)
 
@@ -91,12 +91,12 @@ def test_one_of_two_commits_a_version(server: S3Server, jvms: list[JVMView], ver
 
 
 def test_with_deltas_own_store_both_believe_it(server: S3Server, jvms: list[JVMView], version: RemotePath) -> None:
-    """What the test above would see without ours."""
+    """The test above sees this without our store."""
     assert race(server, jvms, version, DELTAS_OWN) == [True, True]
 
 
 def test_an_answer_that_is_lost(server: S3Server, jvms: list[JVMView], version: RemotePath) -> None:
-    """Hadoop puts once more, and is refused, as the first one was taken: it is its own."""
+    """Hadoop repeats the put and is refused, as the first one was stored: the version is its own."""
     lost: list[str] = []
 
     def lose(path: str) -> bool:
@@ -112,7 +112,7 @@ def test_an_answer_that_is_lost(server: S3Server, jvms: list[JVMView], version: 
 
 
 def test_a_put_that_never_arrives(server: S3Server, jvms: list[JVMView], version: RemotePath) -> None:
-    """It fails: nobody may believe that it was done."""
+    """The put fails: no writer may believe that it was done."""
     place = RemotePath(str(version).replace("//tables/", "//none/"), version.storage)
     with pytest.raises(Py4JJavaError):
         Store(jvms[0], server).put_if_absent(place, "mine")
@@ -141,7 +141,7 @@ def test_a_scheme_without_jars(server: S3Server, jvms: list[JVMView]) -> None:
 
 
 def test_a_server_that_takes_both_is_refused() -> None:
-    """One that does not know the condition."""
+    """The server does not know the condition."""
     store = SimpleNamespace(write=lambda *_: None)
     files = SimpleNamespace(delete=lambda *_: None)
     java = SimpleNamespace(

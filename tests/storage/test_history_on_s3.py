@@ -1,4 +1,4 @@
-"""What retention has dropped from DATA is read from tables on S3: by a member, and for a new site."""
+"""Messages that retention dropped from DATA are read from tables on S3: by a member, and for a new site."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def old_group(connection: Connection, group: str, site: str, ledger: RemotePath)
 
 
 def test_a_member_begins_at_seqno_1(broker: EmbeddedBroker, server: S3Server) -> None:
-    """As a URL says it, with the login from the environment."""
+    """The path is a URL, and the login comes from the environment."""
     connection, ledger = Connection(broker.bootstrap_servers), server.place("old") / "ledger"
     old_group(connection, "old", "nyc", ledger)
     with (

@@ -29,7 +29,7 @@ def scenario(broker: EmbeddedBroker, server: S3Server, make_scenario: MakeScenar
 
 
 class Answers:
-    """Keeps one answer to a commit of the ledger from who waits for it."""
+    """Withholds one answer to a commit of the ledger."""
 
     def __init__(self, server: S3Server) -> None:
         self.lost = threading.Event()
@@ -57,7 +57,7 @@ def start(scenario: Scenario, data: RemotePath, *, ready: bool = True) -> Proces
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_each_seqno_once(scenario: Scenario, server: S3Server, tmp_path: Path) -> None:
-    """Killed between its commit and the answer to it; then two at once, of which one gets no answer."""
+    """The job is killed between its commit and the answer to it; then two run at once, and one gets no answer."""
     data = server.place("story")
     ledger, answers = data / "ledger", Answers(server)
     with TinySequencer(scenario.connection, scenario.group, scenario.site):

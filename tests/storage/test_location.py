@@ -1,4 +1,4 @@
-"""Where tables lie, as text; and how a store lets us in, as it is configured."""
+"""Parse the place of tables, and read the store's login from the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_settings")
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is configured."""
+    """Remove each setting."""
     import os
 
     for name in os.environ:
@@ -196,7 +196,7 @@ def test_what_a_store_tells_is_one_sentence(told: str, error: type[AbcastError],
 @pytest.mark.parametrize("told", ["status code 403 Forbidden", "Failed to connect", "ExpiredToken"])
 @pytest.mark.parametrize("url", ["gs://bucket/a", "abfss://box@account/a", "hdfs://host:1/a"])
 def test_other_stores_have_no_login_of_ours(url: str, told: str) -> None:
-    """What [storage] says is for S3."""
+    """The section [storage] is for S3."""
     explained = str(explain(RemotePath(url, Storage(endpoint="http://one:9000")), told))
     assert url.rpartition("/")[0] in explained
     assert not {"access_key_id", "[storage]", "session_token", "http://one:9000"}.intersection(explained.split())

@@ -86,7 +86,7 @@ def test_who_asks_for_many_files_asks_for_the_bucket_once() -> None:
 
 @contextmanager
 def _empty_store() -> Iterator[tuple[str, list[str]]]:
-    """It has one bucket, and nothing in it; and what it was asked."""
+    """Yield the URL of a store with one empty bucket, and the list of its requests."""
     asked: list[str] = []
 
     class Store(BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ def _empty_store() -> Iterator[tuple[str, list[str]]]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log no request."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

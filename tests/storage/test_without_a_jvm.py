@@ -1,4 +1,4 @@
-"""What reads tables on S3 without a JVM, and what it says where the store does not let it in. delta-rs writes them."""
+"""Read tables on S3 without a JVM, and explain a refusal of the store. delta-rs writes the tables."""
 
 from __future__ import annotations
 
