@@ -28,7 +28,7 @@ from connectors.client.api.sending import SendingHalf
 from connectors.client.incarnation.callbacks import Callback, Callbacks
 from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.quiet_points import QuietPoints
-from connectors.client.incarnation.rejoin import Rejoin
+from connectors.client.incarnation.sender import Sender
 from connectors.client.memory.ledger_reader import check_can_read_a_ledger
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.outbox import Outbox
@@ -142,7 +142,7 @@ class Member(SendingHalf, ReadingHalf):
         limits.validate()
         self._callbacks = Callbacks(str(address), block, unblock)
         self._incarnations = Incarnations(address, limits, casts=switch("casts", casts))
-        sending = Rejoin(connection, group, self._incarnations, self._callbacks)
+        sending = Sender(connection, group, self._incarnations, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
             self._transfer = StateTransfer(

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from connectors.client.deliveries.cut import Cut
 from connectors.client.deliveries.deliveries import Deliveries, PositionUse
 from connectors.client.deliveries.merged_deliveries import MergedDeliveries, MergedSource
-from connectors.client.incarnation.rejoin import Rejoin
+from connectors.client.incarnation.sender import Sender
 from connectors.client.letters.inbox import Inbox
 from connectors.client.state.start_position import StartPosition
 from connectors.client.state.state_transfer import StateTransfer
@@ -36,7 +36,7 @@ class ReadingHalf:
         address: Address,
         ledger: Location | None,
         transfer: StateTransfer | None,
-        sending: Rejoin,
+        sending: Sender,
         deserializer: Deserializer | None = None,
     ) -> None:
         self.connection = connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from connectors.client.incarnation.quiet_points import QuietPoints
-from connectors.client.incarnation.rejoin import Rejoin
+from connectors.client.incarnation.sender import Sender
 from connectors.client.values.arguments import seconds
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.letter import LetterReceipt
@@ -22,7 +22,7 @@ class SendingHalf:
     group: str
     address: Address
 
-    def __init__(self, sending: Rejoin, quiet: QuietPoints, default_site: str, serializer: Serializer | None) -> None:
+    def __init__(self, sending: Sender, quiet: QuietPoints, default_site: str, serializer: Serializer | None) -> None:
         self._sending = sending
         self._quiet = quiet
         self._default_site = default_site

@@ -171,7 +171,7 @@ def test_who_is_excluded_while_it_closes_hears_of_no_loss(bench: Bench) -> None:
         was_open = really(timeout)
         bench.pass_time(lambda: True)
         eventually(lambda: before.has_ended)
-        assert sending._settle(WAIT)
+        assert sending._rejoin.wait(WAIT)
         return was_open
 
     sending.shut = shut  # type: ignore[method-assign]
@@ -236,13 +236,14 @@ def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     bench.alice.connect()
     before = bench.forwarder
     rejoining: list[str] = []
-    really = bench.alice._sending._begin_anew
+    rejoin = bench.alice._sending._rejoin
+    really = rejoin._begin_anew
 
-    def begin_anew(old: Forwarder) -> bool:
+    def begin_anew(old: Forwarder) -> Forwarder | None:
         rejoining.append(threading.current_thread().name)
         return really(old)
 
-    bench.alice._sending._begin_anew = begin_anew  # type: ignore[method-assign]
+    rejoin._begin_anew = begin_anew  # type: ignore[method-assign]
     bench.silence()
     eventually(lambda: bench.forwarder is not before)
     eventually(lambda: bench.alice.view and bench.alice.view.joined == ("nyc/alice",))
