@@ -21,7 +21,7 @@ from connectors.kafka.connection.sites import read_sites
 from connectors.kafka.login.dialects import for_kafka_python, for_librdkafka, for_spark
 from connectors.kafka.login.properties import parse_properties, read_properties
 from connectors.kafka.login.security import Security
-from connectors.kafka.transport import kafka_python, librdkafka
+from connectors.kafka.transport import kafka_python, librdkafka_client
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import UsageError
 from tests.cli.here import abcast_here
@@ -140,7 +140,7 @@ def test_brokers_see_who_is_there() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")
     with Member("g", "nyc/alice", connection=connection) as alice:
-        for settings, name in ((kafka_python, "client_id"), (librdkafka, "client.id")):
+        for settings, name in ((kafka_python, "client_id"), (librdkafka_client, "client.id")):
             assert settings.client_settings(alice.connection)[name] == "abcast-nyc/alice"
             assert settings.client_settings(alice.connection.named("other"))[name] == "abcast-nyc/alice"
 

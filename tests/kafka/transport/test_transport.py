@@ -28,7 +28,7 @@ from connectors.kafka.transport import (
     _is_recent,
     check_transport,
     kafka_python,
-    librdkafka,
+    librdkafka_client,
     transport,
 )
 from connectors.local.broker import EmbeddedBroker
@@ -104,7 +104,7 @@ class TestChoice:
         security = Security.parse({**table, **files}, tmp_path)
         cluster = Connection("a:1, b:2", security=security)
         assert kafka_python.client_settings(cluster)["sasl_plain_password"] == "secret"
-        settings = librdkafka.client_settings(cluster)
+        settings = librdkafka_client.client_settings(cluster)
         expected = {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "SCRAM-SHA-256",

@@ -1,0 +1,232 @@
+"""A consumer on librdkafka."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import confluent_kafka
+from kafka import errors
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.transport import kafka_python
+from connectors.kafka.transport.librdkafka_client import client_settings, partitions_of, translated, translating
+from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer
+
+_logger = logging.getLogger(__name__)
+
+_CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms", "isolation_level": "isolation.level"}
+_Error = confluent_kafka.KafkaError
+_END = _Error._PARTITION_EOF  # noqa: SLF001 - the library names its own codes so
+_NOT_INFLATED = _Error._BAD_COMPRESSION  # noqa: SLF001
+_KAFKA_PYTHON_MS = 10_000
+
+
+def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
+    """Open a consumer; see `Transport`."""
+    return _Consumer(cluster, **settings)
+
+
+class _Offset(NamedTuple):
+    offset: int
+
+
+_headers_of = operator.methodcaller("headers")
+"""Call `message.headers()`, which returns a list and sets an error where a name is not UTF-8. CPython notices that only
+in a call of this kind: after its own fast method call, the error appears later, in unrelated code.
+"""
+
+
+def _headers(message: Any) -> list[tuple[str, bytes]]:
+    """Return the headers; none where a name is not UTF-8: the library then gives no others, and the record still
+    counts.
+    """
+    try:
+        return _headers_of(message) or []
+    except (SystemError, UnicodeDecodeError):
+        place = f"{message.topic()}-{message.partition()}:{message.offset()}"
+        warn_seldom(_logger, "%s has a header whose name is not UTF-8: it is read without headers", place)
+        return []
+
+
+_plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tuple.__new__, PlainRecord)
+"""Makes a record from a tuple of its fields. There are many records, and separate arguments take twice as long."""
+
+
+class _Consumer:
+    def __init__(self, cluster: ClusterAddress, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._timeout_s = cluster.timeout
+        self._max_poll_records = max_poll_records
+        self._positions: dict[TopicPartition, int | None] = {}
+        self._is_moved = False
+        self._client: Any = confluent_kafka.Consumer(
+            {
+                **client_settings(cluster),
+                "group.id": "abcast.reader",  # required, though nothing is ever committed there
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,  # nothing else shows that it has passed over a transaction's marker
+                "auto.offset.reset": "error",
+                "isolation.level": "read_uncommitted",
+                "fetch.wait.max.ms": 100,
+                "fetch.message.max.bytes": 4 * 1024 * 1024,
+                "queued.max.messages.kbytes": 32 * 1024,
+                **{_CONSUMER_SETTINGS[name]: value for name, value in settings.items()},
+            }
+        )
+        try:
+            with translating():
+                self._client.list_topics(timeout=cluster.timeout)
+        except errors.KafkaError:
+            self._client.close()
+            raise
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        return partitions_of(self._client, topic, self._timeout_s)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        self._positions = dict.fromkeys(partitions)
+        self._is_moved = True
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._positions[partition] = offset
+        self._is_moved = True
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._positions[partition] or 0
+
+    def rest(self) -> None:
+        if not self._is_moved:
+            with translating():
+                self._client.unassign()
+            self._is_moved = True
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
+        if self._is_moved:
+            self._move()
+        with translating():
+            first = self._next(timeout_ms / 1000)
+            if first is None:
+                return {}
+            messages = [first, *self._client.consume(self._max_poll_records - 1, 0)]
+        found: dict[TopicPartition, list[PlainRecord]] = {}
+        ends: dict[TopicPartition, int] = {}
+        for message in messages:
+            if (error := message.error()) is not None:
+                if error.code() == _NOT_INFLATED and not found:
+                    return self._read_with_kafka_python(TopicPartition(message.topic(), message.partition()))
+                if error.code() == _END:
+                    ends[TopicPartition(message.topic(), message.partition())] = message.offset()
+                else:
+                    self._take_error(error, message, bool(found))
+                continue
+            topic, number = message.topic(), message.partition()
+            if (records := found.get((topic, number))) is None:  # equal to a TopicPartition
+                records = found[TopicPartition(topic, number)] = []
+            when, what = message.timestamp()[1], (message.key(), message.value(), _headers(message))
+            records.append(_plain_record((topic, number, message.offset(), when, *what)))
+        for partition, records in found.items():
+            self._positions[partition] = records[-1].offset + 1
+        for partition, end in ends.items():
+            self._pass_over(partition, end)
+        return found
+
+    def _read_with_kafka_python(self, partition: TopicPartition) -> dict[TopicPartition, list[PlainRecord]]:
+        """Read the next records with kafka-python, which inflates in pieces: librdkafka never gets past a batch it
+        refused.
+
+        Raises KafkaError.
+        """
+        other = kafka_python.consumer(self._cluster, **self._settings)
+        try:
+            other.assign([partition])
+            other.seek(partition, self.position(partition))
+            read = list(other.poll(timeout_ms=_KAFKA_PYTHON_MS).get(partition, ()))
+            self.seek(partition, other.position(partition))
+        finally:
+            other.close()
+        return {partition: cast("list[PlainRecord]", read)} if read else {}
+
+    def _next(self, timeout_s: float) -> Any:
+        """Return librdkafka's next message. Returns None at an end that has moved the position."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self._client.poll(max(0.0, deadline - time.monotonic()))
+            if message is None or (error := message.error()) is None or error.code() != _END:
+                return message
+            if self._pass_over(TopicPartition(message.topic(), message.partition()), message.offset()):
+                return None
+
+    def _pass_over(self, partition: TopicPartition, end: int) -> bool:
+        """Move the position to the end; return whether offsets without a record were passed over."""
+        position = self._positions.get(partition)
+        if position is None or end <= position:
+            return False
+        self._positions[partition] = end
+        return True
+
+    def _take_error(self, error: confluent_kafka.KafkaError, message: Any, has_records: bool) -> None:
+        failure = translated(error)
+        if isinstance(failure, errors.GroupAuthorizationFailedError | errors.KafkaConnectionError):
+            return  # this consumer has no group, and the client reconnects by itself
+        if isinstance(failure, errors.TopicAuthorizationFailedError):
+            failure = errors.TopicAuthorizationFailedError({message.topic()})  # as kafka-python has it
+        _logger.debug("reading %s: %r", message.topic(), failure)
+        # The error comes again after the records before it, since the position has not moved.
+        self._is_moved = True
+        if not has_records:
+            raise failure
+
+    def _move(self) -> None:
+        with translating():
+            self._client.assign(
+                [
+                    confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)
+                    for partition, offset in self._positions.items()
+                    if offset is not None
+                ]
+            )
+        self._is_moved = False
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, confluent_kafka.OFFSET_BEGINNING, None)
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, confluent_kafka.OFFSET_END, timeout_ms)
+
+    def _offsets(
+        self, partitions: Iterable[TopicPartition], which: int, timeout_ms: int | None
+    ) -> dict[TopicPartition, int]:
+        """Return the beginnings or the ends of the partitions, as `which` says, with one request a broker.
+
+        It is a lookup by time, which accepts OFFSET_BEGINNING and OFFSET_END.
+        """
+        timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
+        return self._offsets_at(dict.fromkeys(partitions, which), timeout_s)
+
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, _Offset | None]:
+        found = self._offsets_at(times, self._timeout_s)
+        return {partition: _Offset(offset) if offset >= 0 else None for partition, offset in found.items()}
+
+    def _offsets_at(self, times: dict[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        if not times:
+            return {}
+        asked = [confluent_kafka.TopicPartition(each.topic, each.partition, at) for each, at in times.items()]
+        with translating():
+            found = self._client.offsets_for_times(asked, timeout=timeout_s)
+        for each in found:
+            if each.error is not None:
+                raise translated(each.error)
+        return {TopicPartition(each.topic, each.partition): each.offset for each in found}
+
+    def close(self) -> None:
+        self._client.close()
