@@ -159,7 +159,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
     if _ON_THE_SHARED_SESSION.intersection(chosen):
         try:
             throughput.warm_up(lab)
-        except Exception:  # noqa: BLE001 - some sections need no Spark; the others will say what is wrong
+        except Exception:  # noqa: BLE001 - some sections need no Spark; the others will name the fault
             traceback.print_exc()
             code = _EXIT_FAILED
     for section in chosen:

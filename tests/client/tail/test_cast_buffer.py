@@ -17,7 +17,7 @@ def cast(place: TopicPartition, offset: int) -> Found:
 
 
 def test_casts_from_before_a_return_are_dropped_until_the_reader_is_back() -> None:
-    """Both those that waited, and those that the reader's thread was just reading."""
+    """Waiting casts are dropped, and casts that the reader's thread was just reading."""
     buffer = CastBuffer({ONE: 3, OTHER: 5})
     buffer.add([cast(ONE, 3), cast(OTHER, 5)])
     buffer.again({ONE: 1})
