@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka.errors import (
+    IllegalStateError,
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
     LeaderNotAvailableError,
+    MessageSizeTooLargeError,
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
 )
@@ -29,6 +31,7 @@ from connectors.kafka.connection.connection import NO_LEADER, Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
+from connectors.kafka.transport.partitioner import partition_of
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import ROLES, Role, Topic
 
@@ -49,6 +52,8 @@ class MemoryTopics:
         self.changed = threading.Condition()
         self.marks: set[tuple[TopicPartition, int]] = set()
         """Offsets without a record for consumers."""
+        self.aborted: set[tuple[TopicPartition, int]] = set()
+        """Offsets of aborted records, which consumers of committed records do not get."""
         self.open: dict[TopicPartition, int] = {}
         """The first offset of an open transaction: committed readers stop there."""
         self.refusals = Counter[str]()
@@ -98,7 +103,8 @@ class MemoryTopics:
 
     def drop(self, topic: str, below: int, partition: int = 0) -> None:
         """Drop the records below the offset, as retention does."""
-        self.beginnings[TopicPartition(topic, partition)] = below
+        place = TopicPartition(topic, partition)
+        self.beginnings[place] = max(below, self.beginnings.get(place, 0))
 
     def truncate(self, topic: str, end: int) -> None:
         """Drop the records from `end` on, as a power failure does."""
@@ -259,6 +265,8 @@ class MemoryProducer:
     def __init__(self, kafka: MemoryTopics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
         self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
+        self._max_bytes = settings["max_request_size"]
+        self._is_closed = False
         self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
         self._in_flight: list[MemoryFuture] = []
 
@@ -270,9 +278,14 @@ class MemoryProducer:
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> MemoryFuture:
-        """Append a record, unless it is refused. Without a partition, the key's bytes choose one."""
-        count = len(self.kafka.numbers(topic))
-        place = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
+        """Append a record, unless it is refused. Without a partition, the key's hash chooses one."""
+        if self._is_closed:
+            raise IllegalStateError("the producer is closed")
+        if len(key or b"") + len(value or b"") > self._max_bytes:
+            raise MessageSizeTooLargeError
+        if partition is None:
+            partition = partition_of(key or b"", len(self.kafka.numbers(topic)))
+        place = TopicPartition(topic, partition)
         sent = MemoryFuture(place)
         with self.kafka.changed:
             if self.kafka.lacks(place, WRITES):
@@ -312,7 +325,8 @@ class MemoryProducer:
         """Do nothing, here and below: there is no thread."""
 
     def abandon(self) -> None:
-        """Fail the records on their way."""
+        """Fail the records on their way, and take no more."""
+        self._is_closed = True
         for sent in self._in_flight:
             if not sent.is_done:
                 sent.fail(KafkaError("the producer was closed"))
@@ -368,8 +382,10 @@ class MemoryAdmin:
         return []
 
     def delete_records(self, below: Mapping[TopicPartition, int]) -> None:
-        """Drop the records below the offsets."""
+        """Drop the records below the offsets. Raises OffsetOutOfRangeError beyond an end."""
         for place, offset in below.items():
+            if offset > len(self.kafka.partitions[place]):
+                raise OffsetOutOfRangeError({place: offset})
             self.kafka.drop(place.topic, offset, place.partition)
 
 
@@ -429,7 +445,8 @@ class MemoryConsumer:
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         self._asked(times)
         for place, at_ms in times.items():
-            later = (record for record in self.kafka.partitions[place] if record.timestamp >= at_ms)
+            kept = self.kafka.partitions[place][self.kafka.beginnings.get(place, 0) :]
+            later = (record for record in kept if record.timestamp >= at_ms)
             first = next(later, None)
             found[place] = None if first is None else OffsetAndTimestamp(first.offset, first.timestamp, -1)
         return found
@@ -455,8 +472,9 @@ class MemoryConsumer:
             self.kafka.changed.wait_for(look, timeout_ms / 1000)
         for place, records in found.items():
             self.next[place] += len(records)
-            if self.kafka.marks:
-                found[place] = [each for each in records if (place, each.offset) not in self.kafka.marks]
+            hidden = self.kafka.marks | self.kafka.aborted if self._of_committed else self.kafka.marks
+            if hidden:
+                found[place] = [each for each in records if (place, each.offset) not in hidden]
         return {place: records for place, records in found.items() if records}
 
     def position(self, place: TopicPartition) -> int:

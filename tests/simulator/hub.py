@@ -28,6 +28,7 @@ from connectors.kafka.codec.codec import decode_forward, encode_data, forward_he
 from connectors.kafka.codec.epochs import Move
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.promotion import promote
 from connectors.takeover import fencing, takeover
@@ -74,7 +75,7 @@ class Reached(MemoryConnection):
 
     def producer(self, **settings: Any) -> MemoryProducer:
         """One of which a record may fail."""
-        made = Failing(self.topics, {"max_in_flight_requests_per_connection": 1, **settings})
+        made = Failing(self.topics, {**PRODUCER_SETTINGS, **settings})
         made.world = self.world
         return made
 

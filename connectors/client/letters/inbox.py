@@ -47,9 +47,10 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.log.same_log_consumer import SameLogConsumer, Trace, trace_of
-from connectors.kafka.topics.letter_bases import partition_of, read_noted
+from connectors.kafka.topics.letter_bases import read_noted
 from connectors.kafka.topics.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
+from connectors.kafka.transport.partitioner import partition_of
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, PositionLost, UsageError
 from ordering.base.names import Address
 from ordering.letters.inbox import InboxReader
@@ -64,7 +65,7 @@ def inbox_partition(connection: Connection, consumer: Consumer, group: str, addr
     Raises TopicMissing, BrokerUnreachable.
     """
     partitions = inbox_partitions(connection, consumer, group, address.site)
-    return partitions[partition_of(str(address), len(partitions))]
+    return partitions[partition_of(str(address).encode("ascii"), len(partitions))]
 
 
 class Inbox:

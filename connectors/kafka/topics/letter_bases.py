@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
@@ -33,11 +32,6 @@ class Noted(NamedTuple):
 
     bases: dict[str, list[Base]]
     beginnings: dict[int, set[int]]
-
-
-def partition_of(address: str, count: int) -> int:
-    """Return the partition that a producer chooses for that address as the key."""
-    return int(murmur2(address.encode("ascii")) & 0x7FFFFFFF) % count
 
 
 def key_of_base(receiver: str, below: int) -> bytes:

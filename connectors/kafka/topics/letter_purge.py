@@ -33,9 +33,10 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sending import WRITTEN_S, producing
-from connectors.kafka.topics.letter_bases import Noted, key_of_base, key_of_beginning, partition_of, read_noted
+from connectors.kafka.topics.letter_bases import Noted, key_of_base, key_of_beginning, read_noted
 from connectors.kafka.topics.purge import Purged, delete, older
 from connectors.kafka.transport import Consumer
+from connectors.kafka.transport.partitioner import partition_of
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic, is_address
 from ordering.letters.letter_care import InboxEntry, Plan, Times, is_waited_for, plan, superseded
@@ -145,7 +146,7 @@ class _LetterPurge:
         receiver = (record.key or b"").decode("latin-1")
         relayed = relayed_from(record)
         is_here = is_address(receiver) and receiver.partition("/")[0] == self._site
-        is_here = is_here and partition_of(receiver, self._count) == number
+        is_here = is_here and partition_of(record.key, self._count) == number
         letter = _decoded(record) if is_here else ""
         if isinstance(letter, str):
             return InboxEntry(record.offset, relayed_from=relayed)

@@ -13,12 +13,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kafka.partitioner.default import murmur2
-
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.operators import ask
 from connectors.kafka.topics.topics import count_partitions
+from connectors.kafka.transport.partitioner import partition_of
 from ordering.base.errors import HistoryUnavailable, UsageError
 from ordering.base.names import Topic, is_reserved
 from ordering.base.records import FORGET
@@ -112,6 +111,6 @@ def _by_partition(
     """Yield the rows by the partition of FORWARD that has their senders' records, as many as one record may name."""
     count = count_partitions(connection, Topic(group, "forward", site))
     for partition in range(count):
-        here = (row for row in rows if (murmur2(row.sender.encode("ascii")) & 0x7FFFFFFF) % count == partition)
+        here = (row for row in rows if partition_of(row.sender.encode("ascii"), count) == partition)
         while part := list(itertools.islice(here, MAX_NAMED)):
             yield partition, part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from kafka.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from kafka.partitioner.default import DefaultPartitioner, murmur2
+from kafka.partitioner.default import DefaultPartitioner
 from kafka.producer.future import FutureProduceResult, FutureRecordMetadata
 from kafka.structs import TopicPartition
 
@@ -27,6 +26,7 @@ from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.login.configuration import check_servers
 from connectors.kafka.login.dialects import for_kafka_python
 from connectors.kafka.transport.fetcher import QuickFetcher
+from connectors.kafka.transport.partitioner import partition_of
 from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer, Producer, Sent
 from ordering.base.records import MAX_RECORD_BYTES
 
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _ByKey(DefaultPartitioner):  # type: ignore[misc]  # kafka-python publishes no types
-    """The library's partitioner with cached hashes. A sender has one key; hashing takes a tenth of a record's time."""
+    """The library's partitioner with cached hashes."""
 
     def partition(
         self, topic: str, key: Any, serialized_key: bytes | None, value: Any, serialized_value: Any, cluster: Any
@@ -45,12 +45,7 @@ class _ByKey(DefaultPartitioner):  # type: ignore[misc]  # kafka-python publishe
         if serialized_key is None:
             return super().partition(topic, key, None, value, serialized_value, cluster)  # type: ignore[no-any-return]
         partitions: list[int] = sorted(cluster.partitions_for_topic(topic))
-        return partitions[_hash(serialized_key) % len(partitions)]
-
-
-@functools.lru_cache(maxsize=10_000)
-def _hash(key: bytes) -> int:
-    return int(murmur2(key)) & 0x7FFFFFFF
+        return partitions[partition_of(serialized_key, len(partitions))]
 
 
 PRODUCER_SETTINGS: dict[str, Any] = {

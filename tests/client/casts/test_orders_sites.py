@@ -113,7 +113,7 @@ def test_casts_of_no_view(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
             bob.broadcast(b"%d" % number, order="fifo")
         for _ in range(3):
             with relays(nyc, sfo, GROUP)[2]:
-                eventually(lambda: TopicPartition(CAST_SFO, 0) in nyc.topics.partitions)
+                eventually(lambda: nyc.topics.numbers(CAST_SFO))
         closing.enter_context(relays(nyc, sfo, GROUP)[2])
         assert texts(stream, 50) == [f"fifo {number}" for number in range(50)]
         alice.broadcast(b"last", order="fifo")

@@ -30,7 +30,7 @@ def test_the_offset_is_told(kafka: MemoryConnection) -> None:
 
 def test_without_a_partition_the_key_tells_it(kafka: MemoryConnection) -> None:
     append(kafka, TOPIC, (b"a", b"", []), partition=None)
-    assert [len(kafka.topics.partitions[TopicPartition(TOPIC, number)]) for number in (0, 1)] == [0, 1]
+    assert [len(kafka.topics.partitions[TopicPartition(TOPIC, number)]) for number in (0, 1)] == [1, 0]
 
 
 def test_a_range_ends_before_its_end_and_tells_what_retention_took(kafka: MemoryConnection) -> None:

@@ -1,4 +1,4 @@
-"""The promises of every transport (`connectors.kafka.transport.seam`), on a real broker, with each library."""
+"""What a library adds to the promises of `connectors.kafka.transport.seam`, which `tests.kafka.conformance` holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kafka.errors import KafkaError, LogTruncationError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
 from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
@@ -34,7 +34,7 @@ from connectors.kafka.transport import (
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import BrokerUnreachable, UsageError
-from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Headers
+from ordering.base.records import Headers
 from tests.waiting import WAIT
 
 _numbers = itertools.count(1)
@@ -162,22 +162,6 @@ class TestPromises:
         with contextlib.closing(connection.consumer()) as consumer:
             yield consumer
 
-    def test_a_consumer_that_has_rested_goes_on_where_it_was(
-        self, topic: str, producer: Producer, consumer: Consumer
-    ) -> None:
-        place, read = TopicPartition(topic, 0), list[bytes | None]()
-        consumer.assign([place])
-        consumer.seek(place, 0)
-        for number in range(3):
-            producer.send(topic, value=b"%d" % number, partition=0).get(WAIT)
-            deadline = time.monotonic() + WAIT
-            while len(read) <= number and time.monotonic() < deadline:
-                read += [record.value for record in consumer.poll(timeout_ms=100).get(place, ())]
-            consumer.rest()
-            consumer.rest()
-            assert consumer.end_offsets([place])[place] == number + 1
-        assert read == [b"0", b"1", b"2"]
-
     def test_records_stand_as_they_were_sent(
         self, topic: str, producer: Producer, consumer: Consumer, name: str
     ) -> None:
@@ -219,47 +203,6 @@ class TestPromises:
         records = read(consumer, TopicPartition(topic, 0), 0, 3)
         assert [record.value for record in records] == [b"0", b"1", b"2"]
         assert list(records[2].headers) == [("y", b"2")]
-
-    def test_offsets(self, topic: str, producer: Producer, consumer: Consumer) -> None:
-        places = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic))]
-        assert [place.partition for place in places] == [0, 1, 2]
-        for _ in range(3):
-            producer.send(topic, value=b"x", partition=1).get(WAIT)
-        assert consumer.beginning_offsets(places) == dict.fromkeys(places, 0)
-        assert consumer.end_offsets(places) == {places[0]: 0, places[1]: 3, places[2]: 0}
-        assert consumer.end_offsets([], timeout_ms=1000) == {}
-        found = consumer.offsets_for_times({places[1]: 0})
-        assert found[places[1]].offset == 0
-        assert consumer.partitions_for_topic("abcast.nobody.data.nyc") == set()
-
-    def test_reading_on_and_back(self, topic: str, producer: Producer, consumer: Consumer) -> None:
-        place = TopicPartition(topic, 0)
-        for number in range(10):
-            producer.send(topic, value=b"%d" % number, partition=0).get(WAIT)
-        assert [record.offset for record in read(consumer, place, 7, 10)] == [7, 8, 9]
-        assert [record.offset for record in read(consumer, place, 2, 10)] == list(range(2, 10))
-        started = time.monotonic()
-        assert not consumer.poll(timeout_ms=200), "silence is no error"
-        assert time.monotonic() - started < 5
-        producer.send(topic, value=b"new", partition=0)
-        started = time.monotonic()
-        [[new]] = consumer.poll(timeout_ms=20_000).values()
-        assert new.value == b"new"
-        assert time.monotonic() - started < 10, "it comes as soon as it is there"
-
-    def test_an_offset_that_is_not_there(self, topic: str, producer: Producer, consumer: Consumer) -> None:
-        place = TopicPartition(topic, 0)
-        producer.send(topic, value=b"x", partition=0).get(WAIT)
-        consumer.assign([place])
-        consumer.seek(place, 1000)
-        with pytest.raises(OffsetOutOfRangeError):
-            until(lambda: consumer.poll(timeout_ms=500))
-        assert [record.offset for record in read(consumer, place, 0, 1)] == [0], "and it goes on from where it is"
-
-    def test_a_record_that_is_too_large(self, topic: str, producer: Producer) -> None:
-        with pytest.raises(MessageSizeTooLargeError):
-            producer.send(topic, value=bytes(MAX_RECORD_BYTES + 1)).get(WAIT)
-        assert producer.send(topic, value=bytes(MAX_PAYLOAD_BYTES)).get(WAIT).offset >= 0
 
     def test_a_producer_that_is_abandoned(self, topic: str, connection: Connection) -> None:
         """Records under way complete or fail; the producer takes no more."""
@@ -304,12 +247,6 @@ def read(consumer: Consumer, place: TopicPartition, start: int, end: int) -> lis
     while (not records or records[-1].offset < end - 1) and time.monotonic() < deadline:
         records += consumer.poll(timeout_ms=500).get(place, ())
     return records
-
-
-def until(call: object) -> None:
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        call()  # type: ignore[operator]
 
 
 @pytest.mark.broker
