@@ -107,7 +107,7 @@ def main(bootstrap_servers: str, group: str, address: str) -> None:
     replica.ballast = 2_000_000
     transfer = replica.member._transfer
     assert transfer is not None
-    send = transfer._send
+    send = transfer.supplier._send
     letters = itertools.count()
 
     def send_one(*letter: object) -> LetterReceipt:
@@ -116,7 +116,7 @@ def main(bootstrap_servers: str, group: str, address: str) -> None:
             time.sleep(60)
         return send(*letter)  # type: ignore[arg-type]
 
-    transfer._send = send_one
+    transfer.supplier._send = send_one
     print("in", flush=True)
     sys.stdin.readline()
     with Talker(replica.member) as talker:

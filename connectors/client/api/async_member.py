@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, cas
 
 from connectors.client.api.member import CLOSE_TIMEOUT_S, Member
 from connectors.client.incarnation.callbacks import Callback
-from connectors.client.state.state_transfer import GetState, SetState
+from connectors.client.state.state_joiner import SetState
+from connectors.client.state.state_supplier import GetState
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.delivery import Delivery, Deserializer
 from connectors.client.values.letter import Letter, LetterReceipt

@@ -33,7 +33,9 @@ from connectors.client.memory.ledger_reader import check_can_read_a_ledger
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.outbox import Outbox
 from connectors.client.state.start_position import Choice
-from connectors.client.state.state_transfer import GetState, SetState, StateTransfer
+from connectors.client.state.state_joiner import SetState
+from connectors.client.state.state_supplier import GetState
+from connectors.client.state.state_transfer import StateTransfer
 from connectors.client.tail.sharing import share
 from connectors.client.values.arguments import function, location, number, path, positive_seconds, seconds, switch, text
 from connectors.client.values.delivery import Deserializer

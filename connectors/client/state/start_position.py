@@ -67,7 +67,7 @@ class StartPosition:
     def check(self, choice: Choice) -> None:
         """Check that the arguments of `connect` fit together. Raises UsageError."""
         from_ledger, state, or_history, from_seqno = choice
-        if state and (self.transfer is None or self.transfer.set_state is None):
+        if state and (self.transfer is None or self.transfer.joiner.set_state is None):
             raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
         if state + from_ledger + (from_seqno is not None) > 1:
             raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
@@ -97,7 +97,7 @@ class StartPosition:
                     if not choice.or_history:
                         raise self._no_state()
                     first = 1
-            self.transfer.is_ready = True
+            self.transfer.supplier.is_ready = True
         self.is_ready = True
         if first is not None or counted is not None:
             self._newest = None
@@ -124,7 +124,7 @@ class StartPosition:
             self.ledger,
             events=events,
             counted=self._counted_seqno,
-            between=self.transfer.between if self.transfer is not None else None,
+            between=self.transfer.supplier.between if self.transfer is not None else None,
         )
         return self._newest
 
@@ -141,7 +141,7 @@ class StartPosition:
             is_shared=True,
             events=events,
             counted=self._counted_seqno,
-            between=self.transfer.between if self.transfer is not None else None,
+            between=self.transfer.supplier.between if self.transfer is not None else None,
         )
         return self._newest
 

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.codec.letter_codec import WrittenLetter
+from ordering.base.names import Address
 from ordering.base.records import MAX_NUMBER, Headers
 
 H_STATE = "state"
+
+Send = Callable[[Address, bytes, Headers], LetterReceipt]
+"""A function that sends a letter of the kind `state`."""
 
 
 class RequestId(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from connectors import Member
-from connectors.client.state.state_transfer import CHUNK_BYTES
+from connectors.client.state.state_supplier import CHUNK_BYTES
 from connectors.kafka.connection.connection import Connection
 from connectors.testing.tiny_sequencer import TinySequencer
 from tests.client.conftest import ALSO_ON_A_BROKER

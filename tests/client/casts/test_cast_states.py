@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from connectors import Member
-from connectors.client.state import state_transfer
+from connectors.client.state import state_joiner
 from connectors.client.tail.cast_buffer import Found
 from connectors.client.tail.merged_log import MergedLog
 from connectors.client.values.letter import LetterReceipt
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 @pytest.fixture(autouse=True)
 def sequencer(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
-    monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(state_joiner, "PATIENCE_S", 1.0)
     with TinySequencer(connection, group) as running:
         yield running
 
@@ -77,7 +77,7 @@ def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: 
         transfer = victim.member._transfer
         assert transfer is not None
         letters, is_sending = itertools.count(), threading.Event()
-        send = transfer._send
+        send = transfer.supplier._send
 
         def send_one(*letter: object) -> LetterReceipt:
             if next(letters) == 1:
@@ -86,7 +86,7 @@ def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: 
                 raise AbcastError("killed")
             return send(*letter)  # type: ignore[arg-type]
 
-        transfer._send = send_one
+        transfer.supplier._send = send_one
         joined: list[Replica] = []
         with Talker(a.member) as of_a, Talker(victim.member) as of_v:
             for talker in (of_a, of_v):

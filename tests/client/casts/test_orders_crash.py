@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from connectors import Delivery, Member
-from connectors.client.state import state_transfer
+from connectors.client.state import state_joiner
 from connectors.diagnosis.report import check_group
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
@@ -73,7 +73,7 @@ class Recorder:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(state_joiner, "PATIENCE_S", 1.0)
 
 
 @ON_A_BROKER

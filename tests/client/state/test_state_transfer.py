@@ -17,7 +17,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.client.state import state_transfer
+from connectors.client.state import state_joiner, state_transfer
 from connectors.client.state.state_letters import (
     H_STATE,
     Chunk,
@@ -27,7 +27,8 @@ from connectors.client.state.state_letters import (
     StateAssembly,
     decode_state_letter,
 )
-from connectors.client.state.state_transfer import CHUNK_BYTES, StateTransfer
+from connectors.client.state.state_supplier import CHUNK_BYTES, StateSupplier
+from connectors.client.state.state_transfer import StateTransfer
 from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.codec.letter_codec import WrittenLetter
 from connectors.kafka.connection.connection import Connection
@@ -56,7 +57,7 @@ def group(connection: Connection, group: str) -> Iterator[str]:
 def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the joiner's patience where no broker is slow."""
     if "connection" in request.fixturenames and isinstance(request.getfixturevalue("connection"), MemoryConnection):
-        monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(state_joiner, "PATIENCE_S", 1.0)
 
 
 class Replica:
@@ -210,7 +211,7 @@ def test_a_state_is_for_members_only(connection: Connection, group: str, name: s
             eventually(lambda: a.taken == b.taken == c.taken == ["x", "y"])
             assert a.dumped == 2
             assert a.member._transfer is not None
-            assert a.member._transfer._requests == {}
+            assert a.member._transfer.supplier._requests == {}
 
 
 def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypat
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two senders go on all the time; every joiner has each message once, in the one order."""
-    monkeypatch.setattr(state_transfer, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(state_joiner, "PATIENCE_S", 5.0)
     if flush:
         change_settings(connection, group, "nyc", flush=True)
     stop = threading.Event()
@@ -296,7 +297,7 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
         a.say("x")
         assert a.member._transfer is not None
         sent: list[Headers] = []
-        really = a.member._transfer._send
+        really = a.member._transfer.supplier._send
         closing = threading.Thread(target=a.member.close)
 
         def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
@@ -306,7 +307,7 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
             sent.append(headers)
             return really(receiver, payload, headers)
 
-        a.member._transfer._send = send
+        a.member._transfer.supplier._send = send
         with Replica(connection, group, "c") as c:
             closing.join(WAIT)
             assert (len(sent), a.dumped, b.dumped) == (3, 2, 1)
@@ -322,7 +323,7 @@ def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str)
         b.say("x")
         assert b.member._transfer is not None
         sent: list[Headers] = []
-        really = b.member._transfer._send
+        really = b.member._transfer.supplier._send
 
         def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
             if len(sent) == 3:
@@ -330,7 +331,7 @@ def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str)
             sent.append(headers)
             return really(receiver, payload, headers)
 
-        b.member._transfer._send = send
+        b.member._transfer.supplier._send = send
         with Replica(connection, group, "c") as c:
             assert (len(sent), b.dumped, a.dumped) == (3, 2, 1)  # the oldest first; it had supplied a before
             assert c.taken == ["x"]
@@ -348,7 +349,7 @@ def dump():
 member = Member(sys.argv[1], "nyc/supplier", bootstrap_servers=sys.argv[2], get_state=dump)
 member.connect()
 print("in", flush=True)
-send, sent = member._transfer._send, 0
+send, sent = member._transfer.supplier._send, 0
 
 def tell(*letter):
     global sent
@@ -358,7 +359,7 @@ def tell(*letter):
         time.sleep(60)
     return send(*letter)
 
-member._transfer._send = tell
+member._transfer.supplier._send = tell
 for delivery in member.deliveries():
     taken.append(delivery.payload.decode())
 """
@@ -478,8 +479,8 @@ def test_events_begin_with_the_joiners_view(
 ) -> None:
     """Messages begin after the state, which may count some of a later view; no view, block or unblock is left out."""
     supplying = threading.Event()
-    really = StateTransfer.between
-    monkeypatch.setattr(StateTransfer, "between", lambda *asked: really(*asked) if supplying.is_set() else None)
+    really = StateSupplier.between
+    monkeypatch.setattr(StateSupplier, "between", lambda *asked: really(*asked) if supplying.is_set() else None)
     change_settings(connection, group, "nyc", flush=True)
     with Replica(connection, group, "a") as a:
         a.say("x")
