@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from connectors.kafka.log.same_log_consumer import SameLogConsumer, out_of_range
 from ordering.base.errors import AbcastError
 
 POLL_S = 0.1
@@ -79,7 +79,8 @@ class Intake:
         try:
             polled = self._log.poll(timeout_s)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise PartitionsFailed(InputLost("the next records are gone: taking over anew."), self._lost()) from error
+            lost = out_of_range(error) or self._assigned
+            raise PartitionsFailed(InputLost("the next records are gone: taking over anew."), lost) from error
         except TopicAuthorizationFailedError as error:
             topics: set[str] = set(*error.args)
             raise PartitionsFailed(
@@ -98,17 +99,6 @@ class Intake:
         for partition, records in polled.items():
             self.positions[partition] = records[-1].offset + 1
         return polled
-
-    def _lost(self) -> list[TopicPartition]:
-        """Return the partitions without the next record to read; all of them if Kafka does not tell."""
-        try:
-            beginnings, ends = (
-                ask(self._assigned) for ask in (self._consumer.beginning_offsets, self._consumer.end_offsets)
-            )
-        except KafkaError:
-            return self._assigned
-        lost = [place for place in self._assigned if not beginnings[place] <= self.positions[place] <= ends[place]]
-        return lost or self._assigned
 
     def close(self) -> None:
         """Disconnect."""

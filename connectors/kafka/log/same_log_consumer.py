@@ -69,6 +69,12 @@ def _plain(identity: tuple[Any, ...]) -> tuple[Any, ...]:
     return *others, tuple(map(tuple, headers))
 
 
+def out_of_range(error: KafkaError) -> Set[TopicPartition]:
+    """Return the partitions with an offset out of range; none if the error does not tell."""
+    told = error.args[0] if error.args else ()
+    return frozenset(told) if isinstance(told, Mapping | Set | list) else frozenset()
+
+
 class SameLogConsumer:
     """Polls a consumer, and compares logs. Not thread-safe."""
 
@@ -78,6 +84,10 @@ class SameLogConsumer:
         self._places: Set[TopicPartition] = frozenset()
         self._next: dict[TopicPartition, int] = {}
         """The next offset of each partition, also of partitions read earlier: they may be read again."""
+        self._passed: dict[TopicPartition, int] = {}
+        """The offset that the consumer has reached: only transactions' markers lie between `_next` and it."""
+        self._beginnings: dict[TopicPartition, int] = {}
+        """The first offset of each partition, if it was asked for."""
         self._last: dict[TopicPartition, tuple[Any, ...]] = {}
         """The identity of the last record of each partition."""
         self._doubted: set[TopicPartition] = set()
@@ -92,13 +102,19 @@ class SameLogConsumer:
 
     def read(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read from these positions on, and no other partitions."""
+        self._note_passed()
         for place, offset in positions.items():
             if self._next.get(place) != offset:
                 self._last.pop(place, None)  # the record before the new position is unknown
+                self._passed.pop(place, None)
         self._doubted = (self._doubted | (positions.keys() - self._places)) & self._last.keys()
         self._next.update(positions)
         self._places, self._quiet, self._back = frozenset(positions), set(positions), set()
-        self._begun = {place for place, offset in positions.items() if offset and place not in self._last}
+        self._begun = {
+            place
+            for place, offset in positions.items()
+            if offset > self._beginnings.get(place, 0) and place not in self._last
+        }
         self._consumer.assign(list(positions))
         for place, offset in positions.items():
             self._consumer.seek(place, offset - (place in self._begun))
@@ -117,9 +133,8 @@ class SameLogConsumer:
             if self._doubted:
                 self._go_back()
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError):
-            if not self._only_read_records_are_gone():
-                raise
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            self._pass_over_dropped(out_of_range(error) & self._places or self._places)
             return {}
         except AuthorizationError:
             raise
@@ -133,7 +148,7 @@ class SameLogConsumer:
             last = records[-1]
             self._last[place], self._next[place] = _identity(last), last.offset + 1
         if self._looks:
-            if now - self._looked_at > LOOK_S:
+            if abs(now - self._looked_at) > LOOK_S:
                 self._look_at_ends(self._quiet)
                 self._looked_at, self._quiet = now, set(self._places)
             self._quiet.difference_update(polled)
@@ -155,7 +170,13 @@ class SameLogConsumer:
     def _doubt(self) -> None:
         self._doubted, self._back = set(self._last), set()
 
+    def _note_passed(self) -> None:
+        """Note how far the consumer has come, before it is moved: no record tells of a marker."""
+        for place in self._places:
+            self._passed[place] = max(self._passed.get(place, 0), self._consumer.position(place))
+
     def _go_back(self) -> None:
+        self._note_passed()
         for place in (self._doubted & self._places) - self._back:
             self._consumer.seek(place, self._last[place][0])
             self._back.add(place)
@@ -180,21 +201,31 @@ class SameLogConsumer:
                 if end < self._next[place]:
                     raise self._changed(place, f"ends at offset {end}, and was read up to {self._next[place]}")
 
-    def _only_read_records_are_gone(self) -> bool:
-        """Whether the broker has dropped only records that were read. If so, poll again."""
-        self._look_at_ends(self._places)
+    def _pass_over_dropped(self, places: Set[TopicPartition]) -> None:
+        """Read on where the broker has dropped only records that were read.
+
+        Only these partitions are asked about: another one may be away. Raises OffsetOutOfRangeError for the partitions
+        with unread records dropped, and the error that `changed` makes.
+        """
+        self._look_at_ends(places)
         self._doubt()  # if the end is unknown now, the log may grow past its reader before it is known
         try:
-            beginnings = self._consumer.beginning_offsets(list(self._places))
+            beginnings = self._consumer.beginning_offsets(list(places))
         except (KafkaError, KeyError):
-            return True  # the next poll asks again
-        if any(beginning > self._next[place] for place, beginning in beginnings.items()):
-            return False
-        for place in [place for place in self._begun if self._next[place] == beginnings[place]]:
-            self._consumer.seek(place, self._next[place])
-            self._begun.discard(place)
-        for place in [place for place in self._doubted & self._places if self._last[place][0] < beginnings[place]]:
-            self._consumer.seek(place, self._next[place])
-            self._doubted.discard(place)
-            del self._last[place]
-        return True
+            return  # the next poll asks again
+        self._beginnings.update(beginnings)
+        unread = {
+            place: self._next[place]
+            for place, beginning in beginnings.items()
+            if beginning > max(self._next[place], self._passed.get(place, 0))
+        }
+        for place, beginning in beginnings.items():
+            # The place of the record before the first position, if that is still to be passed over.
+            last = self._last[place][0] if place in self._last else self._next[place] - 1
+            if last < beginning and place not in unread:
+                self._consumer.seek(place, max(self._next[place], beginning))
+                self._begun.discard(place)
+                self._doubted.discard(place)
+                self._last.pop(place, None)
+        if unread:
+            raise OffsetOutOfRangeError(unread)

@@ -126,7 +126,7 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         try:
             return super().poll(timeout_ms=timeout_ms)  # type: ignore[no-any-return]
         except LogTruncationError as error:
-            raise OffsetOutOfRangeError(str(error)) from error
+            raise OffsetOutOfRangeError(error.divergent_offsets) from error
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the beginning of each partition."""

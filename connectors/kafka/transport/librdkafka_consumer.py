@@ -178,6 +178,9 @@ class _Consumer:
             return  # this consumer has no group, and the client reconnects by itself
         if isinstance(failure, errors.TopicAuthorizationFailedError):
             failure = errors.TopicAuthorizationFailedError({message.topic()})  # as kafka-python has it
+        if isinstance(failure, errors.OffsetOutOfRangeError):
+            place = TopicPartition(message.topic(), message.partition())
+            failure = errors.OffsetOutOfRangeError({place: self.position(place)})
         _logger.debug("reading %s: %r", message.topic(), failure)
         # The error comes again after the records before it, since the position has not moved.
         self._is_moved = True

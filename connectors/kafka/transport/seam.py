@@ -15,7 +15,8 @@ Every transport promises:
 * *A consumer* reads the assigned partitions from the given offsets, in the order of offsets, whether transactions have
   committed the records or not. It is in no consumer group and commits nothing. `poll` returns as soon as it has a
   record. Offsets without a record for readers (a transaction's marker) only move the `position`; `poll` may then return
-  nothing. A broker that is away is silence. An offset out of range raises OffsetOutOfRangeError; no position jumps.
+  nothing. A broker that is away is silence. An offset out of range raises OffsetOutOfRangeError,
+  whose argument has the partition; no position jumps.
 * *Opening* a client raises a retriable KafkaError if no broker answers in time.
 
 A consumer is not thread-safe; a producer is. Callbacks come from a thread of the producer's own; they must not wait for

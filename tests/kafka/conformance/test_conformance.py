@@ -17,6 +17,7 @@ from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log import same_log_consumer
 from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record
 from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from tests.kafka.conformance.clusters import PARTITIONS, BrokerCluster, Cluster, MemoryCluster
@@ -306,8 +307,9 @@ def read_to(consumer: Consumer, place: TopicPartition, start: int, end: int) -> 
 def out_of_range(consumer: Consumer, place: TopicPartition, offset: int) -> None:
     consumer.assign([place])
     consumer.seek(place, offset)
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(OffsetOutOfRangeError) as raised:
         _poll_on(consumer)
+    assert same_log_consumer.out_of_range(raised.value) == {place}
 
 
 def _poll_on(consumer: Consumer) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from unittest import mock
 
 import pytest
-from kafka.errors import KafkaError
+from kafka.errors import KafkaConnectionError, KafkaError
 from kafka.structs import TopicPartition
 
+from connectors.kafka.log import same_log_consumer
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import PlainRecord
-from connectors.testing.memory_kafka import OFFSETS, MemoryConnection
+from connectors.testing.memory_kafka import OFFSETS, MemoryConnection, MemoryConsumer
 from ordering.base.errors import HistoryChanged
 from tests.changed_logs import CHANGES, change
 
@@ -96,3 +99,110 @@ def test_a_log_that_grows_past_its_reader_before_its_end_is_told() -> None:
         topics.append(place, b"k", b"", [])
     topics.bring_back(place.topic)
     assert not reader.goes_on()
+
+
+def test_one_partition_is_away_and_another_was_purged() -> None:
+    """The reader goes on with the purged one, whatever is not told of the other."""
+    reader = Read()
+    topics, (away, purged, _) = reader.kafka.topics, PLACES
+    for place in PLACES:
+        topics.append(place, b"k", b"", [])
+    assert reader.goes_on()
+    topics.take_away(away.topic)
+    topics.drop(purged.topic, 1)
+    topics.restart()
+    topics.append(purged, b"k", b"", [])
+    for _ in range(4):
+        assert reader.goes_on()
+    assert len(reader.given[purged]) == 2
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def time(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+
+class Growing:
+    """Logs that grow, with transactions' markers, and that a purge follows; and their reader."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice, self.kafka = dice, MemoryConnection()
+        self.topics, self.consumer = self.kafka.topics, self.kafka.consumer()
+        self.topics.silence_s = 0.0
+        self.log = SameLogConsumer(self.consumer, lambda place, what: HistoryChanged(f"{place.topic} {what}"))
+        self.topics.partitions.update({place: [] for place in PLACES})
+        self.grow(6)
+        self.starts = {place: dice.randint(0, len(self.topics.partitions[place])) for place in PLACES}
+        self.positions, self.given = dict(self.starts), {place: list[PlainRecord]() for place in PLACES}
+        self.log.read(self.positions)
+
+    def grow(self, most: int) -> None:
+        for place in PLACES:
+            for _ in range(self.dice.randint(0, most)):
+                if self.dice.random() < 0.3:
+                    self.topics.mark(place)
+                else:
+                    self.topics.append(place, b"k", b"", [("abcast", b"1")])
+
+    def purge(self) -> None:
+        """Drop records of a partition up to the consumer's place at most."""
+        place = self.dice.choice(PLACES)
+        beginning = self.topics.beginnings.get(place, 0)
+        passed = max(beginning, self.positions[place], self.consumer.next.get(place, 0))
+        self.topics.drop(place.topic, self.dice.randint(beginning, passed))
+
+    def poll(self) -> None:
+        with suppress(KafkaConnectionError):
+            for place, records in self.log.poll(0.0).items():
+                self.given[place] += records
+                self.positions[place] = records[-1].offset + 1
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_log_that_only_grows_and_is_dropped_behind_its_reader(seed: int) -> None:
+    """Nothing is missed, and no error is raised, whatever marks transactions leave, and wherever the clock jumps."""
+    clock = Clock()
+    with mock.patch.object(same_log_consumer, "time", clock):
+        logs = Growing(dice := random.Random(seed))
+        for _ in range(50):
+            logs.grow(2)
+            if dice.random() < 0.3:
+                logs.purge()
+            if dice.random() < 0.15:
+                logs.topics.restart()
+            if dice.random() < 0.2:
+                logs.log.read({place: at for place, at in logs.positions.items() if dice.random() < 0.7})
+            logs.topics.away = {dice.choice(PLACES): frozenset({OFFSETS})}
+            clock.now += dice.choice((0, 0, 0, 6, -6, -86_400))
+            logs.poll()
+        logs.topics.away.clear()
+        logs.log.read(logs.positions)
+        for _ in range(9):
+            logs.poll()
+    for place, start in logs.starts.items():
+        behind = logs.topics.partitions[place][start:]
+        assert logs.given[place] == [each for each in behind if (place, each.offset) not in logs.topics.marks]
+
+
+def test_a_clock_that_was_set_back() -> None:
+    """The reader sees that its log ends before its place, within the usual time."""
+    clock, place = Clock(), PLACES[0]
+    with mock.patch.object(same_log_consumer, "time", clock):
+        reader = Read()
+        reader.kafka.topics.append(place, b"k", b"", [])
+        assert reader.goes_on()
+        clock.now -= 86_400
+        assert reader.goes_on()
+        reader.kafka.topics.partitions[place] = []
+        with mock.patch.object(MemoryConsumer, "poll", return_value={}):  # as where the topic is gone
+            for _ in range(4):
+                clock.now += 3
+                if not reader.goes_on():
+                    return
+    pytest.fail("it did not look")
