@@ -24,6 +24,7 @@ up to 5 casts. `casts` counts the casts of all members before the measurement. S
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import sub
 
 from ordering.base.records import MAX_NUMBER
@@ -74,6 +75,31 @@ def read(field: str, base: Clock | None, size: int) -> Clock:
             raise ClockMalformed(f"member {index} in a view of {size}")
         clock[index] += more
     return tuple(clock)
+
+
+class ClockReader:
+    """A reader of the clocks of a view's causal casts, each written in full or as a difference to its sender's last.
+
+    Invariant. `last` has the clock of each member's last delivered causal cast, by the member's index. Only the clock
+    of a member's next cast is read, and only once, however often the cast is looked at.
+    """
+
+    def __init__(self, last: Mapping[int, Clock]) -> None:
+        self.last = dict(last)
+        self._next: dict[int, Clock] = {}
+
+    def next(self, index: int, field: str, size: int) -> Clock:
+        """Return the clock of a member's next cast in a view of `size` members. Raises ClockMalformed."""
+        clock = self._next.get(index)
+        if clock is None:
+            clock = self._next[index] = read(field, self.last.get(index), size)
+        return clock
+
+    def go_past(self, index: int) -> None:
+        """Note that the member's next cast is delivered, or dropped without a readable clock."""
+        clock = self._next.pop(index, None)
+        if clock is not None:
+            self.last[index] = clock
 
 
 def _increments(field: str) -> list[tuple[int, int]]:

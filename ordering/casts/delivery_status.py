@@ -40,7 +40,7 @@ def fate_of_record(hub: CausalReceiver, record: Cast | OrderedRecord) -> Deliver
     if record.view > hub.view:
         return DeliveryStatus.NOT_YET
     is_over = record.view < hub.view
-    delivered = (hub.delivered_of_gone if is_over else hub.delivered_of)(record.life)
+    delivered = (hub.ended.delivered if is_over else hub.delivered_of)(record.life)
     if delivered is None or delivered >= record.local_seqno:
         return DeliveryStatus.DELIVERED
     return DeliveryStatus.NEVER if is_over else DeliveryStatus.NOT_YET
@@ -54,7 +54,7 @@ def fate_of_state(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
         is_there = not hub.is_new and all(map(le, state.vector, hub.vector))
         return DeliveryStatus.DELIVERED if is_there else DeliveryStatus.NOT_YET
     for life, count in zip(state.lives, state.vector, strict=True):
-        delivered = hub.delivered_of_gone(life)
+        delivered = hub.ended.delivered(life)
         if delivered is not None and count > delivered:
             return DeliveryStatus.NEVER
     return DeliveryStatus.DELIVERED

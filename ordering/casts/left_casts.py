@@ -67,7 +67,7 @@ def course_of(
 
 def _delivered(cast: Cast, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]) -> int | None:
     """Return the number of delivered casts of its incarnation as of the end of the cast's view; None if not known."""
-    count = hub.settled(cast.life)
+    count = hub.ended.agreed(cast.life)
     if count is None:
         count = settled.get(cast.life)
     if count is None and hub.view > cast.view:

@@ -98,11 +98,11 @@ class Merger:
     @property
     def is_half_empty(self) -> bool:
         """Whether there is room for more than a few casts."""
-        return self.causal.room.is_half_empty and self.fifo.room.is_half_empty
+        return self.causal.held.budget.is_half_empty and self.fifo.room.is_half_empty
 
     def held(self) -> list[Cast]:
         """Return the casts that wait. A reader that starts from `state` reads them again."""
-        return [*self.causal.held(), *self.fifo.held()]
+        return [*self.causal.held, *self.fifo.held()]
 
     def step(self, record: Cast | OrderedRecord) -> CastStep:
         """Judge the next record. Raises ProtocolViolation for a DATA record that no sequencer writes."""

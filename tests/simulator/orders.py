@@ -215,7 +215,7 @@ class Orders:
         offsets = dict(reading.offsets)
         for where, offset in reading.full_at.items():
             offsets[where] = min(offsets[where], offset)
-        for cast in reading.receiver.held():
+        for cast in reading.receiver.held:
             where, offset = divmod(reading.places[key_of(cast)], 1 << 32)
             offsets[where] = min(offsets[where], offset)
         return offsets
@@ -227,7 +227,7 @@ class Orders:
         for bit in bits(delivered):
             joiner.happened |= self.past[bit]
         if joiner.outgoing.is_quiet:  # refused, if it has joined within the flush
-            joiner.outgoing.flush_ok(joiner.receiver.flush)
+            joiner.outgoing.flush_ok(joiner.receiver.cut.flush)
             self._release(joiner)
 
     def _begin_with_the_view(self, joiner: Process) -> bool:
@@ -482,7 +482,7 @@ class Orders:
         assert process.receiver is not None
         if not process.full_at or not self.rules.read_full_again:
             return False
-        if not process.receiver.room.is_left and process.receiver.progress == process.progress:
+        if not process.receiver.held.budget.is_left and process.receiver.progress == process.progress:
             return False
         process.progress = process.receiver.progress
         for where, offset in process.full_at.items():
@@ -646,7 +646,7 @@ class Orders:
             receivers = [each.receiver for each in self.processes if each.receiver is not None]
             given = [(one.receiver.progress, len(one.ready)) for one in self.applications.running]
             mine = (
-                [(each.progress, each.room.holding) for each in receivers],
+                [(each.progress, each.held.budget.holding) for each in receivers],
                 sum(len(each.unwritten) for each in self.members),
             )
             now = len(self.data), self.flush, len(self.past), mine, given

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ordering.casts.casts import CAUSAL, FIFO, Cast, CastVerdict, OrderedRecord, Settled
-from ordering.casts.causal import CausalReceiver, CausalState, Need
+from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.clocks import Clock
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
+from ordering.casts.held_casts import Need
 from ordering.casts.left_casts import Course, LeftCast
 from ordering.casts.outgoing import Outgoing
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
@@ -62,7 +63,7 @@ class TakesOlder(CausalReceiver):
 
     def _take_cast(self, cast: Cast) -> CastVerdict:
         verdict = super()._take_cast(cast)
-        if verdict is CastVerdict.DISCARD and cast not in self.held():
+        if verdict is CastVerdict.DISCARD and cast not in self.held:
             self._deliveries.append(cast)
             return CastVerdict.ACCEPT
         return verdict
@@ -82,10 +83,10 @@ class DropsInsteadOfHolding(CausalReceiver):
     """What can't be delivered at once is gone."""
 
     def _take_cast(self, cast: Cast) -> CastVerdict:
-        before = self.room.max_held
-        self.room.max_held = 0
+        before = self.held.budget.max_held
+        self.held.budget.max_held = 0
         verdict = super()._take_cast(cast)
-        self.room.max_held = before
+        self.held.budget.max_held = before
         return CastVerdict.HOLD if verdict is CastVerdict.FULL else verdict
 
 
@@ -93,9 +94,9 @@ class NeverBlocks(CausalReceiver):
     """In a flush it goes on to deliver what is not agreed."""
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
-        limit, self._limit = self._limit, None
+        limit, self.cut.limit = self.cut.limit, None
         need = super()._missing(index, cast)
-        self._limit = limit
+        self.cut.limit = limit
         return need
 
 

@@ -110,7 +110,7 @@ class MergedLog:
         if self._sites_of != causal.view:
             self._sites_of, self._sites_since = causal.view, time.monotonic()
             self._sites = {life.address.partition("/")[0] for life in causal.lives}
-        if causal.waiting > 0 or causal.room.holding > 0:
+        if causal.waiting > 0 or causal.held.budget.holding > 0:
             return True
         if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
             return False

@@ -73,12 +73,12 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
     monkeypatch.setattr(merged_log, "AGAIN_AFTER_S", after_s)
     data: list[OrderedRecord] = []
     log = a_log(monkeypatch, reading, data, A, B)
-    log.merger.causal.room.max_held = 4
+    log.merger.causal.held.budget.max_held = 4
     for _ in range(4):
         log.step(log.read(0))
     reading.next[OF_B] = 0
     log.step(log.read(0))
-    assert (log.merger.causal.room.holding, log.merger.causal.vector) == (4, (0, 0))
+    assert (log.merger.causal.held.budget.holding, log.merger.causal.vector) == (4, (0, 0))
     data.append(OrderedRecord(1))
     for _ in range(4_000):
         log.step(log.read(0))

@@ -126,7 +126,7 @@ class TestViews:
         assert receiver.step(fifo(A, 1)) == CastStep(CastVerdict.DISCARD)
         assert receiver.step(fifo(D, 1)) == CastStep(CastVerdict.HOLD)
         assert receiver.step(VIEW_1) == CastStep(CastVerdict.ACCEPT, (VIEW_1, fifo(A, 1)), (fifo(D, 1),))
-        assert receiver.room.holding == 0
+        assert receiver.held.budget.holding == 0
 
     def test_entries_come_and_go(self) -> None:
         """A remaining member keeps its number, a new one begins at 0, and a former one's entry is dropped."""
@@ -138,7 +138,7 @@ class TestViews:
         settled = (Settled(A, 0),)
         assert receiver.step(view).deliveries == (view._replace(settled=settled),)
         assert receiver.vector == (2, 0, 0)
-        assert (receiver.settled(A), receiver.settled(B)) == (0, None)
+        assert (receiver.ended.agreed(A), receiver.ended.agreed(B)) == (0, None)
         assert receiver.step(fifo(A, 2)) == CastStep(CastVerdict.OVER)
         receiver.step(total(4, kind=STOP_FLUSH))
         assert receiver.step(fifo(again, 1, view=2)).verdict is CastVerdict.ACCEPT
@@ -185,22 +185,22 @@ class TestAFullQueue:
         assert receiver.step(causal(C, 1, "2")) == CastStep(CastVerdict.FULL)
         assert receiver.step(fifo(A, 1, view=2)) == CastStep(CastVerdict.FULL)
         assert receiver.state == before
-        assert [*receiver.held()] == [fifo(A, 2)]
+        assert [*receiver.held] == [fifo(A, 2)]
 
     def test_bytes_fill_it_too(self) -> None:
         receiver = member()
-        receiver.room.max_held_bytes = 10
+        receiver.held.budget.max_held_bytes = 10
         large = fifo(A, 2)._replace(payload=b"x" * 8, headers=(("h", b"v"),))
         assert receiver.step(large).verdict is CastVerdict.HOLD
         assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
-        half_empty = [receiver.room.is_half_empty]
+        half_empty = [receiver.held.budget.is_half_empty]
         receiver.step(fifo(A, 1))
-        half_empty.append(receiver.room.is_half_empty)
+        half_empty.append(receiver.held.budget.is_half_empty)
         assert receiver.step(large._replace(view=2)).verdict is CastVerdict.HOLD
         assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
         receiver.step(OrderedRecord(2, START_FLUSH))
         receiver.step(OrderedRecord(3, VIEW, view=2, lives=(A, B)))
-        assert [*half_empty, receiver.room.is_half_empty] == [False, True, True]
+        assert [*half_empty, receiver.held.budget.is_half_empty] == [False, True, True]
 
     def test_what_need_not_wait_is_taken(self) -> None:
         receiver = member(max_held=1)
@@ -239,7 +239,7 @@ def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
     step = receiver.step(fifo(B, 1))
     assert step == CastStep(CastVerdict.ACCEPT, (fifo(B, 1), causal(C, 1, ",2")), (causal(B, 2, clock),))
     assert receiver.vector == (1, 2, 1)
-    assert receiver.room.holding == 0
+    assert receiver.held.budget.holding == 0
 
 
 def test_it_is_not_passed_over_in_a_flush() -> None:
@@ -316,7 +316,7 @@ def test_in_any_order_with_repeats_the_same_is_delivered_as_the_slow_and_simple_
         delivered += receiver.step(sent.cast).deliveries
         assert sorted(delivered, key=str) == sorted(deliverable(log[:arrived], members), key=str)
     assert len(delivered) == len(history)
-    assert receiver.room.holding == 0
+    assert receiver.held.budget.holding == 0
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 30))
@@ -330,7 +330,7 @@ def test_a_late_joiner_goes_on_from_a_state(dice: random.Random, members: int, l
     before = [one for cast in log[:cut] for one in receiver.step(cast).deliveries]
     joiner = CausalReceiver(CausalState.from_bytes(receiver.state.to_bytes()))
     assert joiner.state == receiver.state
-    after = [one for cast in [*receiver.held(), *log] for one in joiner.step(cast).deliveries]
+    after = [one for cast in [*receiver.held, *log] for one in joiner.step(cast).deliveries]
     assert sorted(map(str, before + after)) == sorted(map(str, casts))
 
 
