@@ -178,7 +178,7 @@ def test_times(place: TopicPartition, producer: Producer, consumer: Consumer) ->
 
 
 def test_retention_moves_the_beginning(place: TopicPartition, cluster: Cluster, producer: Producer) -> None:
-    """Offsets stay; what is below the beginning is out of range, and the beginning itself is not."""
+    """Offsets stay; an offset below the beginning is out of range, and the beginning itself is not."""
     fill(producer, place, 10)
     cluster.delete_records(place, 4)
     with contextlib.closing(cluster.connection.consumer()) as consumer:

@@ -1,4 +1,4 @@
-"""What a library adds to the promises of `connectors.kafka.transport.seam`, which `tests.kafka.conformance` holds."""
+"""Promises that one library adds to `connectors.kafka.transport.seam`, which `tests.kafka.conformance` holds."""
 
 from __future__ import annotations
 
