@@ -1,10 +1,10 @@
-"""The consumer of the engine's loops, with a position of their own for each partition."""
+"""The consumer of the engine's loops, with a position of its own for each partition."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kafka.errors import (
     KafkaError,
@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import Polled
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.same_log_consumer import SameLogConsumer, out_of_range
+from connectors.kafka.transport import Record
 from ordering.base.errors import AbcastError
 
 POLL_S = 0.1
@@ -103,6 +104,54 @@ class Intake:
     def close(self) -> None:
         """Disconnect."""
         self._consumer.close()
+
+
+class GroupIntake(Intake):
+    """Reads partitions of groups. Each partition belongs to one group.
+
+    Invariant: after any change of partitions, positions or wanted partitions, the next poll assigns them anew.
+    """
+
+    def __init__(self, connection: Connection, stop: threading.Event) -> None:
+        """`stop` ends a wait. Raises BrokerUnreachable."""
+        super().__init__(connection, stop)
+        self._group_of: dict[TopicPartition, str] = {}
+        self._wanted: set[TopicPartition] | None = None  # None: to be assigned anew
+
+    def __contains__(self, place: TopicPartition) -> bool:
+        return place in self._group_of
+
+    def add(self, group: str, place: TopicPartition, offset: int) -> None:
+        """Read a group's partition from this offset on."""
+        self._group_of[place], self.positions[place] = group, offset
+        self._wanted = None
+
+    def drop(self, group: str) -> None:
+        """Read no partition of the group any more. The same partitions may be added again, from other offsets."""
+        for place in [place for place, name in self._group_of.items() if name == group]:
+            del self._group_of[place], self.positions[place]
+        self._wanted = None
+
+    def groups_of(self, places: Iterable[TopicPartition]) -> set[str]:
+        """Return the groups of these partitions."""
+        return {self._group_of[place] for place in places if place in self._group_of}
+
+    def poll_groups(
+        self, wants: Callable[[str, TopicPartition], bool], timeout_s: float = POLL_S
+    ) -> Mapping[str, Polled]:
+        """Return the records that come within `timeout_s`, by group, of the partitions that `wants` accepts.
+
+        Raises PartitionsFailed, KafkaError.
+        """
+        wanted = {place for place, group in self._group_of.items() if wants(group, place)}
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self.read(sorted(wanted))
+        groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
+        for place, records in self.poll(timeout_s).items():
+            if place in self._group_of:
+                groups.setdefault(self._group_of[place], {})[place] = records
+        return groups
 
 
 def _changed(place: TopicPartition, what: str) -> PartitionsFailed:

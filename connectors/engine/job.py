@@ -29,28 +29,23 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from kafka.errors import KafkaError
-from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
-from connectors.engine.intake import POLL_S, Intake, PartitionsFailed
+from connectors.engine.intake import POLL_S, GroupIntake, PartitionsFailed
+from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.writing import WriteFailed, Writer
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
-from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.transport import Record
-from connectors.storage.location import Location
 from connectors.takeover.feud import yield_to_rival
-from connectors.takeover.takeover import Fitness
 from ordering.base.errors import AbcastError, ProtocolViolation
 
 STOP_S = 10.0
@@ -75,23 +70,6 @@ class AnyLoop(Protocol[_Supervisor]):
     def close(self) -> None: ...  # noqa: D102
 
 
-class EngineOptions(NamedTuple):
-    """The options of the engine.
-
-    `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`: the groups to serve.
-    `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process. `fitness`:
-    checks each group before it is claimed.
-    """
-
-    connection: Connection
-    site: str
-    ledger: Location | None = None
-    groups: GroupChoice = ALL_GROUPS
-    look_every_s: float = LOOK_EVERY_S
-    troubles: Troubles | None = None
-    fitness: Fitness | None = None
-
-
 class EngineJob:
     """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`, which any thread may call."""
 
@@ -104,9 +82,8 @@ class EngineJob:
         self.options = options
         self.ready = threading.Event()
         self._stop = threading.Event()
-        self._epochs: dict[str, int] = {}
-        self._suspended = SuspendedGroups(self.name)
-        self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
+        finder = TopicFinder(options.connection, options.groups, options.look_every_s)
+        self._state = JobState(finder, SuspendedGroups(self.name))
 
     def stop(self) -> None:
         """Ask `run` to return after the current batch."""
@@ -118,7 +95,7 @@ class EngineJob:
         if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
         retries = Retries(self.name)
-        with contextlib.closing(self._finder):
+        with contextlib.closing(self._state.finder):
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
@@ -132,16 +109,7 @@ class EngineJob:
         """Work from a takeover to the stop, or to the first failure."""
         options = self.options
         self._work(
-            lambda: GroupSupervisor(
-                options.connection,
-                options.site,
-                options.ledger,
-                self._finder,
-                self._epochs,
-                self._suspended,
-                troubles=options.troubles,
-                fitness=options.fitness,
-            ),
+            lambda: GroupSupervisor(options, self._state),
             lambda: Loop(options.connection, options.site, self._stop),
         )
 
@@ -174,13 +142,11 @@ class Loop:
         self._site = site
         self._stop = stop
         self._groups: dict[str, GroupSequencer] = {}
-        self._group_of: dict[TopicPartition, str] = {}
-        self._assigned: set[TopicPartition] | None = None  # None: to be set anew
         self._failed: dict[str, AbcastError] = {}
         self._late: frozenset[str] = frozenset()
         self._writer = Writer(connection)
         try:
-            self._intake = Intake(connection, stop)
+            self._intake = GroupIntake(connection, stop)
         except BaseException:
             self._writer.abandon()
             raise
@@ -197,7 +163,7 @@ class Loop:
             for name in [name for name, group in self._groups.items() if group.holds]:
                 self._act(name, self._decide)
                 self._warn_if_late(name)
-            for name, polled in self._by_group(self._poll()).items():
+            for name, polled in self._poll().items():
                 self._groups[name].take(polled)
                 self._act(name, self._decide)
             while self._failed:
@@ -235,17 +201,19 @@ class Loop:
             _logger.warning("sequence: Kafka takes no DATA of group %s now. The other groups go on.", name)
         self._late = self._late | {name} if is_late else self._late - {name}
 
-    def _poll(self) -> Polled:
-        """Return new records. While a group waits for a batch that Kafka should take soon, wait for that instead."""
+    def _poll(self) -> Mapping[str, Polled]:
+        """Return new records, by group. While a group waits for a batch that Kafka should take soon, wait for that."""
         holding = [group for group in self._groups.values() if group.holds]
         on_time = [group for group in holding if group.oldest is not None and not group.is_late]
         soon = max(on_time, key=lambda group: group.is_full, default=None)
         if soon is None or not soon.is_full:
-            self._read()
             try:
-                polled = self._intake.poll(POLL_S if not holding else _SOON_S if soon is None else 0.0)
+                polled = self._intake.poll_groups(
+                    lambda name, _: not self._groups[name].is_full,
+                    POLL_S if not holding else _SOON_S if soon is None else 0.0,
+                )
             except PartitionsFailed as failed:
-                for name in {self._group_of[place] for place in failed.places if place in self._group_of}:
+                for name in self._intake.groups_of(failed.places):
                     self._fail(name, failed.error)
                 return {}
             if polled or soon is None:
@@ -256,13 +224,6 @@ class Loop:
             self._writer.wait(soon.oldest, lambda: time.monotonic() >= until, _SOON_S)
         return {}
 
-    def _read(self) -> None:
-        """Read all partitions of groups that are not full."""
-        wanted = {place for place, group in self._group_of.items() if not self._groups[group].is_full}
-        if wanted != self._assigned:
-            self._assigned = wanted
-            self._intake.read(sorted(wanted))
-
     def _await_written(self, group: GroupSequencer, deadline: float) -> None:
         while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
             group.see_written()
@@ -271,20 +232,12 @@ class Loop:
         """Apply a change of groups or partitions."""
         for state in taken.states.values():
             self._groups[state.group] = GroupSequencer(state, self._site)
-        for group in taken.gone:
-            self._groups.pop(group, None)
-        for partition, (group, offset) in taken.partitions.items():
-            self._group_of[partition], self._intake.positions[partition] = group, offset
-        for partition in [place for place, group in self._group_of.items() if group not in self._groups]:
-            del self._group_of[partition], self._intake.positions[partition]
-        self._assigned = None  # the same partitions may come with other positions
-
-    def _by_group(self, polled: Polled) -> Mapping[str, Polled]:
-        groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
-        for partition, records in polled.items():
-            if partition in self._group_of:
-                groups.setdefault(self._group_of[partition], {})[partition] = records
-        return groups
+        for name in taken.gone:
+            self._groups.pop(name, None)
+            self._intake.drop(name)
+        for partition, (name, offset) in taken.partitions.items():
+            if name in self._groups:
+                self._intake.add(name, partition, offset)
 
     def _decide(self, group: GroupSequencer) -> None:
         """Decide the records held, if a batch may begin now."""

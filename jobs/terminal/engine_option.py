@@ -95,7 +95,8 @@ def engine_job(
     `troubles`: of all jobs of this process. `fitness`: checks each group before it is claimed. Raises UsageError,
     BrokerUnreachable, EnvironmentProblem.
     """
-    from connectors.engine.job import EngineJob, EngineOptions
+    from connectors.engine.job import EngineJob
+    from connectors.engine.options import EngineOptions
 
     check_site(site)
     if agreement is not None:

@@ -23,6 +23,7 @@ from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.exclusion import exclude
 from connectors.engine.group_supervisor import Taken
+from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.site_job import SiteLoop, SiteSupervisor
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
@@ -680,7 +681,8 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
 
 
 def supervisor_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteSupervisor:
-    return SiteSupervisor(kafka, AgreementSettings(Neighbours("nyc", sites)), finder, {}, SuspendedGroups("sequence"))
+    state = JobState(finder, SuspendedGroups("sequence"))
+    return SiteSupervisor(EngineOptions(kafka, "nyc"), state, AgreementSettings(Neighbours("nyc", sites)))
 
 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
@@ -689,13 +691,14 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     """The job starts beside it, and says so; alone with it, it does not start."""
     kafka.create("h", "nyc")
     take_over(kafka, "h", "nyc")
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
     suspended = SuspendedGroups("sequence")
     agreement = AgreementSettings(Neighbours("nyc", SITES))
-    with closing(SiteSupervisor(kafka, agreement, finder, {}, suspended)) as supervisor:
+    state = JobState(finder, suspended)
+    with closing(SiteSupervisor(EngineOptions(kafka, "nyc"), state, agreement)) as supervisor:
         assert list(supervisor.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
         assert list(suspended.reasons) == ["h"]
@@ -710,7 +713,7 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
 
 def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose group was begun with other sites ends before its claim, which would fence the serving job."""
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic("g", role, "nyc"): 1 for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
@@ -731,7 +734,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
 ) -> None:
     """The supervisor gives no sign of life for it, until it is due again."""
     kafka.create("h", "nyc")
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)

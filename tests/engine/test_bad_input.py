@@ -12,7 +12,8 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import PAYLOAD_TOO_LARGE, UNREAD, forward_headers
 from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.connection.connection import Connection

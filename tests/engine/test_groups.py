@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from connectors import Member
-from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.kafka.topics.topics import create_topics

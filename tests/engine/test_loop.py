@@ -15,6 +15,7 @@ from connectors import Member
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.intake import InputLost
 from connectors.engine.job import Loop
+from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
@@ -185,11 +186,11 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     def lacks(*_: object) -> None:
         raise TopicMissing("abcast.g.epoch.nyc does not exist.")
 
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lacks)
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lacks)
     suspended = SuspendedGroups("sequence")
-    supervisor = GroupSupervisor(kafka, "nyc", None, finder, {}, suspended)
+    supervisor = GroupSupervisor(EngineOptions(kafka, "nyc"), JobState(finder, suspended))
     supervisor._maintenance.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
-    supervisor._partitions |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
+    supervisor._partitions.add(TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh")
     supervisor._find_changes()
     assert not list(supervisor.changes())
     del topics[Topic("g", "epoch", "nyc")]

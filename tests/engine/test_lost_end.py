@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.inputs import Neighbours
@@ -29,7 +30,7 @@ FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
     monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.1)
     monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 2.0)
@@ -51,7 +52,7 @@ def serving(kafka: MemoryConnection, engine: str) -> Iterator[None]:
     finder: Any = SimpleNamespace(
         find=lambda **_: list(topics), count_partitions=lambda **_: topics, has_news=lambda: False, close=lambda: None
     )
-    job._finder = finder
+    job._state.finder = finder
     failed: list[BaseException] = []
 
     def run() -> None:

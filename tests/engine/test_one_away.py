@@ -15,7 +15,8 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors.engine.group import HELD_RECORDS
-from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import this_host
@@ -42,7 +43,7 @@ def name(role: Role, group: str = "away") -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.group_supervisor.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
     monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", 3.0)
 
@@ -87,7 +88,7 @@ def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
     job: EngineJob = EngineJob(EngineOptions(kafka, "nyc"))
     if engine == "agreeing":
         job = SiteJob(kafka, AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())))
-    job._finder = finder
+    job._state.finder = finder
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
-from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.connection.connection import Connection

@@ -1,0 +1,67 @@
+"""The forward partitions that a supervisor has its loop read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.backlog import find_backlog
+from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import AbcastError, BrokerUnreachable, TopicMissing
+
+Starts = dict[TopicPartition, tuple[str, int]]
+"""Partitions, each with its group and the first offset to read."""
+
+
+class ForwardPartitions:
+    """The forward partitions of the served groups. The loop is told each of them once, before it is in here."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: set[TopicPartition] = set()
+
+    def find(
+        self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
+    ) -> tuple[Starts, dict[str, AbcastError]]:
+        """Return the partitions of these groups, read on from `positions`, and the errors of failed groups."""
+        starts: Starts = {}
+        lost: dict[str, AbcastError] = {}
+        with contextlib.closing(self._connection.consumer()) as consumer:
+            for group, names in topics.items():
+                try:
+                    with self._connection.reachable("READ", " and ".join(names)):
+                        backlog = find_backlog(consumer, names, positions)
+                except BrokerUnreachable as error:
+                    lost[group] = error
+                except KeyError as error:  # kafka-python's error for a topic that is gone
+                    lost[group] = TopicMissing(f"group {group}: topic {error} is gone.")
+                else:
+                    starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}
+        return starts, lost
+
+    def find_new(
+        self, topics: Mapping[str, list[str]], counts: Mapping[str, int]
+    ) -> tuple[dict[str, list[str]], Starts]:
+        """Return the groups that have grown, and their new partitions. `counts`: the partitions by topic.
+
+        A group that fails is returned by a later call.
+        """
+        grown = {
+            group: names
+            for group, names in topics.items()
+            if any((name, number) not in self._known for name in names for number in range(counts.get(name, 0)))
+        }
+        if not grown:
+            return {}, {}
+        found, _ = self.find(grown, {})
+        return grown, {partition: start for partition, start in found.items() if partition not in self._known}
+
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note that the loop reads these partitions."""
+        self._known.update(partitions)
+
+    def drop(self, topics: Collection[str]) -> None:
+        """Note that the loop no longer reads the partitions of these topics."""
+        self._known = {partition for partition in self._known if partition.topic not in topics}

@@ -1,0 +1,43 @@
+"""The options of an engine job, and the state that its attempts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import Troubles
+from connectors.storage.location import Location
+from connectors.takeover.takeover import Fitness
+
+
+class EngineOptions(NamedTuple):
+    """The options of the engine.
+
+    `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`: the groups to serve.
+    `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process. `fitness`:
+    checks each group before it is claimed.
+    """
+
+    connection: Connection
+    site: str
+    ledger: Location | None = None
+    groups: GroupChoice = ALL_GROUPS
+    look_every_s: float = LOOK_EVERY_S
+    troubles: Troubles | None = None
+    fitness: Fitness | None = None
+
+
+@dataclass(slots=True)
+class JobState:
+    """The state of a job that outlives its attempts.
+
+    `epochs`: the epochs that this process has claimed, by group; takeovers keep it up to date.
+    """
+
+    finder: TopicFinder
+    suspended: SuspendedGroups
+    epochs: dict[str, int] = field(default_factory=dict)

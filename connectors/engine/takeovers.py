@@ -1,0 +1,91 @@
+"""The takeovers that an engine job runs side by side, while its loop serves other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from connectors.engine.options import EngineOptions
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups
+from connectors.kafka.log.same_log import Ledger
+from connectors.kafka.topics.topics import check_topics
+from connectors.takeover.takeover import Claimer, Takeover
+from ordering.base.errors import AbcastError
+from ordering.sequencer.state import SequencerState
+
+
+class Finished(NamedTuple):
+    """The groups whose takeover has ended: taken over, each with its state and forward topics, or failed."""
+
+    states: dict[str, SequencerState]
+    topics: dict[str, list[str]]
+    errors: dict[str, AbcastError]
+
+
+class Takeovers:
+    """The running takeovers of one attempt. A group is in one of them at most. Not thread-safe; close it."""
+
+    def __init__(self, options: EngineOptions, claimed: dict[str, int], agreement: str) -> None:
+        """Run no takeover yet. `claimed`, `agreement`: as in `Claimer`."""
+        self._options = options
+        self._claimer = Claimer(options.connection, options.site, claimed, agreement, options.fitness)
+        self._running: list[tuple[Takeover, Mapping[str, list[str]]]] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a takeover runs."""
+        return bool(self._running)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups of the running takeovers."""
+        return {group for _, topics in self._running for group in topics}
+
+    def begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        """Begin to take over groups, given their forward topics. Return the errors of groups that can't be."""
+        unservable: dict[str, AbcastError] = {}
+        try:
+            check_topics(self._options.connection, topics, self._options.site)
+        except UnservableGroups as found:
+            unservable = dict(found.errors)
+        except JOB_ERRORS:
+            raise
+        except AbcastError as error:
+            return dict.fromkeys(topics, error)
+        servable = {group: names for group, names in topics.items() if group not in unservable}
+        if servable:
+            claimer = replace(self._claimer, ledger=self._find_ledger())
+            self._running.append((Takeover(claimer, servable), servable))
+        return unservable
+
+    def results(self, timeout_s: float) -> Finished:
+        """Return the groups whose takeover has ended since the last call. Each takeover is waited for so long."""
+        finished = Finished({}, {}, {})
+        for running in list(self._running):
+            takeover, topics = running
+            for group, found in takeover.results(timeout_s).items():
+                if isinstance(found, AbcastError):
+                    finished.errors[group] = found
+                else:
+                    finished.states[group], finished.topics[group] = found, topics[group]
+            if not takeover.is_running:
+                self._running.remove(running)
+                takeover.close()
+        return finished
+
+    def _find_ledger(self) -> Ledger | None:
+        """Return the end of the ledger; None if there is no ledger, or Delta (the extra `jobs`) is not installed."""
+        ledger = self._options.ledger
+        if ledger is None or not ledger.exists():
+            return None
+        try:
+            from connectors.ledger.last_row import LedgerEnd
+        except ModuleNotFoundError:
+            return None
+        return LedgerEnd(ledger)
+
+    def close(self) -> None:
+        """Claim nothing more."""
+        for takeover, _ in self._running:
+            takeover.close()
