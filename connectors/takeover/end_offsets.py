@@ -1,0 +1,136 @@
+"""The end offsets of groups' logs, found with one request about all groups.
+
+If Kafka does not answer that request, the groups with a partition without a leader are suspended, and each leader is
+asked about the others. If a leader does not answer, it is asked about one group after the other, until it counts as
+away with all its partitions. Suspended groups are asked about apart, so they don't hold up the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import NO_LEADER, Connection
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.transport import Consumer
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
+from ordering.base.names import Topic
+
+LogRole = Literal["data", "epoch"]
+LOG_ROLES: tuple[LogRole, ...] = ("data", "epoch")
+
+_ASK_MS = 3000
+"""The timeout of the request about all groups. One whose topics are gone must not hold up the others for longer."""
+_ASK_ONE_MS = 500
+"""The timeout of a request about one leader, or one group."""
+_ASK_APART_S = 3.0
+"""The time for requests to one leader after the other. The leaders that remain are asked first the next time."""
+_SILENT_GROUPS = 3
+"""A leader counts as away if it answers about none of this many groups."""
+_UNKNOWN = NO_LEADER - 1
+"""The leader of a topic about which Kafka tells nothing."""
+
+
+class EndOffsets:
+    """The ends of DATA and EPOCH. Groups that get no answer are suspended in `away`. Not thread-safe; close it."""
+
+    def __init__(self, connection: Connection, site: str, away: SuspendedGroups) -> None:
+        """Ask about no group yet. Raises BrokerUnreachable."""
+        self._connection, self._site, self._away = connection, site, away
+        self._consumer: Consumer = connection.consumer()
+        self._asked_last = _UNKNOWN  # the leader
+
+    def prepare(self, group: str) -> None:
+        """Fetch the metadata of the group's logs. Raises KafkaError."""
+        for role in LOG_ROLES:
+            # kafka-python returns no offset of a topic that is younger than its metadata.
+            self._consumer.partitions_for_topic(str(Topic(group, role, self._site)))
+
+    def find(self, role: LogRole, groups: Collection[str], served: Collection[str]) -> dict[str, int]:
+        """Return the end of each group's topic of a role, without the groups that get no answer.
+
+        `served`: all groups of the sequencer. Raises BrokerUnreachable if all groups are suspended.
+        """
+        partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
+        doubtful = {group: partition for group, partition in partitions.items() if group in self._away}
+        steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
+        concerned = set(served) | partitions.keys()
+        ends: dict[str, int] = {}
+        failed: AbcastError | None = None
+        try:
+            if steady:
+                ends |= self._ask(steady, _ASK_MS)
+        except (BrokerUnreachable, KafkaRefused) as error:
+            if len(concerned) == 1:
+                raise
+            doubtful, failed = {**steady, **doubtful}, error
+        if doubtful:
+            ends |= self._ask_apart(doubtful)
+        if failed is not None and not ends and all(group in self._away for group in concerned):
+            raise failed
+        return ends
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def _ask_apart(self, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
+        """Ask each leader, as long as there is time; begin behind the leader that was asked last."""
+        leaders = self._connection.leaders(partition.topic for partition in partitions.values())
+        led_by: dict[int, dict[str, TopicPartition]] = {}
+        for group, partition in partitions.items():
+            led_by.setdefault(min(leaders.get(partition.topic, (_UNKNOWN,))), {})[group] = partition
+        for group, partition in led_by.pop(NO_LEADER, {}).items():
+            self._away.suspend(group, BrokerUnreachable(f"{partition.topic} has no leader."))
+        ends: dict[str, int] = {}
+        deadline = time.monotonic() + _ASK_APART_S
+        for leader in sorted(led_by, key=lambda leader: (leader <= self._asked_last, leader)):
+            if time.monotonic() > deadline:
+                break
+            self._asked_last = leader
+            try:
+                ends |= self._ask(led_by[leader], _ASK_ONE_MS)
+            except (BrokerUnreachable, KafkaRefused):
+                ends |= self._ask_each(led_by[leader], deadline, of_one_leader=leader != _UNKNOWN)
+        return ends
+
+    def _ask_each(
+        self, partitions: Mapping[str, TopicPartition], deadline: float, *, of_one_leader: bool
+    ) -> dict[str, int]:
+        """Ask about one group after the other, until the deadline."""
+        ends: dict[str, int] = {}
+        silent = 0
+        for group, partition in partitions.items():
+            if time.monotonic() > deadline:
+                break
+            try:
+                if of_one_leader and silent >= _SILENT_GROUPS and not ends:
+                    raise _unanswered(partition.topic)
+                ends |= self._ask({group: partition}, _ASK_ONE_MS)
+            except (BrokerUnreachable, KafkaRefused) as error:
+                silent += isinstance(error, BrokerUnreachable)
+                self._away.suspend(group, error)
+        return ends
+
+    def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
+        """Return the end of each partition. Raises BrokerUnreachable, KafkaRefused."""
+        topics = sorted(partition.topic for partition in partitions.values())
+        try:
+            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
+        except KeyError as error:  # kafka-python's error for a topic that is gone
+            raise BrokerUnreachable(f"nothing is told of {topics[0]}.") from error
+        except KafkaError as error:
+            if not error.retriable:
+                raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error
+            raise _unanswered(*topics) from error
+        return {group: ends[partition] for group, partition in partitions.items()}
+
+
+def _unanswered(*topics: str) -> BrokerUnreachable:
+    """Return the error, without its cause: to find that takes seconds for each topic."""
+    more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
+    return BrokerUnreachable(f"no broker that leads {topics[0]}{more} answers.")
