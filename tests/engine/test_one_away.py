@@ -25,7 +25,9 @@ from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.takeover.agreement import AgreementSettings
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over_groups
-from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS, READS, WRITES
 from ordering.base.errors import Fenced
 from ordering.base.names import ROLES, Role, Topic
 from tests.waiting import eventually

@@ -17,7 +17,8 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd
 from connectors.spark.job import JobOptions
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.reader import Reader

@@ -14,7 +14,8 @@ from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.spark.job import JobOptions
-from connectors.testing.memory_kafka import OFFSETS, READS, MemoryConnection
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS, READS
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import (
     AbcastError,

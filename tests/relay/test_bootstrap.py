@@ -21,7 +21,8 @@ from connectors.ledger.state import state_from_ledger
 from connectors.relay.bootstrap import _hub_records, _write_session, bootstrap
 from connectors.relay.link_start import link_start
 from connectors.relay.promotion import first_difference
-from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic, relay_of
 from ordering.base.reader import epoch_of

@@ -19,7 +19,8 @@ from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.relay.casts import Casts
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.testing.memory_kafka import MemoryConnection, MemoryTopics
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import MemoryTopics
 from ordering.base.names import Topic
 from ordering.casts.casts import FIFO, NO_VIEW, Cast
 from tests.relay.carrying import Carrier, been_at, make, memory, relays_in_memory

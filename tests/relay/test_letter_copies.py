@@ -18,7 +18,8 @@ from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
 

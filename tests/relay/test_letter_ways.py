@@ -17,7 +17,8 @@ from connectors.kafka.codec.letter_codec import letter_headers
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.testing.memory_kafka import MemoryConnection, MemoryTopics
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import MemoryTopics
 from ordering.base.errors import KafkaRefused
 from ordering.base.names import Topic
 from tests.relay.carrying import Carrier, make, relays_in_memory

@@ -12,7 +12,8 @@ from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over_groups
-from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS, READS, WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.base.names import Role, Topic
 from ordering.sequencer.state import SequencerState
@@ -92,7 +93,7 @@ def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
     claimed: dict[str, int] = {}
     take_over(kafka, "away", "nyc", claimed=claimed)
     kafka.topics.take_away(name("epoch"), WRITES)
-    monkeypatch.setattr("connectors.testing.memory_kafka.MemoryProducer.abandon", lambda _: None)
+    monkeypatch.setattr("connectors.testing.memory_clients.MemoryProducer.abandon", lambda _: None)
     with pytest.raises(BrokerUnreachable):
         take_over(kafka, "away", "nyc", claimed=claimed)
     kafka.topics.bring_back(name("epoch"))

@@ -32,7 +32,8 @@ from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.promotion import promote
 from connectors.takeover import fencing, takeover
-from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict

@@ -13,7 +13,8 @@ from connectors.kafka.codec.codec import decode_forward, encode_data
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.takeover.watchdog import Watchdog
-from connectors.testing.memory_kafka import WRITES, MemoryConnection
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import WRITES
 from ordering.base.names import Topic
 from ordering.base.records import Data, Partition, Source
 from ordering.sequencer.sequencer import begin_batch, end_batch, step

@@ -14,7 +14,8 @@ from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.tail import go_back_n
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
-from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 
 WAIT = 60.0
@@ -45,7 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seconds_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait 1 s before the broker is sent refused records again: longer than a slow sender takes."""
-    monkeypatch.setattr("connectors.testing.memory_kafka.RETRY_S", 1.0)
+    monkeypatch.setattr("connectors.testing.memory_clients.RETRY_S", 1.0)
 
 
 def written(kafka: MemoryConnection, role: str) -> list[int]:

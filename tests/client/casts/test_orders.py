@@ -17,7 +17,8 @@ from connectors.client.tail.cast_hub import CastHub
 from connectors.client.values.silence import Silence
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import AbcastError, KafkaRefused, UsageError
 from ordering.casts.casts import Cast, OrderedRecord

@@ -14,7 +14,9 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client.tail.heartbeats import Heartbeat, Heartbeats
 from connectors.client.tail.producers import Producers
-from connectors.testing.memory_kafka import WRITES, MemoryConnection, MemoryFuture, MemoryProducer
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import WRITES, MemoryFuture
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import AbcastError
 from tests.client.members import forwarder_of

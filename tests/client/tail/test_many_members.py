@@ -15,7 +15,8 @@ from connectors.client.tail.sharing import share
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.effective import Effective
-from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Address

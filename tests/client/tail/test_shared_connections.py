@@ -33,7 +33,9 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import liveness
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
+from connectors.testing.memory_clients import MemoryConsumer, MemoryProducer
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import MemoryFuture
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import BrokerUnreachable, KafkaRefused, Superseded, UsageError
 from tests.client.members import forwarder_of

@@ -15,7 +15,8 @@ from connectors.kafka.connection.ranges import newest_record, read_range
 from connectors.kafka.topics.topics import create_topics, new_topic
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import BY_RELAYS, Topic
 from tests.kafka.readers import GROUP, READERS, SITE, Reader, fill, place

@@ -16,7 +16,8 @@ from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.takeover.takeover import take_over
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal

@@ -15,7 +15,8 @@ from connectors.kafka.codec.entry_codec import write_entry
 from connectors.kafka.log import data_cursor, entry_marks
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.takeover import Claimer, take_over_groups
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.agreement.log import Entry
 from ordering.base.reader import Verdict
 from ordering.base.records import MESSAGE, Data, Source

@@ -13,7 +13,9 @@ from kafka.structs import TopicPartition
 from connectors.kafka.log import same_log_consumer
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import PlainRecord
-from connectors.testing.memory_kafka import OFFSETS, MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS
 from ordering.base.errors import HistoryChanged
 from tests.changed_logs import CHANGES, change
 

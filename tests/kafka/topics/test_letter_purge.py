@@ -16,7 +16,8 @@ from connectors.kafka.connection import ranges
 from connectors.kafka.topics import letter_purge
 from connectors.kafka.topics.letter_bases import key_of_base, read_noted
 from connectors.kafka.topics.letter_purge import purge_letters
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_clients import MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, HistoryUnavailable, PositionLost
 from ordering.base.names import Topic
 from tests.waiting import WAIT

@@ -1,0 +1,221 @@
+"""The clients of Kafka in memory: a producer, a consumer, an admin client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kafka.errors import (
+    IllegalStateError,
+    KafkaConnectionError,
+    KafkaError,
+    LeaderNotAvailableError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    OffsetOutOfRangeError,
+)
+from kafka.structs import OffsetAndTimestamp, TopicPartition
+
+from connectors.kafka.transport import PlainRecord
+from connectors.kafka.transport.partitioner import partition_of
+from connectors.testing.memory_topics import OFFSETS, READS, WRITES, MemoryFuture, MemoryTopics
+
+RETRY_S = 0.05
+"""The pause before a producer repeats a refused batch."""
+
+
+class MemoryProducer:
+    """A producer with a batch for each record, written before `send` returns unless it is refused."""
+
+    def __init__(self, kafka: MemoryTopics, settings: dict[str, Any]) -> None:
+        self.kafka = kafka
+        self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
+        self._max_bytes = settings["max_request_size"]
+        self._is_closed = False
+        self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
+        self._in_flight: list[MemoryFuture] = []
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+    ) -> MemoryFuture:
+        """Append a record, unless it is refused. Without a partition, the key's hash chooses one."""
+        if self._is_closed:
+            raise IllegalStateError("the producer is closed")
+        if len(key or b"") + len(value or b"") > self._max_bytes:
+            raise MessageSizeTooLargeError
+        if partition is None:
+            partition = partition_of(key or b"", len(self.kafka.numbers(topic)))
+        place = TopicPartition(topic, partition)
+        sent = MemoryFuture(place)
+        with self.kafka.changed:
+            if self.kafka.lacks(place, WRITES):
+                self.kafka.keep(sent, key, value, headers or [])
+                self._in_flight.append(sent)
+            elif self.kafka.refusals[topic]:
+                self.kafka.refusals[topic] -= 1
+                sent.fail(NotEnoughReplicasError())
+            elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
+                self._first[place] = (sent, key, value, headers or [])  # refused; the producer repeats it later
+                again = threading.Timer(RETRY_S, self._let_in, [place])
+                again.daemon = True
+                again.start()
+            else:
+                sent.written(self.kafka.append(place, key, value, headers or []))
+                self._let_in(place)
+        return sent
+
+    def _let_in(self, place: TopicPartition) -> None:
+        """Write the refused first batch at last: after the second, if there is one."""
+        with self.kafka.changed:
+            waiting = self._first.get(place)
+            if waiting is not None:
+                self._first[place] = None
+                waiting[0].written(self.kafka.append(place, *waiting[1:]))
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Return the topic's partitions."""
+        return self.kafka.numbers(topic)
+
+    def flush(self, timeout: float | None = None) -> None:  # noqa: ARG002 - as kafka-python has it
+        """Write refused batches now."""
+        for place in self._first:
+            self._let_in(place)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Do nothing, here and below: there is no thread."""
+
+    def abandon(self) -> None:
+        """Fail the records on their way, and take no more."""
+        self._is_closed = True
+        for sent in self._in_flight:
+            if not sent.is_done:
+                sent.fail(KafkaError("the producer was closed"))
+
+
+class MemoryAdmin:
+    """An admin client that lists topics, hides their settings, and deletes records."""
+
+    def __init__(self, kafka: MemoryTopics) -> None:
+        self.kafka = kafka
+
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return sorted({place.topic for place in list(self.kafka.partitions)})
+
+    def describe_configs(self, *_: object, **__: object) -> dict[str, dict[str, Any]]:
+        """Return no settings."""
+        return {}
+
+    def describe_log_dirs(self, *_: object) -> list[Any]:
+        """Return nothing: no log is on a disk."""
+        return []
+
+    def delete_records(self, below: Mapping[TopicPartition, int]) -> None:
+        """Drop the records below the offsets. Raises OffsetOutOfRangeError beyond an end."""
+        for place, offset in below.items():
+            if offset > len(self.kafka.partitions[place]):
+                raise OffsetOutOfRangeError({place: offset})
+            self.kafka.drop(place.topic, offset, place.partition)
+
+
+class MemoryConsumer:
+    """A consumer of assigned partitions."""
+
+    def __init__(self, kafka: MemoryTopics, *, of_committed: bool = False) -> None:
+        self.kafka = kafka
+        self._of_committed = of_committed
+        self._restarts = kafka.restarts
+        self.next: dict[TopicPartition, int] = {}
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        """Return the topic's partitions."""
+        return self.kafka.numbers(topic)
+
+    def assign(self, places: Iterable[TopicPartition]) -> None:
+        """Read these partitions, from their beginnings."""
+        self.next = dict.fromkeys(places, 0)
+        self._restarts = self.kafka.restarts
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        """Continue at that offset."""
+        self.next[place] = offset
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset that retention has kept, for each partition."""
+        asked = self._asked(places)
+        return {place: self.kafka.beginnings.get(place, 0) for place in asked}
+
+    def end_offsets(
+        self,
+        places: Iterable[TopicPartition],
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets of the next records."""
+        asked = self._asked(places, timeout_ms)
+        return {place: self._end(place) for place in asked}
+
+    def _end(self, place: TopicPartition) -> int:
+        end = len(self.kafka.partitions[place])
+        return min(end, self.kafka.open.get(place, end)) if self._of_committed else end
+
+    def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
+        """Return the partitions. Fails if one of them gives no offsets: the real clients then answer for none."""
+        asked = list(places)
+        if any(self.kafka.lacks(place, OFFSETS) for place in asked):
+            time.sleep(self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000))
+            raise LeaderNotAvailableError
+        return asked
+
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first record of each partition that is not older."""
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        self._asked(times)
+        for place, at_ms in times.items():
+            kept = self.kafka.partitions[place][self.kafka.beginnings.get(place, 0) :]
+            later = (record for record in kept if record.timestamp >= at_ms)
+            first = next(later, None)
+            found[place] = None if first is None else OffsetAndTimestamp(first.offset, first.timestamp, -1)
+        return found
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
+        """Return the next records, at most 500 a partition; wait for the first."""
+        found: dict[TopicPartition, list[PlainRecord]] = {}
+
+        def look() -> bool:
+            if self._restarts != self.kafka.restarts:
+                self._restarts = self.kafka.restarts
+                raise KafkaConnectionError
+            for place, offset in self.next.items():
+                if not self.kafka.beginnings.get(place, 0) <= offset <= len(self.kafka.partitions[place]):
+                    raise OffsetOutOfRangeError({place: offset})
+                if self.kafka.lacks(place, READS):
+                    continue
+                if records := self.kafka.partitions[place][offset : min(offset + 500, self._end(place))]:
+                    found[place] = records
+            return bool(found)
+
+        with self.kafka.changed:
+            self.kafka.changed.wait_for(look, timeout_ms / 1000)
+        for place, records in found.items():
+            self.next[place] += len(records)
+            hidden = self.kafka.marks | self.kafka.aborted if self._of_committed else self.kafka.marks
+            if hidden:
+                found[place] = [each for each in records if (place, each.offset) not in hidden]
+        return {place: records for place, records in found.items() if records}
+
+    def position(self, place: TopicPartition) -> int:
+        """Return the offset after everything polled."""
+        return self.next[place]
+
+    def close(self, **_: object) -> None:
+        """Do nothing."""

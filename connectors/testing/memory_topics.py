@@ -1,0 +1,183 @@
+"""The topics of Kafka in memory: stored records, positions, and the faults that a test asks for.
+
+Nothing fails unless a test asks for it by the methods of `MemoryTopics`: a log's beginning is dropped, commits are
+forgotten, produce requests are refused, a producer's second batch overtakes its first, one partition is away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from connectors.kafka.transport import PlainRecord
+
+READS, WRITES, OFFSETS = "reads", "writes", "offsets"
+"""The operations of a partition that may be away. A partition without a leader lacks all of them."""
+
+
+class MemoryTopics:
+    """The stored records and positions, and the faults."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[TopicPartition, list[PlainRecord]] = {}
+        self.beginnings: dict[TopicPartition, int] = {}
+        """The offset below which retention has dropped everything."""
+        self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
+        self.changed = threading.Condition()
+        self.marks: set[tuple[TopicPartition, int]] = set()
+        """Offsets without a record for consumers."""
+        self.aborted: set[tuple[TopicPartition, int]] = set()
+        """Offsets of aborted records, which consumers of committed records do not get."""
+        self.open: dict[TopicPartition, int] = {}
+        """The first offset of an open transaction: committed readers stop there."""
+        self.refusals = Counter[str]()
+        """By topic: the number of the next produce requests that fail."""
+        self.passes_first_batches = False
+        """Whether a new producer's first batch to a partition is refused and its second accepted (KAFKA-15591)."""
+        self.restarts = 0
+        self.clock: Callable[[], float] = time.time
+        """The broker's clock, by default this machine's."""
+        self.ahead_ms = 0
+        """The broker's clock is ahead of this machine's by this much."""
+        self.away: dict[TopicPartition, frozenset[str]] = {}
+        """Partitions with operations that are away."""
+        self.leaders = Counter[str]()
+        """By topic: the number of the broker that leads it."""
+        self.silence_s = 0.1
+        """The time after which a client gives up on a partition that is away."""
+        self._in_flight: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
+
+    def take_away(self, topic: str, *what: str, partition: int = 0) -> None:
+        """Take operations of a partition away: READS return nothing, WRITES stay on their way, OFFSETS fail; by default
+        all.
+        """
+        self.away[TopicPartition(topic, partition)] = frozenset(what or (READS, WRITES, OFFSETS))
+
+    def bring_back(self, topic: str, partition: int = 0) -> None:
+        """Bring the partition back, and write the records on their way, in order."""
+        place = TopicPartition(topic, partition)
+        with self.changed:
+            self.away.pop(place, None)
+            for sent, record in self._in_flight.pop(place, ()):
+                if not sent.is_done:
+                    sent.written(self.append(place, *record))
+            self.changed.notify_all()
+
+    def lacks(self, place: TopicPartition, what: str) -> bool:
+        """Whether that operation is away."""
+        return what in self.away.get(place, ())
+
+    def keep(self, sent: MemoryFuture, *record: Any) -> None:
+        """Keep a record on its way until its partition is back."""
+        self._in_flight.setdefault(sent.topic_partition, []).append((sent, record))
+
+    def numbers(self, topic: str) -> set[int]:
+        """Return the topic's partitions."""
+        return {place.partition for place in list(self.partitions) if place.topic == topic}
+
+    def drop(self, topic: str, below: int, partition: int = 0) -> None:
+        """Drop the records below the offset, as retention does."""
+        place = TopicPartition(topic, partition)
+        self.beginnings[place] = max(below, self.beginnings.get(place, 0))
+
+    def truncate(self, topic: str, end: int) -> None:
+        """Drop the records from `end` on, as a power failure does."""
+        with self.changed:
+            del self.partitions[TopicPartition(topic, 0)][end:]
+            self.restart()
+
+    def make_anew(self, topics: Iterable[str]) -> None:
+        """Delete the topics, with the positions in them, and create them again."""
+        with self.changed:
+            names = set(topics)
+            for place in self.partitions:
+                if place.topic in names:
+                    self.partitions[place] = []
+                    self.beginnings.pop(place, None)
+            for known in [key for key in self.committed if key[1].topic in names]:
+                del self.committed[known]
+            self.restart()
+
+    def restart(self) -> None:
+        """Restart the broker: all consumers lose their connections."""
+        with self.changed:
+            self.restarts += 1
+            self.changed.notify_all()
+
+    def forget_commits(self) -> None:
+        """Forget all commits, as after `offsets.retention.minutes`."""
+        self.committed.clear()
+
+    def refuse(self, topic: str, count: int) -> None:
+        """Refuse the next `count` produce requests to this topic; they write nothing."""
+        self.refusals[topic] = count
+
+    def mark(self, place: TopicPartition) -> int:
+        """Write the marker of a transaction's end; return its offset."""
+        with self.changed:
+            self.marks.add((place, len(self.partitions[place])))
+            return self.append(place, None, None, []).offset
+
+    def append(
+        self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
+    ) -> PlainRecord:
+        """Write a record; return it as stored."""
+        with self.changed:
+            log = self.partitions[place]
+            now_ms = int(self.clock() * 1000) + self.ahead_ms
+            log.append(PlainRecord(place.topic, place.partition, len(log), now_ms, key, value, list(headers)))
+            self.changed.notify_all()
+            return log[-1]
+
+
+class MemoryFuture:
+    """The future that `send` returns, which is also its own value."""
+
+    def __init__(self, place: TopicPartition) -> None:
+        self.topic_partition = place
+        self.offset = self.timestamp = -1
+        self.exception: KafkaError | None = None
+        self.is_done = False
+        self._errbacks: list[Callable[[BaseException], object]] = []
+
+    @property
+    def value(self) -> MemoryFuture:
+        """The record's place, as in kafka-python."""
+        return self
+
+    def failed(self) -> bool:
+        """Whether the record was refused for good."""
+        return self.exception is not None
+
+    def written(self, record: PlainRecord) -> None:
+        """Succeed with the stored record."""
+        self.offset, self.timestamp, self.is_done = record.offset, record.timestamp, True
+
+    def fail(self, error: KafkaError) -> None:
+        """Fail with the error, for good."""
+        self.exception, self.is_done = error, True
+        for errback in self._errbacks:
+            errback(error)
+
+    def get(self, timeout: float | None = None) -> MemoryFuture:
+        """Wait for the record. Raises its error, or KafkaTimeoutError while the outcome is unknown."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise KafkaTimeoutError("it is still on its way")
+            time.sleep(0.005)
+        if self.exception is not None:
+            raise self.exception
+        return self
+
+    def add_errback(self, errback: Callable[[BaseException], object]) -> None:
+        """Call `errback` if the record fails, at once if it has."""
+        self._errbacks.append(errback)
+        if self.exception is not None:
+            errback(self.exception)
