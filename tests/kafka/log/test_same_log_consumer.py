@@ -168,7 +168,7 @@ class Growing:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_log_that_only_grows_and_is_dropped_behind_its_reader(seed: int) -> None:
-    """Nothing is missed, and no error is raised, whatever marks transactions leave, and wherever the clock jumps."""
+    """A reader misses no record and raises no error, whatever markers transactions leave, wherever the clock jumps."""
     clock = Clock()
     with mock.patch.object(same_log_consumer, "time", clock):
         logs = Growing(dice := random.Random(seed))
