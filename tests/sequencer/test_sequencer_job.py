@@ -118,7 +118,7 @@ def test_only_the_group_that_changed_is_read_back(
         log=lambda group: SimpleNamespace(state=lambda: state(group)),
         check_not_fenced=lambda: None,
         sign=lambda *_: None,
-        attend=lambda watched, _: ticked.append(watched),
+        tick=lambda watched, _: ticked.append(watched),
     )
     monkeypatch.setattr(job, "_maintenance", maintenance)
     monkeypatch.setattr(job, "_watchdog", SimpleNamespace(decided=lambda *_: None, look=lambda _: None))
