@@ -102,8 +102,8 @@ class Crowd:
 
 def heartbeats(rounds: int) -> dict[str, Any]:
     """Milliseconds that a second's heartbeats take in the stateful function, its state read and written included."""
-    lives = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(HEARTBEATING))
-    stored = StoredState(SequencerState("g", epoch=1, membership=Membership(members=lives)).to_bytes(), b"")
+    members = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(HEARTBEATING))
+    stored = StoredState(SequencerState("g", epoch=1, membership=Membership(members=members)).to_bytes(), b"")
     times = []
     for number in range(rounds):
         chunk = pd.DataFrame(
@@ -111,7 +111,7 @@ def heartbeats(rounds: int) -> dict[str, Any]:
                 "topic": "abcast.g.forward.s",
                 "partition": 0,
                 "offset": range(number * HEARTBEATING, (number + 1) * HEARTBEATING),
-                "sender": [life.address for life in lives],
+                "sender": [member.address for member in members],
                 "incarnation": 1,
                 "local_seqno": 1,
                 "kind": codec.FORWARD_KINDS.index(HEARTBEAT),

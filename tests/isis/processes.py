@@ -37,12 +37,12 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def run(directory: Path, place: int, life: int, count: int, options: dict[str, Any]) -> None:
+def run(directory: Path, place: int, start: int, count: int, options: dict[str, Any]) -> None:
     """The command, in a process of its own."""
     from jobs.isis import isis
 
     for number, name in ((1, "out"), (2, "err")):
-        opened = os.open(directory / f"{name}-{place}-{life}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        opened = os.open(directory / f"{name}-{place}-{start}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, number)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     isis(directory / "hosts", place, count, verbose=True, **options)
@@ -55,13 +55,13 @@ class Group:
         self.directory = directory
         self.ports = free_ports(size)
         (directory / "hosts").write_text("".join(f"127.0.0.1:{port}\n" for port in self.ports))
-        self.lives = [0] * size
+        self.starts = [0] * size
         self.running: dict[int, ForkServerProcess] = {}
 
     def start(self, place: int, count: int, **options: Any) -> None:
         """Start a process, or start it again."""
-        self.lives[place] += 1
-        arguments = (self.directory, place, self.lives[place], count, {"port": None, **DEFAULTS, **options})
+        self.starts[place] += 1
+        arguments = (self.directory, place, self.starts[place], count, {"port": None, **DEFAULTS, **options})
         self.running[place] = CONTEXT.Process(target=run, args=arguments, daemon=True)
         self.running[place].start()
 
@@ -87,15 +87,15 @@ class Group:
         for place in list(self.running):
             self.kill(place)
 
-    def printed(self, place: int, life: int = 0) -> list[str]:
+    def printed(self, place: int, start: int = 0) -> list[str]:
         """Return the output of a start of a process, without its own id and without an incomplete line."""
-        path = self.directory / f"out-{place}-{life or self.lives[place]}"
+        path = self.directory / f"out-{place}-{start or self.starts[place]}"
         text = path.read_text() if path.exists() else ""
         return [line.removeprefix(f"{place}: ") for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def said(self, place: int) -> str:
         """Return the process's standard error."""
-        path = self.directory / f"err-{place}-{self.lives[place]}"
+        path = self.directory / f"err-{place}-{self.starts[place]}"
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, places: Sequence[int], lines: int, timeout_s: float = 150.0) -> None:

@@ -110,7 +110,7 @@ def test_a_killed_process_is_suspected_and_comes_back(tmp_path: Path) -> None:
         processes.start(2, 5, suspect_after=2.0)
         processes.wait_for(range(3), 65)
         assert processes.printed(0) == processes.printed(1) == processes.printed(2)
-        assert processes.printed(2, life=1) == processes.printed(0)[:60]
+        assert processes.printed(2, start=1) == processes.printed(0)[:60]
 
 
 @pytest.mark.slow

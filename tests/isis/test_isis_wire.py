@@ -243,7 +243,7 @@ def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
     ports = free_ports(2)
     hosts = [Host("127.0.0.1", port) for port in ports]
     process, other = IsisProcess(hosts, 0), IsisProcess(hosts, 1)
-    group, life = digest(hosts), 9
+    group, incarnation = digest(hosts), 9
     beat = list(encode_message(Beat(1)))
     stranger = IsisProcess([Host("127.0.0.1", free_ports(1)[0])], 0)
     try:
@@ -251,10 +251,10 @@ def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
             (stranger, b"hello"),
             (other, b"hello"),
             (other, bytes(100)),
-            (other, next(pack(b"12345678", 1, life, beat))),
-            (other, next(pack(group, 0, life, beat))),
-            (other, next(pack(group, 1, life, [b"\x63\x00\x00\x00\x00"]))),
-            (other, next(pack(group, 1, life, [b"\x01\x00\x00\x00\x01a"]))),
+            (other, next(pack(b"12345678", 1, incarnation, beat))),
+            (other, next(pack(group, 0, incarnation, beat))),
+            (other, next(pack(group, 1, incarnation, [b"\x63\x00\x00\x00\x00"]))),
+            (other, next(pack(group, 1, incarnation, [b"\x01\x00\x00\x00\x01a"]))),
         ]
         for sender, raw in sent:
             sender._put(("127.0.0.1", ports[0]), raw)

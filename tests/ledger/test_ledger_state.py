@@ -54,8 +54,8 @@ def sent(seqno: int, sender: str, incarnation: int, local_seqno: int) -> dict[st
     return {**row(seqno, "a", None), "sender": sender, "incarnation": incarnation, "local_seqno": local_seqno}
 
 
-def forgotten(seqno: int, life: int, *rows: tuple[str, int, int]) -> dict[str, object]:
-    by_admin = sent(seqno, "a/abcast.admin", life, 1)
+def forgotten(seqno: int, incarnation: int, *rows: tuple[str, int, int]) -> dict[str, object]:
+    by_admin = sent(seqno, "a/abcast.admin", incarnation, 1)
     return {**by_admin, "kind": FORGET, "payload": json.dumps({"senders": rows}).encode()}
 
 
@@ -74,7 +74,7 @@ def test_who_is_forgotten_stays_so(tmp_path: Path) -> None:
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None
     assert state.received == {"a/back": (201, 1), "a/abcast.admin": (2, 1)}
-    assert [state.is_over("a/m", life) for life in (50, 51, 200, 201)] == [True, True, True, False]
+    assert [state.is_over("a/m", incarnation) for incarnation in (50, 51, 200, 201)] == [True, True, True, False]
     again = [("a/m", 50, 2), ("a/m", 50, 3), ("a/m", 100, 1), ("a/m", 200, 1), ("a/gone", 5, 1), ("a/back", 7, 2)]
     new = [("a/m", 201, 1), ("a/gone", 300, 1), ("a/back", 201, 2)]
     topic, at = "abcast.g.forward.a", 1_800_000_000_000

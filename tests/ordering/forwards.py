@@ -21,7 +21,7 @@ Log = list[Forward | Malformed]
 def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
     """A FORWARD log over several partitions (sorted by source): runs, repeats, gaps, restarts, malformed records."""
     next_local: dict[str, int] = {}
-    incarnation: dict[str, int] = {}
+    incarnations: dict[str, int] = {}
     offsets: dict[int, int] = {}
     log: Log = []
     for _ in range(draw(st.integers(0, max_records))):
@@ -29,25 +29,27 @@ def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
         offset = offsets.get(partition, 0) + draw(st.sampled_from((0, 0, 0, 3)))
         offsets[partition] = offset + 1
         source = Source(TOPIC, partition, offset)
-        what = draw(st.sampled_from(("next",) * 8 + ("repeat", "gap", "restart", "old life", "any", "malformed")))
+        what = draw(
+            st.sampled_from(("next",) * 8 + ("repeat", "gap", "restart", "old incarnation", "any", "malformed"))
+        )
         if what == "malformed":
             log.append(Malformed(source, "a reason"))
             continue
         sender = draw(st.sampled_from(SENDERS))
-        life, local = incarnation.get(sender, 1), next_local.get(sender, 1)
+        incarnation, local = incarnations.get(sender, 1), next_local.get(sender, 1)
         if what == "restart":
-            life, local = life + 1, 1
+            incarnation, local = incarnation + 1, 1
         elif what == "repeat":
             local = max(1, local - draw(st.integers(1, 3)))
         elif what == "gap":
             local += draw(st.integers(1, 3))
-        elif what == "old life":
-            life = max(1, life - 1)
+        elif what == "old incarnation":
+            incarnation = max(1, incarnation - 1)
         elif what == "any":
-            life, local = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+            incarnation, local = draw(st.integers(1, 3)), draw(st.integers(1, 5))
         if what in ("next", "restart"):
-            incarnation[sender], next_local[sender] = life, local + 1
-        log.append(Forward(sender, life, local, f"{sender} {life} {local}".encode(), source))
+            incarnations[sender], next_local[sender] = incarnation, local + 1
+        log.append(Forward(sender, incarnation, local, f"{sender} {incarnation} {local}".encode(), source))
     return sorted(log, key=lambda record: record.source)
 
 

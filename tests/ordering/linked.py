@@ -104,8 +104,8 @@ class LinkedLog:
             if dice.random() < self._malformed:
                 yield Malformed(source, MALFORMED)
                 continue
-            life = (f"{SITE}/{name}", 1, number)
-            yield Forward(*life, payload, source, self._headers(), kind, 1_000 + 100 * offset)
+            message_id = (f"{SITE}/{name}", 1, number)
+            yield Forward(*message_id, payload, source, self._headers(), kind, 1_000 + 100 * offset)
 
     def _relayed(self, neighbour: str, count: int) -> Iterator[Forward | Malformed]:
         """Yield the records of one or two relays at a time."""
@@ -137,8 +137,8 @@ class LinkedLog:
         )
         for record, said in carried:
             headers = record.headers if said.kind == MESSAGE else ()
-            life = (said.sender, said.incarnation, said.local_seqno)
-            yield Forward(*life, said.payload, Source("", 0, 0), headers, said.kind, link=said.link)
+            message_id = (said.sender, said.incarnation, said.local_seqno)
+            yield Forward(*message_id, said.payload, Source("", 0, 0), headers, said.kind, link=said.link)
             if dice.random() < 0.1:
                 yield self._word(neighbour, dice.choice((HEARTBEAT, HEARTBEAT, LEAVE)))
             if dice.random() < 0.05:

@@ -56,14 +56,14 @@ class Way:
         self.at["sfo"].topics.partitions[self.source] = []
         self.at["sfo"].topics.beginnings.pop(self.source, None)
 
-    def write(self, life: int, number: int) -> None:
-        value = b"%d.%d" % (life, number)
+    def write(self, incarnation: int, number: int) -> None:
+        value = b"%d.%d" % (incarnation, number)
         if self.kind is Letters:
-            key, headers = b"nyc/al", letter_headers("sfo/bob", life, number)
+            key, headers = b"nyc/al", letter_headers("sfo/bob", incarnation, number)
         elif self.kind is Casts:
-            key, headers = b"sfo/bob", cast_headers(Cast("sfo/bob", life, number, value, FIFO, NO_VIEW, 0, ""))
+            key, headers = b"sfo/bob", cast_headers(Cast("sfo/bob", incarnation, number, value, FIFO, NO_VIEW, 0, ""))
         else:
-            key, headers = b"sfo/bob", forward_headers(life, number)
+            key, headers = b"sfo/bob", forward_headers(incarnation, number)
         self.at["sfo"].topics.append(self.source, key, value, headers)
 
     def carry(self, most: int = 1000) -> int:

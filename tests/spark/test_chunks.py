@@ -61,8 +61,8 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
         odd: list[tuple[str, bytes]] = []
         link: tuple[int, ...] = (-1, 0, 0, 0)
         if isinstance(record, Forward):
-            life = record.incarnation, record.local_seqno
-            odd = codec.forward_headers(*life, record.headers, record.kind, record.link)
+            numbers = record.incarnation, record.local_seqno
+            odd = codec.forward_headers(*numbers, record.headers, record.kind, record.link)
             link = record.link if good and record.link else link
         rows.append(
             {
@@ -130,13 +130,13 @@ def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> lis
             value = run["value"][index]
             if run["senders"] is not None:
                 sender = run["senders"][run["sender"][index]]
-                life = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
+                message_id = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
                 source = (run["topic"], run["partition"], run["first_offset"] + index)
                 link = None if run["link_session"] is None else Link(*(run[name][index] for name in LINK_COLUMNS))
                 headers = _zipped(run, index) if run["names"] is not None else []
                 at_ms = run["forwarded_at_ms"][index]
                 seqno = run["first_seqno"] + index
-                told.append((run["kind"], seqno, run["view"], *life, value, source, link, headers, at_ms))
+                told.append((run["kind"], seqno, run["view"], *message_id, value, source, link, headers, at_ms))
                 continue
             headers = _zipped(run, index)
             if run["role"] == "dead-letter":

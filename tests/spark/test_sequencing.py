@@ -171,8 +171,8 @@ def row_of(record: Forward | Malformed) -> Row:
     """Return the record as our client or relay writes it; a malformed one has no headers."""
     if isinstance(record, Malformed):
         return Row(*record.source, b"x", b"y", (), 1)
-    life = record.incarnation, record.local_seqno
-    headers = codec.forward_headers(*life, record.headers, record.kind, record.link)
+    numbers = record.incarnation, record.local_seqno
+    headers = codec.forward_headers(*numbers, record.headers, record.kind, record.link)
     return Row(*record.source, record.sender.encode(), record.payload, headers, record.timestamp_ms)
 
 

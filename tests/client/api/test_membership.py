@@ -624,8 +624,8 @@ def test_a_closed_group_wants_members(connection: Connection, group: str) -> Non
         assert a.broadcast(b"x").result(WAIT) == 4
 
 
-def _is_in(log: DataLog, life: MemberIncarnation) -> bool:
-    return life in log.state().membership.members
+def _is_in(log: DataLog, member: MemberIncarnation) -> bool:
+    return member in log.state().membership.members
 
 
 def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str) -> None:

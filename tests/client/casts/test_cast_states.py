@@ -176,14 +176,14 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
         last.result(WAIT)
         go_on.clear()
         blocked.clear()
-        life = MemberIncarnation("nyc/c", c.incarnation or 0)
+        member = MemberIncarnation("nyc/c", c.incarnation or 0)
         change_settings(connection, flushing, "nyc", suspect_after_ms=2_000)
         kill(c)
         eventually(blocked.is_set)
         hub = forwarder_of(a).hub
         assert hub is not None
         eventually(lambda: hub.receiver.is_blocked)
-        late = Cast(*life, 2, b"not agreed", view=view)
+        late = Cast(*member, 2, b"not agreed", view=view)
         producer = connection.producer()
         producer.send(
             str(Topic(flushing, "cast", "nyc")), key=b"nyc/c", value=late.payload, headers=cast_headers(late)

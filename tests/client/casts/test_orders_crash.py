@@ -185,8 +185,8 @@ def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: 
         whole = sorted(mine)[:-1]  # the last view goes on
         assert sum(len(mine[view]) >= 10 for view in whole) >= 2
         assert {view: mine[view] for view in whole} == {view: others.get(view) for view in whole}
-        lives = {what.incarnation for what in a.seen if isinstance(what, Delivery) and what.sender == "nyc/c"}
-        assert len(lives) == 2
+        incarnations = {what.incarnation for what in a.seen if isinstance(what, Delivery) and what.sender == "nyc/c"}
+        assert len(incarnations) == 2
         assert {what.order for what in a.seen if isinstance(what, Delivery)} == {"fifo", "causal", "total"}
         logs = [each.write(tmp_path / f"{name}.jsonl") for name, each in (("a", a), ("b", b), ("late", late))]
         assert check_group(group, connection, names=["nyc"], deliveries=logs).anomalies == []

@@ -21,9 +21,9 @@ LIVES = st.builds(MemberIncarnation, st.sampled_from(["nyc/a", "nyc/b", "sfo/c"]
 
 @st.composite
 def cuts(draw: st.DrawFn) -> Cut:
-    lives = tuple(draw(st.lists(LIVES, unique=True, max_size=3)))
-    vector = tuple(draw(NUMBERS) for _ in lives)
-    causal = CausalState(draw(NUMBERS), lives, vector, draw(NUMBERS), vector)
+    members = tuple(draw(st.lists(LIVES, unique=True, max_size=3)))
+    vector = tuple(draw(NUMBERS) for _ in members)
+    causal = CausalState(draw(NUMBERS), members, vector, draw(NUMBERS), vector)
     received = draw(st.dictionaries(st.sampled_from(["nyc/a", "nyc/b"]), st.builds(ReceivedRow, NUMBERS, NUMBERS)))
     offsets = draw(st.dictionaries(st.builds(TopicPartition, NAMES, st.integers(0, 9)), NUMBERS))
     return Cut(MergedState(causal, FifoState(received, draw(NUMBERS)), draw(st.booleans())), offsets, "kafka 1")

@@ -15,9 +15,9 @@ from tests.ledger.ledger_of import decided, effective, write_ledger
 
 
 def delivery(record: Data) -> Delivery:
-    life = (record.sender, record.incarnation, record.local_seqno)
+    message_id = (record.sender, record.incarnation, record.local_seqno)
     return Delivery(
-        record.seqno, *life, record.payload, record.headers, record.view, record.epoch, record.forwarded_at_ms
+        record.seqno, *message_id, record.payload, record.headers, record.view, record.epoch, record.forwarded_at_ms
     )
 
 

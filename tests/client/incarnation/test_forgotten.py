@@ -87,10 +87,10 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monk
     really = Incarnations.begin
 
     def begin(
-        lives: Incarnations, numbers: IncarnationNumbers, state: SequencerState, left: Unsent | None, history: History
+        self: Incarnations, numbers: IncarnationNumbers, state: SequencerState, left: Unsent | None, history: History
     ) -> Beginning:
         known.extend([left.seqno] if left is not None else [])
-        return really(lives, numbers, state, left, history)
+        return really(self, numbers, state, left, history)
 
     monkeypatch.setattr(Incarnations, "begin", begin)
     lost: list[Forward] = []
@@ -155,7 +155,7 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
 
     really = Incarnations.begin
     monkeypatch.setattr(
-        Incarnations, "begin", lambda lives, numbers, state, left, _: really(lives, numbers, state, left, history)
+        Incarnations, "begin", lambda self, numbers, state, left, _: really(self, numbers, state, left, history)
     )
     with pytest.raises(Superseded, match="can't be told any more"):
         Member(group, ALICE, connection=connection, outbox=tmp_path / "o")
@@ -293,7 +293,7 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
             suspension.end()
             joining.join(WAIT)
             assert len(receipts) == 1
-            eventually(lambda: {life.address for life in begin_anew.state.membership.members} == {ALICE})
+            eventually(lambda: {member.address for member in begin_anew.state.membership.members} == {ALICE})
             eventually(lambda: alice.incarnation != before)
             alice.broadcast(b"2").result(WAIT)
             alice.close()
@@ -306,15 +306,15 @@ ROW_DROPPED = SequencerState("g", epoch=1, seqno=9, membership=Membership(incarn
 
 def returning(connection: Connection) -> PendingMessages:
     """Return the messages of incarnation 300: a JOIN that is not ordered, and two messages of incarnation 100."""
-    lives = Incarnations(Address.parse(ALICE), SendingLimits())
+    incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
     table = ForwardTable(10, 1 << 20)
     table.append(b"", control_headers(JOIN))
     receipts: deque[Receipt | None] = deque([None])
     for local_seqno in (1, 2):
         entry = carried_over(Pending(local_seqno, b"%d" % local_seqno, ()), 100)
         table.append(entry.payload, entry.headers)
-        receipts.append(Receipt(MemberIncarnation(ALICE, 300), local_seqno + 1, lives.changed))
-    return PendingMessages(connection, "g", lives, Beginning(300, table, receipts), 1)
+        receipts.append(Receipt(MemberIncarnation(ALICE, 300), local_seqno + 1, incarnations.changed))
+    return PendingMessages(connection, "g", incarnations, Beginning(300, table, receipts), 1)
 
 
 @pytest.mark.parametrize(("state", "left"), [(ROW_KEPT, [b"2"]), (NOTHING_ORDERED, [b"1", b"2"]), (ROW_DROPPED, None)])
@@ -345,25 +345,25 @@ class Claims(IncarnationNumbers):
         return 300
 
 
-def left_by_100(lives: Incarnations) -> Unsent:
+def left_by_100(incarnations: Incarnations) -> Unsent:
     """Two messages; the first one was ordered when it had left them, as the group was opened."""
     entries = [carried_over(Pending(number, b"%d" % number, ()), 100) for number in (1, 2)]
-    receipts = [Receipt(MemberIncarnation(ALICE, 100), number, lives.changed) for number in (1, 2)]
-    lives.claimed.add(100)
+    receipts = [Receipt(MemberIncarnation(ALICE, 100), number, incarnations.changed) for number in (1, 2)]
+    incarnations.claimed.add(100)
     return Unsent([HandedOver(entry, receipt) for entry, receipt in zip(entries, receipts, strict=True)], 1)
 
 
 @pytest.mark.parametrize("state", [ROW_KEPT, ROW_DROPPED])
 def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -> None:
     """DATA tells it, from where the life has left off."""
-    lives = Incarnations(Address.parse(ALICE), SendingLimits())
-    left = left_by_100(lives)
+    incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
+    left = left_by_100(incarnations)
 
     def history(seqno: int) -> Iterator[Data]:
         assert seqno == left.seqno
         yield Data(MESSAGE, 1, 7, 0, ALICE, 100, 1, b"1", Source("abcast.g.forward.nyc", 0, 3))
 
-    begun = lives.begin(Claims(), state, left, history)
+    begun = incarnations.begin(Claims(), state, left, history)
     assert [(kind_of(entry), entry.payload) for entry in begun.table.pending()] == [(JOIN, b""), (MESSAGE, b"2")]
     ordered = left.carried[0].receipt
     assert ordered is not None
@@ -371,11 +371,11 @@ def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -
 
 
 def test_what_a_life_has_left_is_not_sent_if_nothing_tells_of_it() -> None:
-    lives = Incarnations(Address.parse(ALICE), SendingLimits())
+    incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
 
     def history(_: int) -> Iterator[Data]:
         raise HistoryUnavailable("retention has dropped it.")
 
     with pytest.raises(HistoryUnavailable):
-        lives.begin(Claims(), ROW_DROPPED, left_by_100(lives), history)
-    assert lives.claimed == {100}
+        incarnations.begin(Claims(), ROW_DROPPED, left_by_100(incarnations), history)
+    assert incarnations.claimed == {100}

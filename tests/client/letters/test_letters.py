@@ -259,24 +259,24 @@ class TestIncarnations:
         """A higher incarnation, numbered from 1; the receiver takes both lives, also in one run."""
         with Member(group, "b/bob", connection=connection) as bob:
             inbox = bob.inbox(timeout=WAIT)
-            for life in range(3):
+            for start in range(3):
                 with Member(group, "a/alice", connection=connection) as alice:
                     for number in range(5):
-                        alice.send("b/bob", b"%d" % (life * 5 + number))
+                        alice.send("b/bob", b"%d" % (start * 5 + number))
                 got = [next(inbox) for _ in range(5)]
                 assert [letter.local_seqno for letter in got] == [1, 2, 3, 4, 5]
-                assert payloads(got) == list(range(life * 5, life * 5 + 5))
+                assert payloads(got) == list(range(start * 5, start * 5 + 5))
 
     def test_a_continued_outbox(self, connection: Connection, group: str, tmp_path: Path) -> None:
         """The outbox continues the incarnation of the broadcasts; letters take a new one, or they would be repeats."""
         incarnations = []
-        for life in range(3):
+        for start in range(3):
             with (
                 TinySequencer(connection, group, "a"),
                 Member(group, "a/alice", connection=connection, outbox=tmp_path / "o") as alice,
             ):
                 alice.broadcast(b"x").result(WAIT)
-                assert alice.send("b/bob", b"%d" % life).result(WAIT) == 1
+                assert alice.send("b/bob", b"%d" % start).result(WAIT) == 1
                 incarnations.append(alice.incarnation)
         letters = received(connection, group, "b/bob")
         assert len(set(incarnations)) == 1

@@ -173,8 +173,8 @@ class TestLetters:
 
         address = Address("nyc", "a")
         transfer = StateTransfer(MemoryConnection(), "g", address, send, None, lambda _: None, lambda: None)
-        lives = (MemberIncarnation("nyc/a", 1), MemberIncarnation("nyc/b", 1))
-        view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
+        members = (MemberIncarnation("nyc/a", 1), MemberIncarnation("nyc/b", 1))
+        view = ViewChange(3, 1, members, joined=("nyc/a", "nyc/b"))
         assert transfer.fetch(view, lambda: view, 1.0) is None
 
 

@@ -42,7 +42,7 @@ class Reading:
 
 
 def a_log(
-    monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[OrderedRecord], *lives: MemberIncarnation
+    monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[OrderedRecord], *members: MemberIncarnation
 ) -> MergedLog:
     """Return a log that begins in a view and reads `data`."""
 
@@ -56,8 +56,8 @@ def a_log(
     connection = SimpleNamespace(consumer=lambda: None)
     tailer: Any = SimpleNamespace(read_from=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
     topics: Any = None
-    nothing = (0,) * len(lives)
-    state = MergedState(CausalState(1, lives, nothing, agreed=nothing), flush=True)
+    nothing = (0,) * len(members)
+    state = MergedState(CausalState(1, members, nothing, agreed=nothing), flush=True)
     return MergedLog(tailer, topics, Begin(Start(0, Reader()), state, {}))
 
 

@@ -84,9 +84,9 @@ def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryC
         assert tailer._end._log is None
 
 
-@pytest.mark.parametrize("is_in_the_window", [False, True], ids=["by itself", "from the window"])
+@pytest.mark.parametrize("is_cached", [False, True], ids=["by itself", "from the cache"])
 def test_who_delivers_and_loses_the_right_to_read_hears_which(
-    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_in_the_window: bool
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_cached: bool
 ) -> None:
     """Its error is one of abcast's, whether the tailer or the reader met the refusal."""
     data, poll, is_refused = "abcast.g.data.nyc", MemoryConsumer.poll, threading.Event()
@@ -101,7 +101,7 @@ def test_who_delivers_and_loses_the_right_to_read_hears_which(
         a.broadcast(b"0").result(WAIT)
         stream = a.deliveries(timeout=WAIT)
         next(stream)
-        if is_in_the_window:
+        if is_cached:
             a.broadcast(b"1").result(WAIT)
             next(stream)
         is_refused.set()
@@ -175,12 +175,12 @@ class Application:
         next(self.stream)
 
 
-@pytest.mark.parametrize("lock", ["window", "shared"])
+@pytest.mark.parametrize("lock", ["cache", "shared"])
 def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka: MemoryConnection, lock: str) -> None:
     with Member("g", "nyc/a", connection=kafka) as a:
         for _ in range(3):
             a.broadcast(b"x").result(WAIT)
-        held = a._shared.tailer("g", "nyc").cache._changed if lock == "window" else sharing._lock
+        held = a._shared.tailer("g", "nyc").cache._changed if lock == "cache" else sharing._lock
 
         def collect() -> None:
             with held:

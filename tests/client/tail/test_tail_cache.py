@@ -15,7 +15,7 @@ NEVER = threading.Event()
 
 
 @pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> TailCache:
+def cache(monkeypatch: pytest.MonkeyPatch) -> TailCache:
     """Return a cache that keeps 20 records for readers still to come, and 100 at most."""
     monkeypatch.setattr(limits, "KEPT_RECORDS", 20)
     monkeypatch.setattr(limits, "MAX_RECORDS", 100)
@@ -25,9 +25,9 @@ def window(monkeypatch: pytest.MonkeyPatch) -> TailCache:
     return made
 
 
-def holds(window: TailCache, offset: int) -> bool:
-    found = window.batch_at(window, offset, 0)
-    window.leave(window)
+def holds(cache: TailCache, offset: int) -> bool:
+    found = cache.batch_at(cache, offset, 0)
+    cache.leave(cache)
     return found is not None
 
 
@@ -35,66 +35,66 @@ def batch(start: int, size: int = 1) -> TailBatch:
     return TailBatch(start, start + 10, 1, cast(list[Effective], range(start, start + 10)), size)
 
 
-def fill(window: TailCache, first: int, end: int, size: int = 1) -> None:
+def fill(cache: TailCache, first: int, end: int, size: int = 1) -> None:
     for start in range(first, end, 10):
-        window.add(batch(start, size), unless=NEVER)
+        cache.add(batch(start, size), unless=NEVER)
 
 
-def test_what_nobody_needs_goes(window: TailCache) -> None:
-    fill(window, 0, 200)
-    assert holds(window, 180)
-    assert not holds(window, 179)
+def test_what_nobody_needs_goes(cache: TailCache) -> None:
+    fill(cache, 0, 200)
+    assert holds(cache, 180)
+    assert not holds(cache, 179)
 
 
-def test_what_the_slowest_has_not_read_stays(window: TailCache) -> None:
+def test_what_the_slowest_has_not_read_stays(cache: TailCache) -> None:
     slow, quick = object(), object()
-    assert window.join(slow, 0)
-    assert window.join(quick, 0)
-    fill(window, 0, 70)
-    assert window.batch_at(quick, 69, 0) == batch(60)
-    assert window.batch_at(slow, 10, 0) == batch(10)
-    fill(window, 70, 80)
-    assert holds(window, 10)
-    assert not holds(window, 9)
-    window.leave(slow)
-    fill(window, 80, 90)
-    assert holds(window, 69)
-    assert not holds(window, 59)
+    assert cache.join(slow, 0)
+    assert cache.join(quick, 0)
+    fill(cache, 0, 70)
+    assert cache.batch_at(quick, 69, 0) == batch(60)
+    assert cache.batch_at(slow, 10, 0) == batch(10)
+    fill(cache, 70, 80)
+    assert holds(cache, 10)
+    assert not holds(cache, 9)
+    cache.leave(slow)
+    fill(cache, 80, 90)
+    assert holds(cache, 69)
+    assert not holds(cache, 59)
 
 
-def test_who_is_too_slow_falls_out(window: TailCache) -> None:
+def test_who_is_too_slow_falls_out(cache: TailCache) -> None:
     slow = object()
-    window.join(slow, 0)
-    fill(window, 0, 100)
-    assert window.batch_at(slow, 0, 0) is not None
-    fill(window, 100, 110)
-    assert window.batch_at(slow, 0, 0) is None
-    assert window.batch_at(slow, 10, 0) is not None
+    cache.join(slow, 0)
+    fill(cache, 0, 100)
+    assert cache.batch_at(slow, 0, 0) is not None
+    fill(cache, 100, 110)
+    assert cache.batch_at(slow, 0, 0) is None
+    assert cache.batch_at(slow, 10, 0) is not None
 
 
-def test_what_comes_stays_for_who_is_near(window: TailCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_stays_for_who_is_near(cache: TailCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "NEAR_RECORDS", 60)
-    fill(window, 0, 100)
+    fill(cache, 0, 100)
     far, near = object(), object()
-    assert not window.approach(far, 39)
-    assert not window.approach(near, 40)
-    fill(window, 100, 150)
-    assert window.approach(near, 80)
-    assert window.join(near, 80)
-    assert not holds(window, 79)
+    assert not cache.approach(far, 39)
+    assert not cache.approach(near, 40)
+    fill(cache, 100, 150)
+    assert cache.approach(near, 80)
+    assert cache.join(near, 80)
+    assert not holds(cache, 79)
 
 
-def test_its_bytes_are_bounded(window: TailCache) -> None:
+def test_its_bytes_are_bounded(cache: TailCache) -> None:
     slow = object()
-    window.join(slow, 0)
-    fill(window, 0, 40, size=300)
-    assert not holds(window, 9)
-    assert holds(window, 10)
+    cache.join(slow, 0)
+    fill(cache, 0, 40, size=300)
+    assert not holds(cache, 9)
+    assert holds(cache, 10)
 
 
-def test_who_joins_hears_whether_it_can_follow(window: TailCache) -> None:
-    fill(window, 0, 200)
-    assert not window.join(object(), 100)
-    assert window.join(object(), 200)
-    window.close()
-    assert not window.join(object(), 200)
+def test_who_joins_hears_whether_it_can_follow(cache: TailCache) -> None:
+    fill(cache, 0, 200)
+    assert not cache.join(object(), 100)
+    assert cache.join(object(), 200)
+    cache.close()
+    assert not cache.join(object(), 200)

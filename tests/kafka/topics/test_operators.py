@@ -100,9 +100,9 @@ def test_who_never_comes_first_is_told_in_a_sentence(kafka: MemoryConnection, mo
 def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, sequencer: TinySequencer) -> None:
     """Also after senders were forgotten, when the floor is a time of a moment ago."""
     with DataLog(kafka, GROUP, SITE) as data:
-        lives = [_next_incarnation(data, ADMIN)[0] for _ in range(5)]
-    assert len(set(lives)) > 1
-    assert min(lives) > max(sequencer.state.received[ADMIN].incarnation, sequencer.state.membership.incarnation_floor)
+        taken = [_next_incarnation(data, ADMIN)[0] for _ in range(5)]
+    assert len(set(taken)) > 1
+    assert min(taken) > max(sequencer.state.received[ADMIN].incarnation, sequencer.state.membership.incarnation_floor)
 
 
 def test_one_is_heard_where_data_is_emptied(

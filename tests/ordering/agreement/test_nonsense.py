@@ -71,7 +71,7 @@ class Babbler:
             return tuple(self.value(each, view) for each in kinds)
         if kind is View and dice.random() < 0.7:
             members = tuple(sorted(dice.sample(view.members, dice.randrange(len(view.members) + 1))))
-            rows = tuple((life, dice.randrange(4)) for life in view.members)
+            rows = tuple((member, dice.randrange(4)) for member in view.members)
             return View(view.origin, view.id + dice.choice((0, 1, 1, 2)), members, dice.randrange(5), rows)
         hints = get_type_hints(kind)
         return kind(*(self.value(hints[field], view) for field in kind._fields))

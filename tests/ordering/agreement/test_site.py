@@ -649,7 +649,7 @@ def decide(sequenced: Sequenced, *records: Forward, absent: tuple[str, ...] = ()
 
 
 def members_of(sequenced: Sequenced) -> list[str]:
-    return [life.address for life in sequenced.state.membership.members]
+    return [member.address for member in sequenced.state.membership.members]
 
 
 @pytest.mark.parametrize("member", ["lax/m", "fra/m"], ids=["of-the-site", "heard-there"])

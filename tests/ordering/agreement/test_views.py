@@ -79,7 +79,7 @@ class Sites:
         return [(output.seqno, output.sender.name, output.run.reference) for output in found]
 
     def members(self, name: str) -> str:
-        return "".join(life.name for life in self.states[name].view.members)
+        return "".join(member.name for member in self.states[name].view.members)
 
 
 def placed(seqno: int, sender: int, number: int, key: int) -> Placed:

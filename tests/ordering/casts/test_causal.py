@@ -34,18 +34,18 @@ def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
     return receiver
 
 
-def causal(life: MemberIncarnation, local_seqno: int, clock: str, after: int = 1, view: int = 1) -> Cast:
-    return Cast(*life, local_seqno, b"", CAUSAL, view, after, clock)
+def causal(sender: MemberIncarnation, local_seqno: int, clock: str, after: int = 1, view: int = 1) -> Cast:
+    return Cast(*sender, local_seqno, b"", CAUSAL, view, after, clock)
 
 
-def fifo(life: MemberIncarnation, local_seqno: int, view: int = 1) -> Cast:
-    return Cast(*life, local_seqno, view=view)
+def fifo(sender: MemberIncarnation, local_seqno: int, view: int = 1) -> Cast:
+    return Cast(*sender, local_seqno, view=view)
 
 
 def total(
-    seqno: int, life: MemberIncarnation = A, clock: str | None = None, view: int = 1, kind: str = MESSAGE
+    seqno: int, sender: MemberIncarnation = A, clock: str | None = None, view: int = 1, kind: str = MESSAGE
 ) -> OrderedRecord:
-    return OrderedRecord(seqno, kind, *life, seqno, Depends(view, clock) if clock is not None else None)
+    return OrderedRecord(seqno, kind, *sender, seqno, Depends(view, clock) if clock is not None else None)
 
 
 class TestTheSourcesRules:
@@ -259,7 +259,7 @@ class Sent(NamedTuple):
 
 def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
     """Return casts in the order of sending: each member has delivered some prefix of them when it sends."""
-    lives = [MemberIncarnation(f"s/{number}", 1) for number in range(members)]
+    names = [MemberIncarnation(f"s/{number}", 1) for number in range(members)]
     senders: list[int] = []
     read = [0] * members
     last: dict[int, clocks.Clock] = {}
@@ -272,11 +272,11 @@ def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
         senders.append(who)
         if dice.random() < 0.3:
             history.append(
-                Sent(fifo(lives[who], number), tuple(number - 1 if other == who else 0 for other in range(members)))
+                Sent(fifo(names[who], number), tuple(number - 1 if other == who else 0 for other in range(members)))
             )
             continue
         clock = tuple(0 if other == who else count for other, count in enumerate(known))
-        cast = causal(lives[who], number, clocks.write(clock, last.get(who)))
+        cast = causal(names[who], number, clocks.write(clock, last.get(who)))
         history.append(Sent(cast, tuple(number - 1 if other == who else count for other, count in enumerate(known))))
         last[who] = clock
     return history

@@ -70,10 +70,10 @@ def test_bytes_fill_it_too() -> None:
         assert receiver.room.is_half_empty
 
 
-lives = st.tuples(st.sampled_from("ab"), st.integers(1, 3))
+incarnations = st.tuples(st.sampled_from("ab"), st.integers(1, 3))
 
 
-@given(st.lists(st.tuples(lives, st.integers(1, 5)), max_size=60), st.integers(0, 6))
+@given(st.lists(st.tuples(incarnations, st.integers(1, 5)), max_size=60), st.integers(0, 6))
 def test_whatever_comes_a_life_is_delivered_from_1_without_a_gap(
     log: list[tuple[tuple[str, int], int]], max_held: int
 ) -> None:

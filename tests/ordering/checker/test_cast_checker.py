@@ -83,8 +83,8 @@ def test_a_hole_in_a_view_is_a_gap() -> None:
 def test_who_was_in_no_view_counts_anew(between: tuple[MemberIncarnation, ...], found: list[str]) -> None:
     """The group gave up flush for a while: its view had no vector."""
     checker = CastChecker()
-    for view, lives in ((3, (A,)), (4, between), (5, (A,))):
-        checker.view(view, lives)
+    for view, members in ((3, (A,)), (4, between), (5, (A,))):
+        checker.view(view, members)
     for view in (3, 5):
         for number in (1, 2):
             checker.cast(Cast(*A, number, order=CAUSAL, view=view, clock="0"))
@@ -109,8 +109,8 @@ def of_logs(
 ) -> list[str]:
     """Return the checker's findings for logs with views, of one run each: of a member, or of an observer."""
     checker = CastChecker()
-    for view_id, lives in views.items():
-        checker.view(view_id, lives)
+    for view_id, members in views.items():
+        checker.view(view_id, members)
     for cast in casts:
         checker.cast(cast)
     for member, lines in logs.items():
@@ -166,15 +166,15 @@ def histories(draw: st.DrawFn) -> tuple[dict[int, tuple[MemberIncarnation, ...]]
     sent: dict[MemberIncarnation, int] = {}
     gone: set[MemberIncarnation] = set()
     for view_id in range(1, draw(st.integers(2, 5)) + 1):
-        members = tuple(life for life in (A, B, C) if life not in gone and draw(st.booleans()))
-        gone |= {life for life in sent if life not in members}
+        members = tuple(member for member in (A, B, C) if member not in gone and draw(st.booleans()))
+        gone |= {member for member in sent if member not in members}
         views[view_id] = (*members, Z)
         lines.append(view_id)
-        for life in members:
-            sent.setdefault(life, 0)
-        for life in draw(st.lists(st.sampled_from(members), max_size=5)) if members else ():
-            sent[life] += 1
-            lines.append((life, sent[life], view_id))
+        for member in members:
+            sent.setdefault(member, 0)
+        for member in draw(st.lists(st.sampled_from(members), max_size=5)) if members else ():
+            sent[member] += 1
+            lines.append((member, sent[member], view_id))
     return views, lines
 
 

@@ -53,9 +53,9 @@ class World:
         sender, receiver = self.random.choice(SENDERS), self.random.choice(RECEIVERS)
         row = self._truth(receiver, offset)[0].get(sender, ReceivedRow(1, 0))
         number = row.local_seqno + self.random.choice((1, 1, 1, 0, 2))
-        life = (row.incarnation, max(number, 1)) if self.random.random() < 0.9 else (row.incarnation + 1, 1)
+        numbers = (row.incarnation, max(number, 1)) if self.random.random() < 0.9 else (row.incarnation + 1, 1)
         is_own = self.random.random() < 0.2
-        self.log.append(InboxEntry(offset, receiver, sender, *life, is_own=is_own, relayed_from=mark))
+        self.log.append(InboxEntry(offset, receiver, sender, *numbers, is_own=is_own, relayed_from=mark))
 
     def _truth(self, receiver: str, end: int | None = None) -> tuple[dict[str, ReceivedRow], list[InboxEntry]]:
         """The table that the whole log makes, and the letters that are taken by the rule."""

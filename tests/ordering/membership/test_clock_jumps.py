@@ -77,7 +77,7 @@ class Brokers:
 
     @property
     def members(self) -> set[str]:
-        return {life.address for life in self.state.membership.members}
+        return {member.address for member in self.state.membership.members}
 
 
 def begun(dice: random.Random, *, flush: bool) -> Brokers:

@@ -59,8 +59,8 @@ class Log:
         [output] = rowwise.outputs or [None]
         return output.reason if isinstance(output, DeadLetter) else output.kind if output is not None else ""
 
-    def forget(self, *rows: SenderRow, life: int = 1) -> str:
-        return self.feed(ADMIN, 1, life, FORGET, to_payload(rows))
+    def forget(self, *rows: SenderRow, incarnation: int = 1) -> str:
+        return self.feed(ADMIN, 1, incarnation, FORGET, to_payload(rows))
 
     def check(self) -> None:
         """A successor knows the same, from all of DATA and from a snapshot; and the state is what it is written as."""
@@ -155,7 +155,7 @@ def test_a_closed_group_forgets_too() -> None:
     log = Log()
     log.feed(ALICE, 1)
     log.feed(ADMIN, 1, 1, "settings", b'{"closed":true}')
-    assert log.forget(SenderRow(ALICE, 1, 1), life=2) == FORGET
+    assert log.forget(SenderRow(ALICE, 1, 1), incarnation=2) == FORGET
 
 
 def test_who_is_idle() -> None:

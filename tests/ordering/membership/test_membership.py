@@ -90,7 +90,7 @@ class Log:
 
     @property
     def members(self) -> list[str]:
-        return [life.address for life in self.state.membership.members]
+        return [member.address for member in self.state.membership.members]
 
 
 def taken_over(state: SequencerState, horizon: int) -> SequencerState:
@@ -274,8 +274,8 @@ def test_a_standstill_is_nobodys_silence() -> None:
 
 def test_a_standstill_of_one_partition_says_nothing_of_the_others() -> None:
     """A member that was not heard since the takeover is out once each partition has gone on without it for so long."""
-    lives = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1))
-    state = replace(opened(), membership=Membership(settings=Settings(suspect_after_ms=5_000), members=lives))
+    members = (MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1))
+    state = replace(opened(), membership=Membership(settings=Settings(suspect_after_ms=5_000), members=members))
     now = {0: 0, 1: 0}
     offsets = {0: 0, 1: 0}
 
@@ -461,11 +461,11 @@ def test_what_is_no_setting(raw: bytes) -> None:
 
 def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     """Milliseconds a second: vectorised, no Python for a row."""
-    lives = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(1_000))
-    state = replace(opened(), membership=Membership(members=lives))
+    members = tuple(MemberIncarnation(f"s/m{number}", 1) for number in range(1_000))
+    state = replace(opened(), membership=Membership(members=members))
     rows = [
-        Forward(life.address, 1, 1, b"", Source(TOPIC, 0, offset), kind=HEARTBEAT, timestamp_ms=offset)
-        for offset, life in enumerate(lives)
+        Forward(member.address, 1, 1, b"", Source(TOPIC, 0, offset), kind=HEARTBEAT, timestamp_ms=offset)
+        for offset, member in enumerate(members)
     ]
     from ordering.sequencer.columns import step_columns
     from tests.simulator.columns import to_columns
@@ -504,7 +504,7 @@ def test_the_simulator_sees_survivors_that_disagree() -> None:
 @pytest.mark.slow
 def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
     def at_once(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
-        everybody = tuple(life.address for life in membership.members)
+        everybody = tuple(member.address for member in membership.members)
         return next_decision(replace(membership, flush=replace(membership.flush, answered=everybody)), received)
 
     with patch("ordering.sequencer.sequencer.next_decision", at_once):
@@ -596,4 +596,4 @@ class TestHorizon:
         log.now += 1
         state, written = self.read(state, [log.forward("s/bob", JOIN), log.forward("s/alice", LEAVE)])
         assert kinds(written) == [JOIN, LEAVE, VIEW]
-        assert [life.address for life in state.membership.members] == ["s/bob"]
+        assert [member.address for member in state.membership.members] == ["s/bob"]

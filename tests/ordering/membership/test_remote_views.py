@@ -39,8 +39,8 @@ TICK = "far/abcast.tick"
 BOB, CAROL = MemberIncarnation("far/bob", 1), MemberIncarnation("far/carol", 2)
 
 
-def view(*lives: MemberIncarnation) -> bytes:
-    return json.dumps({"members": lives, "joined": [], "left": [], "suspected": [], "flush": 0}).encode()
+def view(*members: MemberIncarnation) -> bytes:
+    return json.dumps({"members": members, "joined": [], "left": [], "suspected": [], "flush": 0}).encode()
 
 
 class Site:
@@ -72,8 +72,8 @@ class Site:
         self.data += [*written, *closing]
         return [*written, *closing]
 
-    def tell(self, epoch: int, view_id: int, *lives: MemberIncarnation) -> list[Data]:
-        return self.batch((RELAY, REMOTE_VIEW, epoch, view_id, view(*lives)))
+    def tell(self, epoch: int, view_id: int, *members: MemberIncarnation) -> list[Data]:
+        return self.batch((RELAY, REMOTE_VIEW, epoch, view_id, view(*members)))
 
     def wait(self, after_ms: int, *, beats: bool = False) -> list[Data]:
         """Time passes; the job ticks each second, and in the end the relay may say that it is there."""
@@ -205,7 +205,7 @@ def test_remote_members_are_members_nowhere() -> None:
     assert len(site.dead) == 1
     written = site.batch(("s/a", FLUSH_OK, 1, 2, b"%d" % written[-1].seqno), (RELAY, REMOTE_VIEW, 1, 2, view(CAROL)))
     assert [record.kind for record in written] == [FLUSH_OK, REMOTE_VIEW, VIEW, "stop-flush"]
-    assert [life.address for life in site.state.membership.members] == ["s/a", "s/b"]
+    assert [member.address for member in site.state.membership.members] == ["s/a", "s/b"]
     assert site.far == RemoteSite((CAROL,))
     checker = Checker()
     for record in site.data:
@@ -253,13 +253,13 @@ def test_an_event_says_what_is_new() -> None:
     assert reader.accept(REMOTE_VIEW, 3, 0, RELAY, view(BOB)) == RemoteView(3, "far", ("far/bob",))
 
 
-lives = st.lists(st.sampled_from((BOB, CAROL, MemberIncarnation("far/dan", 3))), max_size=2, unique=True)
+members = st.lists(st.sampled_from((BOB, CAROL, MemberIncarnation("far/dan", 3))), max_size=2, unique=True)
 records = st.one_of(
     st.builds(
         lambda epoch, view_id, members: (RELAY, REMOTE_VIEW, epoch, view_id, view(*members)),
         st.integers(1, 3),
         st.integers(1, 4),
-        lives,
+        members,
     ),
     st.sampled_from(
         [

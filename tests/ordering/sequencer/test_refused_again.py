@@ -19,7 +19,7 @@ TOPIC = "abcast.g.forward.s"
 
 def forward(rng: random.Random, count: int) -> list[Forward]:
     """Some join, leave and send, out of order, too; an operator opens and closes the group."""
-    lives = {name: [1, 0] for name in "abc"}
+    last = {name: [1, 0] for name in "abc"}
     admin, ends, records = 0, [0, 0], list[Forward]()
     for _ in range(count):
         partition = rng.randrange(2)
@@ -32,12 +32,12 @@ def forward(rng: random.Random, count: int) -> list[Forward]:
             records.append(Forward("s/abcast.admin", admin, 1, payload, source, (), SETTINGS, at_ms))
             continue
         name = rng.choice("abc")
-        life = lives[name]
+        own = last[name]
         if rng.random() < 0.1:
-            life[0], life[1] = life[0] + 1, 0
-        life[1] += rng.choice((1, 1, 1, 2, -1))
+            own[0], own[1] = own[0] + 1, 0
+        own[1] += rng.choice((1, 1, 1, 2, -1))
         kind = rng.choice((JOIN, LEAVE, MESSAGE, MESSAGE, MESSAGE, MESSAGE))
-        records.append(Forward(f"s/{name}", life[0], max(life[1], 1), b"x", source, (), kind, at_ms))
+        records.append(Forward(f"s/{name}", own[0], max(own[1], 1), b"x", source, (), kind, at_ms))
     return records
 
 
