@@ -30,10 +30,10 @@ class AdmissionControl:
         Raises Blocked, ForwardTableFull, Excluded.
         """
         lifecycle, pending_messages = self._lifecycle, self._pending_messages
-        while lifecycle.is_silent or not pending_messages.has_room(size):
+        while lifecycle.is_silent or not pending_messages.table.has_room(size):
             if lifecycle.is_silent:
                 self._wait_for_the_flush(timeout)
-            elif not lifecycle.wait(lambda: pending_messages.has_room(size), timeout):
+            elif not lifecycle.wait(lambda: pending_messages.table.has_room(size), timeout):
                 raise ForwardTableFull(
                     f"{len(pending_messages.table)} messages of {lifecycle.address} wait to be ordered, and none was "
                     f"within {timeout:g} s. Does the group's sequencer run (`abcast status`)? Broadcast again later, "

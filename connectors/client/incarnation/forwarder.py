@@ -213,7 +213,7 @@ class Forwarder:
             lifecycle = self._lifecycle
             lifecycle.check()
             size = message_bytes(payload, headers)
-            if not lifecycle.takes_messages or not self._pending_messages.has_room(size):
+            if not lifecycle.takes_messages or not self._pending_messages.table.has_room(size):
                 self._admission.wait_until_taken(size, timeout)
             if self._pending_messages.has_accepted_nothing:
                 self._see_that_it_is_not_ignored()

@@ -145,5 +145,13 @@ class OwnRecordListener:
 
 def _as_data(record: Effective) -> Data:
     """Return a control record as the core's `Data`."""
-    who = record.sender, record.incarnation, record.local_seqno
-    return Data(record.kind, 0, record.seqno, record.view, *who, record.value or b"")
+    return Data(
+        kind=record.kind,
+        epoch=0,
+        seqno=record.seqno,
+        view=record.view,
+        sender=record.sender,
+        incarnation=record.incarnation,
+        local_seqno=record.local_seqno,
+        payload=record.value or b"",
+    )

@@ -52,7 +52,8 @@ class PendingMessages:
         self.why = functools.partial(say_why, connection, group, incarnations.address.site, 1.0)
         """Find out why nothing is ordered, in a second at most; return a sentence, or ""."""
         self._begun_behind = self._seen = seqno
-        self._last_seqno: int | None = None
+        self.last_seqno: int | None = None
+        """The seqno of the last message ordered in this incarnation, or None."""
         self._taken_out = 0  # entries that the earlier incarnation was found to have ordered
         self.take(begun)
 
@@ -76,11 +77,6 @@ class PendingMessages:
         return self._taken_out + self.table.acknowledged
 
     @property
-    def last_seqno(self) -> int | None:
-        """Return the seqno of the last message ordered in this incarnation, or None."""
-        return self._last_seqno
-
-    @property
     def has_outbox(self) -> bool:
         """Whether a file keeps the messages."""
         return self._outbox is not None
@@ -89,10 +85,6 @@ class PendingMessages:
     def has_receipts(self) -> bool:
         """Whether some message is not ordered yet, and the incarnation has not failed."""
         return bool(self._receipts)
-
-    def has_room(self, size: int) -> bool:
-        """Whether the table has room for one more message of `size` bytes."""
-        return self.table.has_room(size)
 
     def entries(self) -> list[tuple[Pending, Receipt | None]]:
         """Return the table's entries with their receipts."""
@@ -123,9 +115,9 @@ class PendingMessages:
                 receipt = self._receipts.popleft() if self._receipts else None  # there are none after a failure
                 if receipt is not None:
                     receipt.resolve(record.seqno)
-            self._last_seqno = record.seqno
+            self.last_seqno = record.seqno
         if self._outbox is not None:
-            self._outbox.acknowledge(self.table.acknowledged, self._last_seqno)
+            self._outbox.acknowledge(self.table.acknowledged, self.last_seqno)
 
     def _is_ours(self, local_seqno: int, record: Effective) -> bool:
         """Whether the record in DATA is the message sent under its id."""
@@ -228,7 +220,7 @@ class PendingMessages:
             else:
                 receipts.append(entry.receipt)
         self._receipts = receipts
-        return Unsent(carried, max(self._last_seqno or 0, self._seen))
+        return Unsent(carried, max(self.last_seqno or 0, self._seen))
 
     def fail(self, error: AbcastError) -> None:
         """Fail all receipts with `error`."""
@@ -242,7 +234,7 @@ class PendingMessages:
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             try:
-                outbox.acknowledge(self.table.acknowledged, self._last_seqno, at_once=True)
+                outbox.acknowledge(self.table.acknowledged, self.last_seqno, at_once=True)
             except EnvironmentProblem as error:  # the next start learns from DATA which are ordered
                 _logger.warning("%s: what is ordered stays in the outbox: %s", self.address, error)
 

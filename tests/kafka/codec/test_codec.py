@@ -10,21 +10,15 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import codec
-from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode_dead_letter
-from connectors.kafka.codec.headers import check_application_headers
-from ordering.base.errors import UsageError
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
     DECIDED_KINDS,
     ENTRY,
     EPOCH,
-    MAX_HEADERS_BYTES,
     MAX_NUMBER,
-    MAX_RECORD_BYTES,
     STRAY,
     STRAY_EPOCH,
     Data,
-    DeadLetter,
     Forward,
     Headers,
     Link,
@@ -194,54 +188,6 @@ def test_the_numbers_of_a_message_are_those_of_its_fields(case: data_corpus.Case
 @given(st.sampled_from([None, b"sfo/bob", b"bob"]), st.lists(st.tuples(st.just("abcast"), fields_of_data), max_size=2))
 def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
     assert codec.message_numbers(key, headers) == _numbers_of_a_message(key, headers)
-
-
-def test_a_dead_letter_keeps_the_original_headers() -> None:
-    headers = dead_letter_headers(DeadLetter(SOURCE, "why so"), [("mine", b"1")])
-    assert headers == [("mine", b"1"), ("abcast-dead-letter", f"2 {TOPIC}-3:17 why so".encode())]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "headers"),
-    [
-        (b"k" * MAX_RECORD_BYTES, b"", []),
-        (b"k", b"v" * MAX_RECORD_BYTES, []),
-        (None, None, [("", b"")] * (MAX_RECORD_BYTES // 2)),
-    ],
-)
-def test_of_a_record_that_no_topic_takes_the_reason_is_left(
-    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
-) -> None:
-    """Compression had hidden its size from Kafka. What a forward topic takes without is kept whole."""
-    letter = DeadLetter(SOURCE, "why so")
-    assert encode_dead_letter(letter, key, value, headers) == (None, None, dead_letter_headers(letter, ()))
-    largest = b"v" * (MAX_RECORD_BYTES // 2)
-    assert encode_dead_letter(letter, b"k", largest, [("mine", b"1")])[:2] == (b"k", largest)
-
-
-@pytest.mark.parametrize("name", ["abcast", "abcast-mine", "abcasts"])
-def test_our_own_names_are_refused_at_the_client(name: str) -> None:
-    with pytest.raises(UsageError, match="abcast's own"):
-        check_application_headers([(name, b"")])
-
-
-def test_a_name_that_kafka_does_not_take_is_refused_at_the_client() -> None:
-    """Else the thread that sends would meet it."""
-    for name in ("a\ud800", "\ufffd"):
-        with pytest.raises(UsageError, match="surrogates"):
-            check_application_headers([(name, b"")])
-
-
-def test_a_name_of_which_only_a_part_is_read_is_refused_at_the_client() -> None:
-    with pytest.raises(UsageError, match="zero byte"):
-        check_application_headers([("a\0b", b"")])
-
-
-def test_names_count_in_bytes() -> None:
-    half = "\N{LATIN SMALL LETTER E WITH ACUTE}" * (MAX_HEADERS_BYTES // 2)
-    assert check_application_headers([(half, b"")])
-    with pytest.raises(UsageError, match="65538 bytes"):
-        check_application_headers([(half, b"12")])
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:
