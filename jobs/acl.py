@@ -1,4 +1,4 @@
-"""`abcast acl`: the rights that each role needs in a Kafka that gives none by itself."""
+"""`abcast acl`: the rights that each role needs in a Kafka with ACLs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ordering.base.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from connectors.kafka.topics.rights import Right
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or give the rights that each role needs.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Print or give the rights that each role needs.")
 
 
 class Role(str, Enum):
@@ -36,12 +36,12 @@ RoleOption = Annotated[
     Role,
     typer.Option(
         help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order (with --sites, "
-        "where sites in one Kafka agree). ledger: writes the tables. maintainer: purges topics (with --sites, "
+        "for sites that agree in one Kafka). ledger: writes the tables. maintainer: purges topics (with --sites, "
         "letters to other sites, too). archivist: deletes DATA that the ledger has. "
-        "relay: carries from a site to another (with --from, --to and --sites)."
+        "relay: carries records from one site to another (with --from, --to and --sites)."
     ),
 ]
-Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]
+Principal = Annotated[str, typer.Option(help="The user that gets the rights, as Kafka names it: User:NAME.")]
 SiteOption = Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")]
 Source = Annotated[str | None, typer.Option("--from", help="Relay: the site that it carries from.")]
 Target = Annotated[str | None, typer.Option("--to", help="Relay: the site that it carries to.")]
@@ -60,7 +60,7 @@ def print_(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the `kafka-acls` commands that give a role its rights. They give no others; no broker is asked."""
+    """Print the `kafka-acls` commands that give a role exactly its rights. No broker is needed."""
     rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
     servers = connection_to(bootstrap_servers, kafka_config, "acl").bootstrap_servers
     for right in rights:
@@ -80,10 +80,10 @@ def apply(
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Give a role its rights, and no others. It does so in the Kafka that is configured.
+    """Give a role exactly its rights, in the configured Kafka.
 
-    Log in as a user who may give rights (ALTER of the cluster). Existing rights stay. A relay has two ends: if these
-    are two Kafkas, do it in both.
+    Log in as a user that may give rights (ALTER of the cluster). Existing rights stay. If the two ends of a relay are
+    in two Kafkas, run it for both.
     """
     from connectors.kafka.topics.rights import grant
 
@@ -117,5 +117,5 @@ def _rights(
             rights += [right for name in names for right in rights_beside(role.value, known, group, name)]
         return rights
     if not source or not target:
-        raise UsageError("a relay carries --from SITE --to SITE.")
+        raise UsageError("a relay needs --from SITE and --to SITE.")
     return rights_of_relay(required_sites(sites, kafka_config, "acl"), group, Direction(source, target))

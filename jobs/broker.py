@@ -1,4 +1,4 @@
-"""`abcast broker`: the embedded Kafka, for trying things out and for tests."""
+"""`abcast broker`: the embedded Kafka, for development and tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ordering.base.errors import UsageError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Start and stop an embedded Kafka. It is for development and tests.",
+    help="Start and stop an embedded Kafka, for development and tests.",
 )
 
-Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
+Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Directory of its data and logs.")]
 DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"
 
 
@@ -28,23 +28,23 @@ def start(
     ] = None,
     directory: Directory = DEFAULT_DIRECTORY,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=9, help="1, or 3 for a cluster that survives the loss of one.")
+        int | None, typer.Option(min=1, max=9, help="Nodes: 1, or 3 for a cluster that survives the loss of one.")
     ] = None,
     secure: Annotated[
-        bool | None, typer.Option("--secure", help="With TLS, users with passwords, and no right that was not given.")
+        bool | None, typer.Option("--secure", help="Use TLS, users with passwords, and ACLs that deny by default.")
     ] = None,
     user: Annotated[list[str] | None, typer.Option(help="Add this user to a secure broker; repeat for more.")] = None,
 ) -> None:
-    """Start the broker in the background. It goes on until `abcast broker stop`; its data is kept between runs.
+    """Start the broker in the background. It runs until `abcast broker stop`, and keeps its data between runs.
 
-    A secure one has a certificate authority of its own, and writes for each user a file DIR/secure/USER.properties, for
-    --kafka-config. `admin` may do everything, the others what `abcast acl` gives them.
+    A secure broker has its own certificate authority, and writes a file DIR/secure/USER.properties for each user, for
+    --kafka-config. `admin` may do everything; other users have the rights that `abcast acl` gives them.
     """
     from connectors.local.broker import EmbeddedBroker
 
     broker = EmbeddedBroker(directory, port, nodes, secure=secure)
     if user and broker.secure is None:
-        raise UsageError("only a secure broker has users: say --secure, in a directory that has no other broker.")
+        raise UsageError("only a secure broker has users: add --secure, with a --dir that has no other broker.")
     started = broker.start(detached=True)
     typer.echo(f"{'running' if started else 'was running already'} at {broker.bootstrap_servers}")
     if broker.secure is not None:
@@ -68,7 +68,7 @@ def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command()
 def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
-    """Show whether the broker of this directory runs, and where. Exit code 1 if it does not."""
+    """Show whether the broker of this directory runs, and its addresses. Exit code 1 if it does not run."""
     from connectors.local.broker import EmbeddedBroker
 
     directory = directory.absolute()

@@ -40,8 +40,8 @@ app = typer.Typer(
     help="Atomic broadcast on Kafka, Spark and Delta: one order of events, delivered everywhere, kept queryable.\n\n"
     "First steps: `abcast demo`; then `abcast broker start`, `abcast topics create --group G`, `abcast run`, and in "
     "other terminals `abcast publish` and `abcast deliver`.\n\n"
-    "Options can also stand in ABCAST_* variables or in ./abcast.toml (another file: ABCAST_CONFIG).\n\n"
-    "Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.",
+    "ABCAST_* variables and ./abcast.toml (another file: ABCAST_CONFIG) can set options, too.\n\n"
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 anomaly found.",
 )
 
 

@@ -14,7 +14,7 @@ from connectors.kafka.login.configuration import ConfigurationFile
 from jobs.terminal.options import DEFAULT_DATA, OF_ALL, AsJson, BootstrapServers, KafkaConfig
 from ordering.base.names import DEFAULT_SITE
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is in force, and where it comes from.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the values in force, and their sources.")
 
 MASK = "**********"
 _COLUMNS = ("name", "value", "from")
@@ -43,8 +43,8 @@ class ConfiguredValue(NamedTuple):
 def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
     """Show each value that is in force, and its source. Secrets are masked.
 
-    The source is an option, a variable, a file, or the default. With --bootstrap-servers or --kafka-config: what would
-    be in force with these.
+    The source is an option, a variable, a file, or the default. With --bootstrap-servers or --kafka-config, show the
+    values that a command with these options has.
     """
     from jobs.terminal.rows import show_table
 

@@ -47,38 +47,44 @@ def deliver(
         int | None,
         typer.Option(
             min=1,
-            help="First seqno; default: after the last one this member took, or 1. It does not move what is taken.",
+            help="First seqno; default: after the last one that this member took, or 1. The position stays as it is.",
         ),
     ] = None,
     remember: Annotated[
-        bool, typer.Option("--remember", help="With --from-seqno: the next run goes on where this one ends.")
+        bool,
+        typer.Option(
+            "--remember", help="With --from-seqno: move the position, so that the next run resumes after this one."
+        ),
     ] = False,
     count: Annotated[int | None, typer.Option(min=0, help="End after this many deliveries.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without one.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="End after this many seconds without a delivery.")
+    ] = None,
     ledger: Annotated[
         Location | None,
         typer.Option(
             parser=location,
             metavar="DIR|URL",
-            help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.",
+            help="The Delta ledger, for messages that Kafka's retention has dropped: DIR/ledger.",
         ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     events: Annotated[
-        bool, typer.Option("--events", help="Show views (also remote ones) and flushes, in their place.")
+        bool, typer.Option("--events", help="Print views (also remote ones) and flushes at their seqnos, too.")
     ] = False,
     casts: Annotated[
-        bool, typer.Option("--casts", help="Show also messages in fifo and causal order, which have no seqno.")
+        bool, typer.Option("--casts", help="Print messages in fifo and causal order, too. They have no seqno.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the group's messages in their order. It waits for more.
+    """Print the group's messages in their order.
 
-    Text form: seqno, sender, payload, which is `base64:…` if it is not text. With --json: `seqno`, `sender`,
-    `incarnation`, `local_seqno`, `payload` (or `payload_base64`), `view_id` in a group with members, `headers` if there
-    are any, `order` of a message that is not total (`fifo`, `causal`: its seqno is 0). With --events, lines that have
-    `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender; with --casts, first `begin`.
+    It runs until Ctrl-C, unless --count or --timeout ends it. A line of text has seqno, sender and payload (`base64:…`
+    if it is not text). A line of --json has `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
+    `payload_base64`), `view_id` in a group with members, `headers` if there are any, and `order` if the message is not
+    total (`fifo` or `causal`, with seqno 0). With --events, some lines have an `event` (`view`, `block`, `unblock`,
+    `remote-view`) in the place of a sender; with --casts, `begin` comes first.
     """
     from connectors import Member as MemberClient
 

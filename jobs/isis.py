@@ -1,4 +1,4 @@
-"""`abcast isis`: total order among plain processes, by agreement, over UDP."""
+"""`abcast isis`: total order among plain processes, by agreement over UDP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ IN_FLIGHT_MESSAGES = 4_096
 
 def isis(
     hostfile: Annotated[
-        Path, typer.Option("--hostfile", "-f", help="The processes: a line each, HOST or HOST:PORT. The same for all.")
+        Path,
+        typer.Option(
+            "--hostfile", "-f", help="The processes, a line each, HOST or HOST:PORT. All processes need the same file."
+        ),
     ],
-    process_id: Annotated[int, typer.Option("--id", "-i", min=0, help="Which line this process is, from 0.")],
-    count: Annotated[int, typer.Option("--count", "-c", min=0, help="How many messages to multicast.")],
+    process_id: Annotated[int, typer.Option("--id", "-i", min=0, help="The line of this process, from 0.")],
+    count: Annotated[int, typer.Option("--count", "-c", min=0, help="The number of messages to multicast.")],
     port: Annotated[
-        int | None, typer.Option("--port", "-p", min=1, max=65_535, help="The port of lines that have none.")
+        int | None, typer.Option("--port", "-p", min=1, max=65_535, help="The port of lines without one.")
     ] = None,
     delays: Annotated[
         bool, typer.Option("--delays", "-d", help="Delay some datagrams by a random time, to stress the algorithm.")
@@ -35,22 +38,23 @@ def isis(
     suspect_after: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a process is suspected.")
     ] = 2.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on standard error what happens.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Report events on standard error.")] = False,
 ) -> None:
-    """Agree on one order with other processes, without Kafka. No sequencer and no JVM either (the ISIS algorithm).
+    """Agree on one order with other processes, without Kafka.
 
-    All processes are alike, and may be started in any order; the first message is delivered when all have been started
-    once. Each prints its deliveries, and stays until Ctrl-C:
+    It needs no sequencer and no JVM: the processes run the ISIS algorithm over UDP. All processes are equal. Start them
+    in any order; the first message is delivered when all have started once. Each prints its deliveries, and runs until
+    Ctrl-C:
 
         0: Processed message 3 from sender 1 with seq (17, 2)
 
     Message 3 of process 1 has the number 17, proposed by process 2. All print the same lines in the same order.
 
-    A process that is silent is suspected; the others agree on a view without it and go on, if they are more than half
-    of the last view. Fewer wait, and say so. A process that is started again joins, and prints what it has missed.
+    If a process is silent, the others agree on a view without it and go on, if they are more than half of the last
+    view. Fewer wait, and say so. A restarted process joins, and prints the deliveries that it missed.
 
     Example: write the lines 127.0.0.1:7001, 127.0.0.1:7002 and 127.0.0.1:7003 to a file `hosts`, and run in three
-    terminals, with 0, 1 and 2 in the place of N: `abcast isis --hostfile hosts --id N --count 5`.
+    terminals, with N replaced by 0, 1 and 2: `abcast isis --hostfile hosts --id N --count 5`.
     """
     from connectors.isis.hostfile import read_hostfile
     from connectors.isis.process import DELAYS, Faults, IsisProcess, counted
@@ -96,14 +100,12 @@ def _say(process_id: int, event: Event, *, verbose: bool) -> None:
         sys.stdout.write(f"{process_id}: Processed message {event.number} from sender {sender} with seq {seq}\n")
         return
     if isinstance(event, Gone):
-        text = f"deliveries {event.first} to {event.last} were made before, and nobody keeps them any more"
+        text = f"missed deliveries {event.first} to {event.last}: no process keeps them any more"
     elif isinstance(event, Stuck):
         here, all_of_it = len(event.reached), len(event.view.members)
         text = f"waiting: {here} of the {all_of_it} processes of view {event.view.id} answer, {event.needed} are needed"
     elif isinstance(event, BegunAgain):
-        text = (
-            "the others know of a later start of this process: did the clock go back? It begins again as one after that"
-        )
+        text = "the others know a later start of this process: did the clock go back? It begins again, as a later one"
     elif not verbose:
         return
     else:

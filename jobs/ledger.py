@@ -1,4 +1,4 @@
-"""`abcast ledger`: Run the ledger: DATA into the Delta tables below --data."""
+"""`abcast ledger`: run the ledger: DATA into the Delta tables below --data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ledger(
 ) -> None:
     """Run the ledger: DATA into the Delta tables below --data.
 
-    Goes on after the last seqno in the table, so it can be stopped, killed or started twice.
+    It resumes after the last seqno in the table, so you can stop it, kill it, or start it twice.
     """
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")

@@ -47,7 +47,7 @@ SHORTEST_IDLE_S = 2 * 86_400
 SHORTEST_DATA_S = 2 * 3600
 
 DataRetention = Annotated[
-    str | None, typer.Option(help="So long DATA is kept, such as 30d, and longer what no ledger has. Else for ever.")
+    str | None, typer.Option(help="Delete older records of DATA that the ledger has, such as 30d. Default: keep all.")
 ]
 
 _logger = logging.getLogger(__name__)
@@ -58,33 +58,35 @@ def maintain(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
-    every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
-    letters: Annotated[str, typer.Option(help="So long letters are kept that nobody takes, such as 30d.")] = "30d",
+    every: Annotated[str | None, typer.Option(help="Repeat at this interval, such as 30m or 1h.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what it would do.")] = False,
+    dead_letters: Annotated[str, typer.Option(help="Delete dead letters older than this.")] = "30d",
+    letters: Annotated[
+        str, typer.Option(help="Delete letters older than this, even if no receiver has taken them.")
+    ] = "30d",
     forget_senders: Annotated[
-        str | None, typer.Option(help="Forget senders that are idle for so long, 2d or more. Else none is.")
+        str | None, typer.Option(help="Forget senders that are idle for this long, 2d or more. Default: forget none.")
     ] = None,
     data_retention: DataRetention = None,
     sites: SitesFile = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Merge and delete old files of the ledger; purge Kafka.
+    """Clean up the ledger's files, and purge topics.
 
-    Small files are merged, and old ones deleted; so are records of FORWARD, letters that were taken, and dead letters;
-    with --sites, also letters that have arrived at other sites. It may run beside the jobs; `abcast run
-    --maintain-every 1h` does the same. FORWARD is purged up to the records that DATA counts as considered, for groups
-    of one site and of a mesh. Prints files and bytes before and after.
+    It merges small files of the ledger, and deletes old ones. It deletes records of FORWARD that the sequencer has
+    considered (for groups of one site and of a mesh), taken letters, and dead letters; with --sites, also copies of
+    letters that have arrived at other sites. It may run beside the jobs; `abcast run --maintain-every 1h` does the
+    same. It prints files and bytes before and after.
 
-    With --data-retention, records of DATA that are older than that, counted from its newest record, are deleted, up to
-    a snapshot that the ledger below --data covers. With other sites, it takes --sites: records that a neighbour lacks
-    are kept.
+    With --data-retention, it deletes records of DATA that are older than that, counted from the newest record, up to a
+    snapshot that the ledger below --data covers. With other sites, this needs --sites: records that a neighbour lacks
+    stay.
 
-    With --forget-senders the sequencer forgets every sender that is no member of the view and had nothing ordered for
-    so long, by the broker's time. A sender that still runs notices, and goes on.
+    With --forget-senders, the sequencer forgets every sender outside of the view without an ordered message for that
+    long, by the broker's time. A sender that still runs notices, and goes on.
 
-    A group that fails does not stop the others: the errors are shown at the end, and the exit code is 1.
+    If one group fails, the others go on. The errors come at the end, and the exit code is 1.
 
     With --why, the EPOCH topic records your reason, and `abcast status` shows it.
     """
@@ -95,7 +97,9 @@ def maintain(
         raise UsageError(f"--forget-senders is {forget_senders!r}: give 2d or more. Clocks may differ by a day.")
     data_s = kept_of_data(data_retention)
     if data_s is not None and idle_s is not None and data_s < idle_s:
-        raise UsageError("--forget-senders looks back so far in DATA: give --data-retention as much or more.")
+        raise UsageError(
+            "--forget-senders looks back that far in DATA: give --data-retention the same duration or more."
+        )
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
@@ -167,7 +171,7 @@ def kept_of_data(text: str | None) -> float | None:
     """Return the seconds for which DATA is kept; None: for ever. Raises UsageError."""
     kept_s = seconds(text, "--data-retention") if text is not None else None
     if kept_s is not None and kept_s < SHORTEST_DATA_S:
-        raise UsageError(f"--data-retention is {text!r}: give 2h or more. Readers are in the middle of what is newer.")
+        raise UsageError(f"--data-retention is {text!r}: give 2h or more. Readers may still read newer records.")
     return kept_s
 
 

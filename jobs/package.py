@@ -14,25 +14,27 @@ _MANAGERS = ("standalone", "yarn", "kubernetes")
 
 
 def package(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; made if it is not there.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory to write to; created if it is missing.")
+    ],
     master: Annotated[
         list[str] | None,
         typer.Option(help="standalone, yarn, kubernetes, or a master's URL; repeat for more (all three)."),
     ] = None,
     python: Annotated[
-        str, typer.Option(help="Python on the executors: the same minor version as here.")
+        str, typer.Option(help="Name of Python on the executors, of the same minor version as here.")
     ] = f"python{sys.version_info.major}.{sys.version_info.minor}",
     libraries: Annotated[
         bool,
-        typer.Option("--libraries/--no-libraries", help="Pack numpy, pandas and pyarrow, which executors may have."),
+        typer.Option("--libraries/--no-libraries", help="Pack numpy, pandas and pyarrow, unless executors have them."),
     ] = True,
     data: Data = DEFAULT_DATA,
 ) -> None:
-    """Write what a Spark cluster's executors need.
+    """Write the files that executors of a Spark cluster need.
 
-    It goes to DIR: jars, abcast's code, and its libraries. Executors need nothing else of abcast. The printed line
-    starts a job there with spark-submit; options of the job follow it. With --data s3a://… the jars for tables on S3
-    are included.
+    DIR gets jars, abcast's code, and its libraries. Executors need nothing else of abcast. The printed line starts a
+    job there with spark-submit; append the job's options to it. With --data s3a://… DIR gets the jars for tables on S3,
+    too.
     """
     require("pyspark")
     from connectors.local.jars import FOR_SPARK

@@ -26,18 +26,22 @@ if TYPE_CHECKING:
 def publish(
     group: Group,
     member: Member,
-    file: Annotated[Path | None, typer.Argument(help="One message a line; standard input if there is none.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A file with one message a line; default: standard input.")
+    ] = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     outbox: Annotated[
-        Path | None, typer.Option(help="Keep the forward table in this file, so that a crash loses nothing accepted.")
+        Path | None,
+        typer.Option(help="Keep the forward table in this file, so that a crash loses no accepted message."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for all messages to be ordered.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Broadcast each line as one message. It ends when all are ordered, and prints the last seqno.
+    """Broadcast each line as one message.
 
-    `seq 1000 | abcast publish --group orders --member nyc/alice`. If it ends before, it says how many were ordered.
+    It ends when all messages are ordered, and prints the last seqno:
+    `seq 1000 | abcast publish --group orders --member nyc/alice`. If it ends early, it says how many were ordered.
     """
     from connectors import Member as MemberClient
 
@@ -49,7 +53,7 @@ def publish(
             with MemberClient(group, str(address), connection=connection, outbox=outbox) as client:
                 published.publish(client, lines)
         except KeyboardInterrupt:
-            rest = "the rest may still be" if outbox is None else f"the next start sends what is in {outbox}"
+            rest = "the rest may still be" if outbox is None else f"the next start sends the messages in {outbox}"
             tell(f"interrupted: {published}{f'; {rest}' if published.is_waiting else ''}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except NotOrderedInTime as error:

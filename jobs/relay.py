@@ -25,20 +25,22 @@ from ordering.base.errors import UsageError
 def relay(
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
-    source: Annotated[str | None, typer.Option("--from", help="Only what leaves this site.")] = None,
-    target: Annotated[str | None, typer.Option("--to", help="Only what goes to this site.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Carry only records from this site.")] = None,
+    target: Annotated[str | None, typer.Option("--to", help="Carry only records to this site.")] = None,
     data: Data = DEFAULT_DATA,
     work_dir: WorkDir = None,
     max_batch_records: MaxBatchRecords = 200_000,
     groups: Groups = None,
     look_every_s: LookEvery = LOOK_EVERY_S,
 ) -> None:
-    """Carry messages between sites. It serves every direction of every link, or those chosen by --from and --to.
+    """Carry records between sites.
 
-    With a home, other sites' FORWARD goes to the home and the home's DATA to them: one order for the world. Without
-    one, each site orders for itself, and the relay makes its messages FORWARD at the others, each exactly once.
+    It serves every direction of every link, or only the directions of --from and --to.
 
-    A relay keeps nothing: it asks the other side what it has, so it can be stopped, killed or started twice.
+    In a hub, FORWARD of the other sites goes to the home, and DATA of the home goes to them: all have one order. In a
+    mesh, each site has its own order, and the relay makes its messages FORWARD at the others, each exactly once.
+
+    A relay keeps no state. It asks the other site for its last record, so you can stop it, kill it, or start it twice.
     """
     topology = required_sites(sites, kafka_config, "relay")
     for site in filter(None, (source, target)):
@@ -49,9 +51,12 @@ def relay(
         if source in (None, direction.source) and target in (None, direction.target)
     ]
     if not directions:
-        raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
+        raise UsageError(
+            f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}: "
+            "`abcast site list` shows all."
+        )
     if topology.mode == "isis" and all(topology.shares_kafka(*direction) for direction in directions):
-        raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
+        raise UsageError("these sites share a Kafka and read each other's topics: they need no relay.")
     source = directions[0].source
     which = served(groups, look_every_s)
     options = job_options(topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir)

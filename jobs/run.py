@@ -1,4 +1,4 @@
-"""`abcast run`: Run the sequencer and the ledger in one Spark application: what most people start."""
+"""`abcast run`: run the sequencer and the ledger in one Spark application, the usual way."""
 
 from __future__ import annotations
 
@@ -41,18 +41,21 @@ def run(
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
     agreement: AgreementOption = None,
-    maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
+    maintain_every: Annotated[
+        str | None, typer.Option(help="Run `abcast maintain` at this interval, such as 1h.")
+    ] = None,
     data_retention: DataRetention = None,
 ) -> None:
-    """Run the sequencer and the ledger in one Spark application. It is what most people start.
+    """Run the sequencer and the ledger in one application.
 
-    Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
-    which carries its records to the neighbouring sites; and a site that follows a home has no sequencer.
+    This is the usual way to start abcast. The jobs serve every group of the site, including groups created later. With
+    --sites, the site's relay runs, too: it carries the site's records to the neighbouring sites. In a hub only the home
+    has a sequencer.
     """
     pause_s = seconds(maintain_every, "--maintain-every") if maintain_every is not None else None
     data_s = kept_of_data(data_retention)
     if data_s is not None and pause_s is None:
-        raise UsageError("--data-retention is for --maintain-every: give that, too, such as 1h.")
+        raise UsageError("--data-retention needs --maintain-every: add it, for example --maintain-every 1h.")
     topology = optional_sites(sites, kafka_config, "run")
     maintenance = [every(pause_s, topology, site, data_s)] if pause_s is not None else []
     agreed = agreement_of(topology, site, agreement)

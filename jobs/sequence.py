@@ -1,4 +1,4 @@
-"""`abcast sequence`: Run the sequencer: FORWARD in, DATA with seqnos out."""
+"""`abcast sequence`: run the sequencer: FORWARD in, DATA with seqnos out."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def sequence(
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
-    Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
-    an older sequencer of the same groups is fenced and stops, with whichever engine it runs.
+    It serves every group with a DATA topic at the site, including groups created later. It takes these groups over: an
+    older sequencer of the same groups is fenced and stops, on either engine.
     """
     topology = optional_sites(sites, kafka_config, "sequence")
     check_sequences(topology, site)

@@ -16,13 +16,13 @@ from ordering.base.errors import UsageError, counted
 EXCLUDED_S = 30.0
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List the sites of a deployment, and let a new one join."
+    no_args_is_help=True, rich_markup_mode=None, help="List, add, promote and exclude sites of a deployment."
 )
 
 
 @app.command("list")
 def list_(sites: SitesFile = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
-    """List the sites of the file. It tells where their Kafka is, and whom they relay to."""
+    """List the sites of the file, with their neighbours."""
     topology = required_sites(sites, kafka_config, "site")
     for name, connection in topology.connections.items():
         home = topology.home == name
@@ -37,7 +37,7 @@ def list_(sites: SitesFile = None, kafka_config: KafkaConfig = None, as_json: As
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="The new site, which the sites' file describes already.")],
+    name: Annotated[str, typer.Argument(help="The new site; the sites' file must have it.")],
     group: Group,
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
@@ -46,25 +46,25 @@ def add(
         typer.Option(
             parser=location,
             metavar="DIR|URL",
-            help="A Delta ledger (DIR/ledger) of the home, or of the site named by --from.",
+            help="A Delta ledger (DIR/ledger) of the home, or of the site of --from.",
         ),
     ] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Mesh: the neighbour whose ledger it is.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Mesh: the neighbour that wrote the ledger.")] = None,
     partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of the forward topic.")] = 1,
     replication_factor: Annotated[int, typer.Option(min=1, max=10, help="Copies of each partition.")] = 1,
 ) -> None:
-    """Let a site join a group. It creates the topics, and gives it the history.
+    """Add a site to a group: create the topics, and write the history.
 
-    What Kafka still holds at the neighbours, the relay brings. --ledger is for what retention has dropped there: its
-    rows are written first, and the relay goes on after them without a seam. A member at the new site can then
-    deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
+    The relay brings the records that the neighbours' Kafka still has. --ledger supplies records that retention has
+    dropped there: the command writes them first, and the relay continues without a gap. A member at the new site can
+    then deliver from seqno 1. If the command is interrupted, run it again. Start the relay after it, not before.
     """
     from connectors.kafka.topics.topics import create_topics
     from connectors.relay.joining import check_has_begun, direction_of_history
 
     topology = required_sites(sites, kafka_config, "site")
     if topology.mode == "isis":
-        raise UsageError("sites that agree are those that the group was begun with: take a new group.")
+        raise UsageError("a group of sites that agree keeps the sites that it began with: create a new group.")
     connection, direction = (
         topology.connection(name),
         direction_of_history(topology, name, source, from_ledger=ledger is not None),
@@ -87,19 +87,19 @@ def add(
 
 @app.command()
 def promote(
-    name: Annotated[str, typer.Argument(help="The new home: a site that has a copy of the group's order.")],
+    name: Annotated[str, typer.Argument(help="The new home: a site with a copy of the group's order.")],
     group: Group,
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a copy the home of a hub. Do so when the home is lost, or is to be replaced.
+    """Make a site the home of a hub.
 
-    Write home = "NAME" into the sites' file first, give it to all sites, and stop what runs with the old one. The new
-    home then gets what the other sites have and it lacks; its sequencer goes on from there (`abcast run`). The old home
-    is fenced: at once if it answers, else by the first relay that reaches it. What only a home that is lost had is not
-    in the order any more.
+    Use it to replace a home, even a lost one. First write home = "NAME" into the sites' file, give it to all sites,
+    and stop the jobs that run with the old file. The new home then gets the records that it lacks from the other sites;
+    its sequencer goes on from there (`abcast run`). The old home is fenced: at once if it answers, otherwise by the
+    first relay that reaches it. Messages that only a lost home had are not in the order any more.
     """
     from connectors.relay.promotion import promote as make_home
 
@@ -111,24 +111,25 @@ def promote(
     if done.copied:
         typer.echo(f"copied from other sites first: {counted(done.copied, 'seqno')}")
     for silent in done.not_copied:
-        typer.echo(f"{silent} did not answer in time: what it alone had ordered is not in the order any more")
+        typer.echo(f"{silent} did not answer in time: messages that it alone had are not in the order any more")
 
 
 @app.command()
 def exclude(
-    name: Annotated[str, typer.Argument(help="The site that is not to be waited for any more.")],
+    name: Annotated[str, typer.Argument(help="The site to go on without.")],
     group: Group,
-    at: Annotated[str, typer.Option("--at", help="A site that is to go on; its job carries it out.")],
+    at: Annotated[str, typer.Option("--at", help="A site that is to go on; its job makes the change.")],
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go on without a site, where sites agree. Too few must be left to decide that by themselves (mode "isis").
+    """Go on without a site, if sites agree (mode "isis").
 
-    Two sites need each other: if one is gone for good, or for long, this lets the other one go on. Say it at one side
-    of a cut only. The site that was excluded asks to join again when it is back, and what its members have sent is
-    ordered then. A site whose log is lost must not come back under its name. Waits 30 s for the view without the site.
+    It is for sites that are too few to decide that by themselves. Of two sites, one alone is no majority: if the other
+    is gone for long, this command lets it go on. Run it at one side of a cut only. When the excluded site is back, it
+    asks to join, and its members' messages are ordered. A site whose log is lost must not come back under its name. The
+    command waits 30 s for the view without the site.
     """
     from connectors.engine.exclusion import exclude as decide
 
@@ -142,6 +143,6 @@ def exclude(
     elif done.is_done:
         typer.echo(f"{group} goes on in view {done.view} of the sites {', '.join(done.sites)}")
     else:
-        typer.echo(f"it is noted, but {at} does not go on yet: does its job run, and do the others answer it?")
+        typer.echo(f"recorded, but {at} does not go on yet: check that its job runs, and that the other sites answer")
     if not done.is_done:
         raise typer.Exit(EXIT_FAILED)

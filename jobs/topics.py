@@ -41,32 +41,37 @@ def create(
     ] = None,
     replication_factor: Annotated[int | None, typer.Option(min=1, max=10, help="Copies of each partition (1).")] = None,
     closed: Annotated[
-        bool | None, typer.Option("--closed/--open", help="Only members may send; what others send is a dead letter.")
+        bool | None,
+        typer.Option("--closed/--open", help="Accept messages from members only; others become dead letters."),
     ] = None,
     flush: Annotated[
         bool | None,
-        typer.Option("--flush/--no-flush", help="Change views in a flush: a message comes in the view it was sent in."),
+        typer.Option(
+            "--flush/--no-flush",
+            help="Change views in a flush: each message is delivered in the view in which it was sent.",
+        ),
     ] = None,
     suspect_after_ms: Annotated[
         int | None,
         typer.Option(
             min=SHORTEST_SILENCE_MS,
-            help="A member silent for so long is taken for dead (10000). It sends a heartbeat each second.",
+            help="Exclude a member after this silence (10000). It sends a heartbeat each second.",
         ),
     ] = None,
     flush_timeout_ms: Annotated[
-        int | None, typer.Option(min=SHORTEST_FLUSH_MS, help="A flush takes so long at most (30000).")
+        int | None, typer.Option(min=SHORTEST_FLUSH_MS, help="The longest time of a flush (30000).")
     ] = None,
     data: Data = DEFAULT_DATA,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Create the missing topics of a group. They have the settings that the promises need.
+    """Create the missing topics of a group.
 
-    Timestamps are the broker's, nothing is dropped by age or size. The data topic has one partition, whose log is the
-    order. With a replication factor of 3, every write is on two brokers before it counts.
+    They have the settings that the promises need. Timestamps are the broker's, and no record is dropped by age or size.
+    The data topic has one partition, whose log is the order. With a replication factor of 3, every write is on two
+    brokers before it counts.
 
-    The options on members can be given again later, alone: they hold from when the sequencer has read them.
+    You can give the options on members again later, alone: they hold from the seqno at which the sequencer reads them.
     """
     from connectors.kafka.topics.settings import change_settings
     from connectors.kafka.topics.topics import check_layout, create_topics
@@ -77,7 +82,7 @@ def create(
     for name in created:
         typer.echo(f"created {name}")
     if not created:
-        typer.echo("all topics are there already")
+        typer.echo("all topics exist already")
     elif any(Topic.parse(name) == Topic(group, "data", at) for name in created for at in sites):
         _warn_of_rows(group, data / "ledger")
     wanted = {
@@ -88,7 +93,7 @@ def create(
     }
     if changes := {name: value for name, value in wanted.items() if value is not None}:
         holds = change_settings(connection, group, sites[0], **changes)
-        when = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
+        when = "in force" if holds else "requested, and in force once a sequencer of the group has read it"
         typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {when}".lower())
 
 
@@ -104,8 +109,8 @@ def _warn_of_rows(group: str, ledger: Location) -> None:
         return
     if held:
         typer.echo(
-            f"abcast: {ledger} has another history of {group}, up to seqno {held}: the ledger job leaves it out. "
-            "Give the jobs another --data, or take another name.",
+            f"abcast: {ledger} has another history of {group}, up to seqno {held}: the ledger job skips the group. "
+            "Give the jobs another --data, or the group another name.",
             err=True,
         )
 
@@ -120,8 +125,8 @@ def upgrade(
 ) -> None:
     """Give a group the newest format, for good.
 
-    Do so once all of its processes know it: a process that does not stops, and says which version to install. It is in
-    force once the sequencer starts again.
+    Run it once all processes of the group know the format: an older process stops, and names the version to install.
+    The format is in force from the next start of the sequencer on.
     """
     from connectors.kafka.topics.upgrade import upgrade as upgraded
 
@@ -132,7 +137,7 @@ def upgrade(
             typer.echo(f"{group} at {name} has format {done.after} already")
         else:
             typer.echo(
-                f"{group} at {name} has format {done.after}, which abcast {done.version} or later knows: in force once "
+                f"{group} at {name} has format {done.after}, which needs abcast {done.version} or later: in force once "
                 "its sequencer starts again"
             )
 
@@ -146,7 +151,7 @@ def list_(
 
     topics = find_topics(connection_to(bootstrap_servers, kafka_config, "topics"))
     if not topics and not as_json:
-        typer.echo("no groups have topics here; `abcast topics create --group G` makes some")
+        typer.echo("no group has topics here; `abcast topics create --group G` creates some")
     for topic in topics:
         if as_json:
             typer.echo(json.dumps({"topic": str(topic), "group": topic.group, "role": topic.role, "site": topic.site}))
@@ -160,25 +165,27 @@ def delete(
     site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a group's topics, and with them its order, for good. Without --site at all sites of this Kafka.
+    """Delete a group's topics, and with them its order, for good. Without --site, at all sites of this Kafka.
 
-    Stop its members first. A ledger keeps what it has of the group; so take another name for a new group, or other
-    --data: numbers begin at 1 again.
+    Stop its members first. The ledger keeps the group's rows, and a new group begins at seqno 1: give it another name,
+    or another --data.
     """
     from connectors.kafka.topics.topics import delete_topics, find_topics
 
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     found = [topic for topic in find_topics(connection) if topic.group == group and (not site or topic.site in site)]
     if not found:
-        raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows what there is.")
+        raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows all.")
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"this deletes {counted(len(found), 'topic')} of group {group} for good: say --yes.")
+            raise UsageError(
+                f"this deletes {counted(len(found), 'topic')} of group {group} for good: confirm with --yes."
+            )
         for topic in found:
             typer.echo(str(topic))
-        typer.confirm(f"Delete these {len(found)} topics and all that was ordered in them?", abort=True)
+        typer.confirm(f"Delete these {len(found)} topics and their whole order?", abort=True)
     delete_topics(connection, found)
     for topic in found:
         typer.echo(f"deleted {topic}")

@@ -67,7 +67,7 @@ class Survived(NamedTuple):
 
 def demo(
     input_file: Annotated[
-        Path | None, typer.Option("--input", help="Any text file, a line a message (default: the earthquake feed).")
+        Path | None, typer.Option("--input", help="A text file with a message a line (default: the earthquake feed).")
     ] = None,
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
@@ -83,13 +83,15 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Show everything at work, on an embedded broker. Members broadcast, observers deliver, the checker judges.
+    """Show everything at work, on an embedded broker.
+
+    Members broadcast, observers deliver, and the checker judges.
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
-    time, and 3 observers must see them in the same order. While they do, the sequencer is killed (kill -9) and started
-    again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
-    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed. Of three
-    sites or more that agree (--mode isis), the last one is cut off.
+    time, and 3 observers must see them in the same order. During that, the demo kills the sequencer (kill -9) and
+    restarts it, and kills a member. At the end it stops everything; the files stay, with a picture among them. With
+    --sites nyc,sfo, it deals the members to the sites, and cuts and heals the link between them. Of three sites or more
+    that agree (--mode isis), it cuts the last one off.
     """
     require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:
@@ -100,7 +102,7 @@ def demo(
     if names is None and mode is not None:
         raise UsageError(f"--mode {mode.value} is for a demo of several sites: name them, as with --sites nyc,sfo.")
     if names is not None and (engine is not Engine.spark or port):
-        raise UsageError("--engine and --port are for a demo of one site: leave them out, or --sites.")
+        raise UsageError("--engine and --port are for a demo of one site: omit them, or omit --sites.")
     if not isinstance(data, Path):
         raise UsageError(f"the demo works in a directory, not in {data}.")
     directory = _empty_directory(data)
@@ -122,7 +124,7 @@ def _empty_directory(data: Path) -> Path:
     if directory.exists():
         if not (directory / MARKER).exists():
             raise UsageError(
-                f"{directory} was not made by a demo, so it stays: choose another --data, or move it away."
+                f"{directory} is not from a demo, and is not deleted: choose another --data, or move it away."
             )
         # A broker that a killed demo left behind would hold on to the files.
         for left in (directory, *directory.glob("*/")):

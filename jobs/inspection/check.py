@@ -38,25 +38,25 @@ def check(
     deliveries: Annotated[
         list[Path] | None,
         typer.Option(
-            exists=True, dir_okay=False, help="What `abcast deliver --json` of a member printed; repeat for more."
+            exists=True, dir_okay=False, help="The output of a member's `abcast deliver --json`; repeat for more."
         ),
     ] = None,
     sites: SitesFile = None,
     settled: Annotated[
-        bool, typer.Option("--settled", help="Nothing is under way between sites: what one lacks is lost.")
+        bool, typer.Option("--settled", help="No message is under way between sites: one that a site lacks is lost.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Name every anomaly of the order. Exit code 3 if there is any.
+    """Check every promise, and name the anomalies. Exit code 3 if there are any.
 
     It reads the DATA topics, the ledger (if --data has one) and delivery logs.
 
     Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
 
-    With --sites, reads the DATA of all of them (or of those chosen by --site). With a home, all must have the same
-    order, and the ledger and delivery logs may be any site's. In a mesh each site has its own: there, give --data and
-    --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of another, the check
-    waits 15 s: they are lost if it gets no further although the relay is there.
+    With --sites, it reads DATA of all sites (or of the sites of --site). In a hub, and if sites agree, all must have
+    the same order, and the ledger and delivery logs may be any site's. In a mesh each site has its own order: there,
+    give --data and --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of
+    another, the check waits 15 s: they are lost if the site makes no progress although the relay runs.
     """
     from connectors.diagnosis.report import check_group
 

@@ -15,7 +15,7 @@ from ordering.base.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from connectors.diagnosis.dead_letters import StoredLetter
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the records that were refused, and why.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show refused records, and the reasons.")
 
 _COLUMNS = ("offset", "refused at", "sender", "reason", "source")
 
@@ -26,10 +26,13 @@ def list_(
     site: Site = DEFAULT_SITE,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
-    last: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    last: Annotated[int, typer.Option(min=1, help="The number of newest dead letters to list.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest dead letters, oldest first. It shows each record, the reason, and its place in FORWARD."""
+    """List the newest dead letters, oldest first.
+
+    Each has its reason, and its place in FORWARD.
+    """
     from connectors.diagnosis.dead_letters import read_dead_letters
     from jobs.terminal.rows import show_table, write_json
 
@@ -51,14 +54,14 @@ def list_(
 
 @app.command()
 def show(
-    offset: Annotated[int, typer.Argument(min=0, help="Of the dead letter, as `list` shows it.")],
+    offset: Annotated[int, typer.Argument(min=0, help="The dead letter's offset, as `list` shows it.")],
     group: Group,
     site: Site = DEFAULT_SITE,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter as it came: key, headers and payload."""
+    """Show one dead letter with its key, headers and payload."""
     from connectors.diagnosis.dead_letters import read_dead_letters
     from jobs.terminal.rows import printable, write_json
 

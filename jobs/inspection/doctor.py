@@ -1,4 +1,4 @@
-"""`abcast doctor`: checks of all that abcast needs, with what to do about a failure."""
+"""`abcast doctor`: checks of everything that abcast needs, with advice about each failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _MARKS = {True: "✓", False: "✗", None: "-"}
 def doctor(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
     role: Annotated[
-        Role, typer.Option(help="Whose rights to look for: member, observer, sequencer, ledger, maintainer, archivist.")
+        Role,
+        typer.Option(
+            help="The role whose rights to check: member, observer, sequencer, ledger, maintainer, archivist."
+        ),
     ] = (Role.member),
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
@@ -35,17 +38,16 @@ def doctor(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that abcast needs, and say what to do.
+    """Check everything that abcast needs, and say what to do. Exit code 1 if a check fails.
 
-    Exit code 1 if a check fails. One after the other: the brokers' names, TCP, TLS, the login; topics, rights and
-    settings of the groups; whether a sequencer is alive; the ledger. A `-` marks a check that is not needed, or not
-    possible.
+    The checks, in this order: the brokers' names, TCP, TLS, the login; topics, rights and settings of the groups;
+    whether a sequencer is alive; the ledger. A `-` marks a check that is not needed, or not possible.
     """
     from connectors.diagnosis.doctor import examine
     from ordering.base.errors import UsageError
 
     if role is Role.relay:
-        raise UsageError("a relay's rights are not looked at: `abcast acl print --role relay` has them.")
+        raise UsageError("doctor does not check a relay's rights: `abcast acl print --role relay` lists them.")
     connection = connection_to(bootstrap_servers, kafka_config, "doctor")
     is_well = True
     for check in examine(connection, site, group, role.value, data / "ledger"):

@@ -11,7 +11,7 @@ from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, 
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 
-_KEPT = "It has sent something by now, has joined, or began less than a day ago"
+_KEPT = "It has sent a message since, has joined, or began less than a day ago"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and forget the senders of a group.")
 
@@ -29,7 +29,7 @@ def list_(
 
     senders = known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site)
     if not senders and not as_json:
-        typer.echo(f"nobody is remembered in group {group}")
+        typer.echo(f"group {group} remembers no senders")
     for sender in senders:
         if as_json:
             typer.echo(json.dumps(sender._asdict()))
@@ -40,7 +40,7 @@ def list_(
 
 @app.command()
 def forget(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of the site, or SITE/NAME.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names at the site, or SITE/NAME.")],
     group: Group,
     site: Site = DEFAULT_SITE,
     bootstrap_servers: BootstrapServers = None,
@@ -48,10 +48,10 @@ def forget(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Forget senders that will not come again. The sequencer's state is one row less for each.
+    """Forget senders that will not come back. The sequencer's state loses a row for each.
 
-    Refused for members of the view, and for senders that began less than a day ago. No message is ordered twice by it.
-    A sender that comes again begins a new incarnation, as each start does; messages under the old one are dead letters.
+    Members of the view, and senders that began less than a day ago, stay. Forgetting orders no message twice. A sender
+    that comes back begins a new incarnation, as at each start; its records of the old one become dead letters.
     """
     from connectors.kafka.log.acts import act_of_this_user, record_act
     from connectors.kafka.topics.senders import forget_senders, known_senders
@@ -61,7 +61,7 @@ def forget(
     known = {sender.address: sender for sender in known_senders(connection, group, site)}
     for address in wanted:
         if address not in known:
-            raise UsageError(f"{address} is unknown in {group}: `abcast members list --group {group}` has all.")
+            raise UsageError(f"{address} is unknown in {group}: `abcast members list --group {group}` shows all.")
         if known[address].is_member:
             raise UsageError(f"{address} is a member of {group}, or waits for its view: stop it first.")
     record_act(connection, group, site, act_of_this_user("forget", ", ".join(wanted[:10]), why))
@@ -73,8 +73,8 @@ def forget(
         for address in done.forgotten:
             typer.echo(f"{address}: forgotten")
         for address in done.asked_for:
-            typer.echo(f"{address}: asked for, and forgotten once a sequencer of the group has read it")
+            typer.echo(f"{address}: requested, and forgotten once a sequencer of the group has read the request")
     if kept:
         # A new request is possible only once the last one was read.
-        why = "It was not asked for: ask again then" if done.asked_for else _KEPT
+        why = "The request for it was not sent: run the command again then" if done.asked_for else _KEPT
         raise AbcastError(f"{', '.join(kept)}: not forgotten. {why}.")

@@ -53,30 +53,32 @@ def query(
     sql: Annotated[str, typer.Argument(help="One query over the tables `ledger`, `views`, `casts`, `messages`.")],
     data: Data = DEFAULT_DATA,
     form: Annotated[
-        OutputFormat | None, typer.Option("--format", help="Of the answer; default: what --output ends in, or a table.")
+        OutputFormat | None,
+        typer.Option("--format", help="Format of the answer; default: by the suffix of --output, or a table."),
     ] = None,
     as_json: AsJson = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to this file.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"Rows at most; default: {SHOWN_ROWS} in a table, else all.")
+        int | None, typer.Option(min=1, help=f"The most rows; default: {SHOWN_ROWS} in a table, otherwise all.")
     ] = None,
     engine: Annotated[
         SqlEngine, typer.Option(help="duckdb answers at once; spark starts a JVM, and has Spark's functions.")
     ] = SqlEngine.duckdb,
 ) -> None:
-    """Run SQL over the Delta tables `ledger`, `views` and `casts`. It only reads.
+    """Run SQL over the Delta tables, read only.
 
-    `casts` (if there are any) has messages in fifo and causal order; `messages` those in all orders, with the column
-    "order" (total, causal, fifo). A cast has no seqno.
+    The tables are `ledger`, `views`, `casts` and `messages`. `casts` (if there are any) has the messages in fifo and
+    causal order; `messages` has the messages in all orders, with the column "order" (total, causal, fifo). A cast has
+    no seqno.
 
-    `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are bytes: `text(payload)` is their
-    text, null if they are none; `text(payload)->>'field'` reads JSON. The column `"order"` needs its
+    `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are bytes: `text(payload)` is the
+    payload as text, or null if it is not UTF-8; `text(payload)->>'field'` reads JSON. The column `"order"` needs its
     double quotes.
 
     With --engine spark: `CAST(payload AS STRING)`, `get_json_object(CAST(payload AS STRING), '$.field')`.
     """
     if not (data / "ledger" / "_delta_log").is_dir():
-        raise UsageError(f"there is no ledger in {data}: point --data at the directory that `abcast run` was given.")
+        raise UsageError(f"there is no ledger in {data}: point --data at the directory of `abcast run`.")
     form = _chosen_format(form, as_json=as_json, output=output)
     shown = limit or (SHOWN_ROWS if form is OutputFormat.table else None)
     with _answered(sql, data, engine, None if shown is None else shown + 1) as answer:
@@ -84,14 +86,14 @@ def query(
             _check_names(answer.columns)
         has_more = _write(answer, form, shown, output)
     if has_more and limit is None:
-        typer.echo(f"these are the first {shown} rows: --limit N shows more, --output FILE.csv takes all", err=True)
+        typer.echo(f"these are the first {shown} rows: --limit N shows more, --output FILE.csv writes all", err=True)
 
 
 def _check_names(columns: Sequence[str]) -> None:
     """Raise UsageError if two columns have one name: rows are written by these names."""
     twice = next((name for name, count in Counter(columns).items() if count > 1), None)
     if twice is not None:
-        raise UsageError(f'two columns are called {twice}: give one another name ("AS …"), or take --format csv.')
+        raise UsageError(f'two columns have the name {twice}: rename one ("AS …"), or use --format csv.')
 
 
 def _chosen_format(form: OutputFormat | None, *, as_json: bool, output: Path | None) -> OutputFormat:
@@ -100,7 +102,7 @@ def _chosen_format(form: OutputFormat | None, *, as_json: bool, output: Path | N
     suffix = output.suffix.lower() if output is not None else ""
     form = form or (OutputFormat.json if as_json else _OF_SUFFIX.get(suffix, OutputFormat.table))
     if form is OutputFormat.parquet and output is None:
-        raise UsageError("Parquet is for programs: name a file with --output FILE.parquet.")
+        raise UsageError("Parquet needs a file: name one with --output FILE.parquet.")
     return form
 
 

@@ -52,17 +52,16 @@ def status(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
-    can't be read: it lacks a topic, say.
+    """Show whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
+    can't be read, for example because a topic is missing.
 
-    With --groups, as the job has it, the job is judged: a group that it goes on without, and says so, is shown, and is
-    no failure.
+    With --groups, as the job has it, judge the job only: a group that it goes on without, and reports, is no failure.
 
-    `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
-    that wait to be ordered. `rate`: messages per second over the last minute. `members`: in the view. `dead`:
+    `sequencer`: alive, silent (with the time), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
+    that wait to be ordered. `rate`: messages per second over the last minute. `members`: members in the view. `dead`:
     dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
@@ -122,7 +121,7 @@ def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: 
     with Progress("looking at the groups") as progress:
         groups = find_groups(connection, site)
         if group is not None and group not in groups:
-            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
+            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows all.")
         chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
         topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
         leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
@@ -157,7 +156,7 @@ def _show(found: _Found, site: str, *, as_json: bool) -> None:
             typer.echo(json.dumps(row.to_json()))
         return
     if not rows:
-        typer.echo(f"no groups at site {site}; `abcast topics create --group G --site {site}` makes one")
+        typer.echo(f"no groups at site {site}; `abcast topics create --group G --site {site}` creates one")
         return
     show_table(_COLUMNS, map(_cells, rows), sys.stdout)
     typer.echo()
@@ -170,11 +169,11 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
     """Yield sentences on a group that have no room in the table."""
     yield str(row.sequencer)
     if row.trouble:
-        yield f"the job that serves it says: {row.trouble}"
+        yield f"its job reports: {row.trouble}"
     if row.strays:
         yield (
-            f"{row.strays} of the newest records in DATA are no DATA and are skipped: who else writes there? "
-            "`abcast check` counts all"
+            f"{row.strays} of the newest records in DATA are not from abcast, and readers skip them: find the other "
+            "writer. `abcast check` counts all"
         )
     yield from map(str, row.open_transactions)
     if row.wrong_settings:
@@ -184,12 +183,12 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
     if row.format < NEWEST.number:
         yield (
             f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "
-            f"{NEWEST.number}, once all that read it are of abcast {NEWEST.version} or later"
+            f"{NEWEST.number}, once all its processes run abcast {NEWEST.version} or later"
         )
     if row.agreement is not None:
         yield f"{site} {row.agreement}"
     for neighbour, silent_s in row.relays.items():
-        heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
+        heard = "has sent no heartbeat" if silent_s is None else f"sent a heartbeat {silent_s:,.0f} s ago"
         yield f"the relay from {neighbour} {heard}"
     for gap in row.gaps[:_SHOWN_GAPS]:
         life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""

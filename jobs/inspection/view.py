@@ -1,4 +1,4 @@
-"""`abcast view`: the members of a group now."""
+"""`abcast view`: the present members of a group."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def view(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the group's view: its number, and its members. The oldest is first; in a mesh, neighbours' members follow.
+    """Show the group's view: its number and its members.
 
-    With --json also settings and the flush.
+    The oldest member is first. In a mesh, the members of neighbouring sites follow. With --json, show the settings and
+    the flush, too.
     """
     from connectors.kafka.log.data_log import DataLog
 

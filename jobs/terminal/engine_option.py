@@ -43,7 +43,7 @@ EngineOption = Annotated[
     Engine,
     typer.Option(
         "--engine",
-        help="What decides the order: Spark (the most records a second, many groups), or a plain Python process "
+        help="The engine that decides the order: Spark (the most records a second), or a plain Python process "
         "(milliseconds, no JVM).",
     ),
 ]
@@ -59,7 +59,7 @@ AgreementOption = Annotated[
     HowDecided | None,
     typer.Option(
         "--agreement",
-        help="Have the order agreed on, not decided. Without a sites' file, the site agrees with itself alone.",
+        help="Let sites agree on the order. Without a sites' file, the site agrees with itself alone.",
     ),
 ]
 
@@ -75,9 +75,7 @@ def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> Agre
     if sites is None:
         return AgreementSettings(Neighbours(site, (site,)))
     if sites.mode != "isis":
-        raise UsageError(
-            f'the sites\' file has mode "{sites.mode}", not "isis": leave --agreement out, or change the file.'
-        )
+        raise UsageError(f'the sites\' file has mode "{sites.mode}", not "isis": omit --agreement, or change the file.')
     return AgreementSettings(neighbours_of(sites, site), sites.suspect_after_ms)
 
 

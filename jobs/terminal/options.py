@@ -1,7 +1,7 @@
 """The options that the commands share, and the run of a command: configuration, errors, exit codes.
 
 Sources of a value: the command line, else an ABCAST_* variable, else a configuration file, else the default.
-Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 anomaly found.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ KafkaConfig = Annotated[
     typer.Option(
         "--kafka-config",
         envvar="ABCAST_KAFKA_CONFIG",
-        help="How to log in to Kafka: a properties file, as Kafka's tools take it. See also [kafka] in abcast.toml.",
+        help="Login to Kafka: a properties file, as for Kafka's tools. See also [kafka] in abcast.toml.",
     ),
 ]
-Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site to work for.")]
+Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site.")]
 if TYPE_CHECKING:
     from connectors.storage.location import Location as Location
 else:
@@ -61,7 +61,7 @@ def location(text: object) -> Location:
     from connectors.storage.location import parse_location
 
     if not isinstance(text, str | os.PathLike):
-        raise UsageError(f"{text!r} is no directory and no URL: write it in quotes.")
+        raise UsageError(f"{text!r} is neither a directory nor a URL: write it in quotes.")
     return parse_location(text)
 
 
@@ -72,7 +72,7 @@ Data = Annotated[
         envvar="ABCAST_DATA",
         parser=location,
         metavar="DIR|URL",
-        help="Where the Delta tables are: a directory, or s3a://, abfss://, gs://, hdfs://.",
+        help="Place of the Delta tables: a directory, or s3a://, abfss://, gs://, hdfs://.",
     ),
 ]
 WorkDir = Annotated[
@@ -80,32 +80,32 @@ WorkDir = Annotated[
     typer.Option(
         "--work-dir",
         envvar="ABCAST_WORK_DIR",
-        help="Directory of the jobs' checkpoints (--data, or abcast-work where that is a URL).",
+        help="Directory of the jobs' checkpoints (--data, or abcast-work if that is a URL).",
     ),
 ]
 Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help="The group.")]
 Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, which `abcast status` shows later.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; `abcast status` shows it.")]
 MaxBatchRecords = Annotated[
     int,
-    typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; fewer where they are large."),
+    typer.Option("--max-batch-records", min=1, help="The most records in a micro-batch; fewer if they are large."),
 ]
 Parallelism = Annotated[
     int | None,
-    typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job (one a core)."),
+    typer.Option("--parallelism", min=1, max=64, help="The number of groups decided at the same time (one a core)."),
 ]
 
 Groups = Annotated[
     str | None,
     typer.Option(
-        "--groups", envvar="ABCAST_GROUPS", help="Only groups of these names, which may be patterns: 'orders,pay-*'."
+        "--groups", envvar="ABCAST_GROUPS", help="Only groups with these names; patterns are allowed: 'orders,pay-*'."
     ),
 ]
 LookEvery = Annotated[
     float,
     typer.Option(
-        "--look-every-s", envvar="ABCAST_LOOK_EVERY_S", min=0.1, help="How often new groups are looked for, in seconds."
+        "--look-every-s", envvar="ABCAST_LOOK_EVERY_S", min=0.1, help="Seconds between two looks for new groups."
     ),
 ]
 

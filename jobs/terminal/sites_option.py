@@ -20,7 +20,7 @@ SitesFile = Annotated[
     typer.Option(
         "--sites",
         envvar="ABCAST_SITES",
-        help="The file that describes the sites; it then says where each one's Kafka is (conf/sites.example.toml).",
+        help="The file that describes the sites, each with its Kafka (conf/sites.example.toml).",
     ),
 ]
 

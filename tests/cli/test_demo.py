@@ -26,7 +26,7 @@ def test_only_a_demos_directory_is_deleted(tmp_path: Path) -> None:
     mine = tmp_path / "demo"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="not made by a demo, so it stays"):
+    with pytest.raises(UsageError, match="not from a demo, and is not deleted"):
         _empty_directory(tmp_path)
     assert (mine / "thesis.txt").read_text() == "years of work"
     with pytest.raises(UsageError, match="can't be written"):

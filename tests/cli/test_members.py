@@ -49,7 +49,7 @@ def test_who_is_not_forgotten(pipeline: Pipeline) -> None:
     group = pipeline.new_group()
     unknown = pipeline.abcast("members", "forget", "alice", "--group", group)
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr.strip().endswith(f"`abcast members list --group {group}` has all.")
+    assert unknown.stderr.strip().endswith(f"`abcast members list --group {group}` shows all.")
     publish = ("publish", "--group", group, "--member", f"{SITE}/alice", "--timeout", "150")
     assert pipeline.abcast(*publish, text=b"x\n").returncode == 0
     young = pipeline.abcast("members", "forget", "alice", "--group", group)

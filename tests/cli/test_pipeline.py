@@ -32,7 +32,7 @@ def test_topics(pipeline: Pipeline) -> None:
         for role in ("epoch", "dead-letter", "inbox", "memory", "cast", "data", "forward")
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
-    assert pipeline.abcast(*create).stdout == "all topics are there already\n"
+    assert pipeline.abcast(*create).stdout == "all topics exist already\n"
     assert set(names) <= set(pipeline.abcast("topics", "list").stdout.split())
     assert {"topic": names[6], "group": "cli.topics", "role": "forward", "site": SITE} in pipeline.json_lines(
         "topics", "list"

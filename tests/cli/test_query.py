@@ -96,7 +96,7 @@ def test_rows_beyond_a_table(data: Path) -> None:
     """A table ends after 1,000 rows and says so; what programs read has all."""
     done = abcast_here("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)
     assert done.stdout.splitlines()[-1].strip() == "999"
-    assert done.stderr == "these are the first 1000 rows: --limit N shows more, --output FILE.csv takes all\n"
+    assert done.stderr == "these are the first 1000 rows: --limit N shows more, --output FILE.csv writes all\n"
     assert len(query(data, "SELECT * FROM range(1500)", "--json").splitlines()) == 1500
     assert len(query(data, "SELECT * FROM range(1500)", "--json", "--limit", "7").splitlines()) == 7
 
@@ -104,10 +104,10 @@ def test_rows_beyond_a_table(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["SELECT 1", "--format", "parquet"], "name a file with --output FILE.parquet"),
+        (["SELECT 1", "--format", "parquet"], "name one with --output FILE.parquet"),
         (["SELECT 1", "--format", "csv", "--json"], "--json and --format csv contradict each other"),
         (["SELECT 1", "--output", "missing/file.csv"], "missing/file.csv can't be written: No such file or directory"),
-        (["SELECT 1 AS x, 2 AS x", "--json"], "two columns are called x"),
+        (["SELECT 1 AS x, 2 AS x", "--json"], "two columns have the name x"),
         (["DELETE FROM ledger"], "the tables are only read"),
         (["SELEC 1"], "DuckDB can't run this: syntax error"),
     ],

@@ -273,10 +273,10 @@ def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: py
     )
     done = abcast_here("members", "forget", "alice", "bob", "--group", "g", "--why", "they left", cwd=tmp_path)
     assert [(act.act, act.what, act.why) for act in told] == [("forget", "local/alice, local/bob", "they left")]
-    assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"
+    assert done.stdout == "local/alice: requested, and forgotten once a sequencer of the group has read the request\n"
     assert (done.returncode, done.stderr) == (
         1,
-        "abcast: local/bob: not forgotten. It was not asked for: ask again then.\n",
+        "abcast: local/bob: not forgotten. The request for it was not sent: run the command again then.\n",
     )
 
 

@@ -157,7 +157,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
     options = ["--group", "g", *(word for site in sites for word in ("--site", site))]
     first, second = (CliRunner().invoke(topics.app, ["upgrade", *options, "--why", "all can"]) for _ in range(2))
     assert (first.exit_code, second.exit_code) == (0, 0)
-    assert "g at nyc has format 2, which abcast 0.2.0 or later knows: in force once its" in first.output
+    assert "g at nyc has format 2, which needs abcast 0.2.0 or later: in force once its" in first.output
     assert second.output.splitlines()[0] == "g at nyc has format 2 already"
     assert said(kafka).count("format") == 1
     with DataLog(kafka, "g", "nyc") as data:

@@ -58,7 +58,7 @@ class TestPrint:
         [
             (("--role", "member", "--principal", "x"), "'x' is no principal"),
             (("--role", "member", "--principal", "User:x", "--from", "a"), "are for --role relay"),
-            (("--role", "relay", "--principal", "User:x"), "--from SITE --to SITE"),
+            (("--role", "relay", "--principal", "User:x"), "--from SITE and --to SITE"),
             (("--role", "relay", "--principal", "User:x", "--from", "a", "--to", "b"), "--sites FILE"),
         ],
     )
