@@ -2,14 +2,14 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-# How many tests run at a time. One computes; of the others, each waits half of the time (tests/conftest.py).
+# The number of tests that run at a time. One computes; each of the others waits half of the time (tests/conftest.py).
 PROCESSES ?= 4
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOG := $(VENV)/setup.log
-# pytest rewrites the tests' modules, which takes seconds in each process unless it may keep what it has written.
+# pytest rewrites the tests' modules. Without its cache that takes seconds in each process.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES)
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
@@ -23,16 +23,16 @@ help: ## show this list
 
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
-test-fast: PROCESSES = 7# these tests wait more than they work
+test-fast: PROCESSES = 7# these tests wait more than they compute
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick, with fewer random examples
 	@$(PYTEST) --hypothesis-profile fast -m "not broker and not spark and not crash and not slow" $(ARGS)
 
 test: setup ## run every test but the soak, PROCESSES=4 at a time
 	@$(PYTEST) $(ARGS)
 
-# Each starts a cluster, which keeps two cores busy by itself.
+# Each test starts a cluster, which keeps two cores busy.
 soak: PROCESSES = $(shell $(BIN)/python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
-soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed
+soak: setup ## run the long tests: thousands of seeds and examples, clusters in which everything is killed
 	@ABCAST_SOAK=1 $(PYTEST) -m soak $(ARGS)
 
 lint: setup ## check style, types and the direction of imports
@@ -41,7 +41,7 @@ lint: setup ## check style, types and the direction of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# The archive of classes makes a start shorter, but takes longer than it saves the first demo: it comes after that.
+# The archive of classes shortens later starts, but costs more time than it saves in the first demo: it comes after that.
 demo: $(VENV)/.jars ## show the whole pipeline at work; ARGS="--input FILE --members 5" passes options on
 	@$(BIN)/abcast demo $(ARGS)
 	@$(MAKE) $(VENV)/.classes
@@ -82,7 +82,7 @@ $(VENV)/.packages: conf/requirements-dev.lock
 	@echo "Making a Python environment in $(VENV)."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the Python packages (about a minute; pyspark is the large one)."
-	@# uv takes half of pip's time. It ignores pip's own configuration, so pip tries too when uv fails.
+	@# uv takes half of pip's time. It ignores pip's own configuration, so pip tries, too, if uv fails.
 	@awk '/^[a-z]/ {keep = /^uv==/} keep' $< >$(VENV)/uv.lock
 	@{ $(BIN)/pip install --require-hashes --no-deps -r $(VENV)/uv.lock && \
 		{ $(UV) pip install --python $(BIN)/python --compile-bytecode --require-hashes --no-deps -r $< || \
@@ -95,7 +95,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@echo "Installing abcast itself."
 	@$(BIN)/pip install --no-deps --no-build-isolation --no-index --editable . >$(LOG) 2>&1 || { \
 		echo "abcast itself could not be installed: see $(LOG)." >&2; exit 1; }
-	@# For environments with PYTHONDONTWRITEBYTECODE, in which every start would compile it.
+	@# For environments with PYTHONDONTWRITEBYTECODE, in which every start would compile the modules.
 	@$(BIN)/python -m compileall -q ordering connectors jobs conf
 	@touch $@
 

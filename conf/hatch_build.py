@@ -1,9 +1,10 @@
-"""Lays out the wheel: one package, `abcast`, that holds the packages of the repository.
+"""Lay out the wheel: one package, `abcast`, with the packages of the repository below it.
 
-In the repository `ordering`, `connectors` and `jobs` stand at the top, and import each other by these names. Whoever
-installs the wheel has modules of such names too. So they are moved below `abcast`, together with `conf`, and their
-imports with them: `from connectors.kafka import codec` becomes `from abcast.connectors.kafka import codec`. Line
-numbers stay. What can't be moved that way (`import connectors.x`, a module's name in a string) ends the build.
+In the repository, `ordering`, `connectors` and `jobs` are at the top, and import each other by these names. In a user's
+environment such names would collide with other modules. So the build moves them below `abcast`, together with `conf`,
+and changes their imports: `from connectors.kafka import codec` becomes `from abcast.connectors.kafka import codec`.
+Line numbers stay. An import that can't be changed that way (`import connectors.x`, a module's name in a string) ends
+the build.
 
 An editable install needs none of this: it puts the repository and `conf/`, with its `abcast`, on the path.
 """

@@ -5,21 +5,21 @@
     with Member("orders", "nyc/alice", bootstrap_servers="127.0.0.1:9092") as alice:
         seqno = alice.broadcast(b"buy 100").result(timeout=30)
 
-`abcast._public` lists the names that applications use. This is also the package that the wheel puts everything into
+`abcast._public` lists the names that applications use. In the wheel, this package contains all others
 (`conf/hatch_build.py`).
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""That of `typing`, which takes a while to load: the command wants to be ready for Ctrl-C before."""
+"""The same as in `typing`, which takes a while to load: the command must be ready for Ctrl-C before."""
 
 if TYPE_CHECKING:
     from abcast._public import *  # noqa: F403
 
 
 def __getattr__(name: str) -> object:
-    """Load the client when one of its names is asked for: `abcast --help` needs neither it nor Kafka."""
+    """Load the client at the first use of one of its names: `abcast --help` needs neither the client nor Kafka."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, for help() and completion."""
+    """Return the public names, for help() and completion."""
     from abcast import _public
 
     return sorted(["__version__", *(name for name in globals() if name.startswith("__")), *_public.__all__])

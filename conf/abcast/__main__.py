@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C is told in one line from the first moment on, also while modules are loaded."""
+    """Run the command line. Ctrl-C ends it with one line from the first moment on, even while modules are loaded."""
     from jobs.terminal.interruption import end_at_once
 
     end_at_once()
