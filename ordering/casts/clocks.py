@@ -102,6 +102,38 @@ class ClockReader:
             self.last[index] = clock
 
 
+class ClockWriter:
+    """A writer of one sender's clocks.
+
+    Invariant. A causal cast's clock is a difference only to the sender's last one in the same view, which each reader
+    of the cast has read before. A total message without a clock depends on the same casts as the sender's last one.
+    """
+
+    def __init__(self) -> None:
+        self.view = 0
+        self._last: Clock | None = None
+        self._last_of_total: Clock | None = None
+
+    def enter(self, view: int) -> None:
+        """Follow the sender into a view: in a new one the first clocks are written in full."""
+        if view != self.view:
+            self.view = view
+            self._last = self._last_of_total = None
+
+    def of_cast(self, clock: Clock) -> str:
+        """Return the field of a causal cast."""
+        field = write(clock, self._last)
+        self._last = clock
+        return field
+
+    def of_total(self, clock: Clock) -> str | None:
+        """Return the field of a total message; None if it needs no clock."""
+        if clock == self._last_of_total or not any(clock):
+            return None
+        self._last_of_total = clock
+        return write(clock, None)
+
+
 def _increments(field: str) -> list[tuple[int, int]]:
     if field[0] == ".":
         try:

@@ -14,16 +14,17 @@ docs/protocols/casts.md ("Sending") has the cases and the proof.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ordering.base.errors import UsageError
 from ordering.base.records import FLUSH_OK, MESSAGE, STOP_FLUSH, VIEW, Headers
 from ordering.casts import clocks
+from ordering.casts.cast_count import CastCount
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, ORDERS, TOTAL, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalReceiver
-from ordering.casts.clocks import Clock
+from ordering.casts.clocks import Clock, ClockWriter
+from ordering.casts.outgoing_queue import OutgoingQueue
 from ordering.membership.membership import MemberIncarnation
 
 MAX_OUTGOING = 10_000
@@ -59,36 +60,34 @@ class Outgoing:
         """
         self.life = life
         self.in_no_view = in_no_view or life
-        self.max_records = max_records
-        self.sent = self.sent_in_no_view = 0
-        """The last casts, in the numbering of views and in the one outside of views."""
-        self.waiting_totals = 0
-        """The number of waiting messages that go to the forward table."""
+        self.in_views, self.outside = CastCount(), CastCount()
+        """The casts in the numbering of views, and in the one outside of views."""
+        self._queue = OutgoingQueue(max_records)
+        self._clocks = ClockWriter()
         self._receiver = receiver
         self._was_in = receiver.index_of(life) is not None
         self.is_quiet = self._was_in and receiver.is_blocked
         """Whether the member has sent FLUSH_OK, or has joined within a flush."""
-        self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
-        self._written = self._written_in_no_view = 0
-        self._in_flight = 0
-        self._inherited = self._ordered = 0
+        self._in_flight = self._inherited = self._ordered = 0
         self._uncounted_in = receiver.view if in_no_view is not None and self._was_in else None
-        self._view = NO_VIEW
-        self._last_clock: Clock | None = None
-        self._last_broadcast_clock: Clock | None = None
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue.entries)
 
     @property
     def has_room(self) -> bool:
         """Whether one more message may wait."""
-        return len(self._queue) < self.max_records
+        return self._queue.has_room
+
+    @property
+    def waiting_totals(self) -> int:
+        """The number of waiting messages that go to the forward table."""
+        return self._queue.totals
 
     @property
     def is_settled(self) -> bool:
         """Whether everything given to it is sent, and its casts are written: FLUSH_OK may follow."""
-        return not self._queue and self._all_written
+        return not self._queue.entries and self._all_written
 
     @property
     def knows_its_count(self) -> bool:
@@ -107,7 +106,7 @@ class Outgoing:
 
     @property
     def _all_written(self) -> bool:
-        return self._written == self.sent and self._written_in_no_view == self.sent_in_no_view
+        return self.in_views.is_written and self.outside.is_written
 
     def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
         """Add a message; it must have `has_room`. Raises UsageError for an order that can't be kept.
@@ -115,9 +114,8 @@ class Outgoing:
         A control record (`kind`) is total, and always finds room.
         """
         self.check(order)
-        assert self.has_room or kind != MESSAGE
-        self._queue.append((order, kind, payload, headers))
-        self.waiting_totals += order == TOTAL
+        assert kind != MESSAGE or self._queue.has_room
+        self._queue.put(order, kind, payload, headers)
 
     def check(self, order: str) -> None:
         """Raise UsageError for an order that can't be kept."""
@@ -128,34 +126,13 @@ class Outgoing:
 
     def flush_ok(self, flush_id: int) -> None:
         """Add FLUSH_OK behind all that waits; in front, if it was sent before in this flush, which has started over."""
-        self._forget_flush_ok()
-        entry = (TOTAL, FLUSH_OK, b"%d" % flush_id, ())
-        if self.is_quiet:
-            self._queue.appendleft(entry)
-        else:
-            self._queue.append(entry)
-        self.waiting_totals += 1
-
-    def _forget_flush_ok(self) -> None:
-        self._keep(lambda _, kind: kind != FLUSH_OK)
-
-    def _keep(self, wanted: Callable[[str, str], bool]) -> None:
-        self._queue = deque(entry for entry in self._queue if wanted(*entry[:2]))
-        self.waiting_totals = sum(entry[0] == TOTAL for entry in self._queue)
-
-    def written(self, local_seqno: int) -> None:
-        """Note that Kafka has acknowledged the casts up to `local_seqno` in the numbering of views."""
-        self._written = max(self._written, min(local_seqno, self.sent))  # an earlier process may have cast more
-
-    def written_in_no_view(self, local_seqno: int) -> None:
-        """Note that Kafka has acknowledged the casts up to `local_seqno` in the numbering outside of views."""
-        self._written_in_no_view = max(self._written_in_no_view, min(local_seqno, self.sent_in_no_view))
+        self._queue.put_flush_ok(flush_id, first=self.is_quiet)
 
     def delivered(self, record: Cast | OrderedRecord) -> None:
         """Take the receiver's next delivery, in order."""
         if isinstance(record, Cast):
             if record.life == (self.in_no_view if record.view == NO_VIEW else self.life):
-                (self.written_in_no_view if record.view == NO_VIEW else self.written)(record.local_seqno)
+                (self.outside if record.view == NO_VIEW else self.in_views).acknowledge(record.local_seqno)
             return
         if record.life == self.life:
             self._ordered = max(self._ordered, record.local_seqno)
@@ -164,7 +141,7 @@ class Outgoing:
             self._look_who_is_in()
         if record.kind == STOP_FLUSH:
             self.is_quiet = False
-            self._forget_flush_ok()
+            self._queue.drop_flush_ok()
 
     def _look_who_is_in(self) -> bool:
         """Follow the receiver's view; return whether it may send casts: no more once a view came without it.
@@ -176,13 +153,14 @@ class Outgoing:
         if self._uncounted_in not in (None, self._receiver.view):
             self._uncounted_in = None
             if index is not None:
-                self.sent = self._written = self._receiver.vector[index]
+                self.in_views.restart(self._receiver.vector[index])
         if is_in and not self._was_in:
             self.is_quiet = self._receiver.is_blocked
-            self.sent = self._written = 0
+            self.in_views.restart(0)
         if self.was_put_out:
-            self._keep(lambda order, _: order == TOTAL)
-            self.sent, self.sent_in_no_view = self._written, self._written_in_no_view
+            self._queue.drop_casts()
+            for count in (self.in_views, self.outside):
+                count.restart(count.written)
             return False
         self._was_in = is_in
         return True
@@ -190,10 +168,11 @@ class Outgoing:
     def release(self) -> Iterator[Cast | Broadcast]:
         """Yield the messages that may be written now, in order."""
         self._look_who_is_in()
-        while self._queue and self._may_go(*self._queue[0][:2]):
-            order, kind, payload, headers = self._queue.popleft()
+        queue = self._queue
+        while queue.entries and self._may_go(*queue.entries[0][:2]):
+            order, kind, payload, headers = queue.entries.popleft()
             if order == TOTAL:
-                self.waiting_totals -= 1
+                queue.totals -= 1
                 yield self._broadcast(kind, payload, headers)
             else:
                 yield self._cast(order, payload, headers)
@@ -205,45 +184,37 @@ class Outgoing:
             return False
         if order == TOTAL:
             return self._all_written
-        if self._was_in and self._written_in_no_view < self.sent_in_no_view:
+        if self._was_in and not self.outside.is_written:
             return False
         return order == FIFO or (self._in_flight == 0 and self._ordered >= self._inherited)
 
-    def _look_at_the_view(self) -> int | None:
-        """Return the sender's index in the view, or None. In a new view its first clocks are written in full."""
-        index = self._receiver.index_of(self.life)
-        if self._view != self._receiver.view:
-            self._view = self._receiver.view
-            self._last_clock = self._last_broadcast_clock = None
-        return index
-
     def _cast(self, order: str, payload: bytes, headers: Headers) -> Cast:
-        index = self._look_at_the_view()
+        receiver = self._receiver
+        index = receiver.index_of(self.life)
         if index is None:
-            self.sent_in_no_view += 1
-            return Cast(*self.in_no_view, self.sent_in_no_view, payload, headers=headers)
-        self.sent += 1
+            return Cast(*self.in_no_view, self.outside.next(), payload, headers=headers)
+        number = self.in_views.next()
         if order == FIFO:
-            return Cast(*self.life, self.sent, payload, FIFO, self._view, headers=headers)
-        clock = _with(self._receiver.vector, index, 0)
-        text = clocks.write(clock, self._last_clock)
-        self._last_clock = clock
-        return Cast(*self.life, self.sent, payload, CAUSAL, self._view, self._receiver.seqno, text, headers)
+            return Cast(*self.life, number, payload, FIFO, receiver.view, headers=headers)
+        self._clocks.enter(receiver.view)
+        field = self._clocks.of_cast(_with(receiver.vector, index, 0))
+        return Cast(*self.life, number, payload, CAUSAL, receiver.view, receiver.seqno, field, headers)
 
     def _broadcast(self, kind: str, payload: bytes, headers: Headers) -> Broadcast:
-        index = self._look_at_the_view()
+        receiver = self._receiver
+        index = receiver.index_of(self.life)
         if kind == MESSAGE:
             self._in_flight += 1
         elif kind == FLUSH_OK:
             self.is_quiet = True
         if index is None or kind not in (MESSAGE, FLUSH_OK):
             return Broadcast(kind, payload, None, headers)
-        clock = _with(self._receiver.vector, index, self.sent)
-        if kind == MESSAGE:  # FLUSH_OK may be refused, so later records can't build on its clock: it is always full
-            if clock == self._last_broadcast_clock or not any(clock):
-                return Broadcast(kind, payload, None, headers)
-            self._last_broadcast_clock = clock
-        return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
+        clock = _with(receiver.vector, index, self.in_views.sent)
+        self._clocks.enter(receiver.view)
+        # FLUSH_OK may be refused, so later records can't build on its clock: it is always written.
+        field = self._clocks.of_total(clock) if kind == MESSAGE else clocks.write(clock, None)
+        depends = Depends(receiver.view, field) if field is not None else None
+        return Broadcast(kind, payload, depends, headers)
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

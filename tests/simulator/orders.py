@@ -373,7 +373,7 @@ class Orders:
     def _do_acknowledge(self) -> None:
         process = self._one()
         if process is not None and process.unacknowledged and process.outgoing is not None:
-            process.outgoing.written(process.unacknowledged[-1].local_seqno)
+            process.outgoing.in_views.acknowledge(process.unacknowledged[-1].local_seqno)
             process.unacknowledged.clear()
             self._release(process)
 
@@ -664,7 +664,7 @@ class Orders:
         process.unwritten.clear()
         assert process.outgoing is not None
         if process.unacknowledged:
-            process.outgoing.written(process.unacknowledged.pop().local_seqno)
+            process.outgoing.in_views.acknowledge(process.unacknowledged.pop().local_seqno)
             process.unacknowledged.clear()
         self._release(process)
         self.read_all(process, process.life.address[0])

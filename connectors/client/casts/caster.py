@@ -285,9 +285,9 @@ class Caster:
             if is_as_it_was:
                 self._as_they_were -= 1
             elif cast.view == NO_VIEW:
-                self._outgoing.written_in_no_view(cast.local_seqno)
+                self._outgoing.outside.acknowledge(cast.local_seqno)
             else:
-                self._outgoing.written(cast.local_seqno)
+                self._outgoing.in_views.acknowledge(cast.local_seqno)
         self._is_written(self._table.popleft())
         self._sending.note_progress()
 

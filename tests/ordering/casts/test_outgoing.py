@@ -55,9 +55,9 @@ def test_a_total_message_waits_until_its_senders_casts_are_written() -> None:
     """Otherwise the total order would wait for a cast that died with its sender."""
     member = Member()
     assert len(member.send(FIFO, FIFO, TOTAL)) == 2
-    member.outgoing.written(1)
+    member.outgoing.in_views.acknowledge(1)
     assert member.send() == []
-    member.outgoing.written(2)
+    member.outgoing.in_views.acknowledge(2)
     assert member.send() == [Broadcast(MESSAGE, b"", Depends(1, "2"))]
 
 
@@ -86,7 +86,7 @@ def test_nothing_leaves_behind_flush_ok() -> None:
     member.send(FIFO)
     member.outgoing.flush_ok(2)
     assert member.send(FIFO) == []
-    member.outgoing.written(1)
+    member.outgoing.in_views.acknowledge(1)
     assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, "1"))]
     assert member.send() == []
     member.order(STOP_FLUSH)
@@ -110,7 +110,7 @@ def test_a_flush_that_is_over_is_not_answered() -> None:
     member.order(START_FLUSH)
     member.outgoing.flush_ok(2)
     member.order(STOP_FLUSH)
-    member.outgoing.written(1)
+    member.outgoing.in_views.acknowledge(1)
     assert member.send(FIFO) == [Cast(*A, 2, view=1)]
 
 
@@ -127,7 +127,7 @@ def test_clocks_begin_anew_with_a_view() -> None:
     member = Member()
     member.take(Cast(*B, 1, view=1))
     assert [one.clock for one in member.send(CAUSAL, CAUSAL) if isinstance(one, Cast)] == [",1", "+"]
-    member.outgoing.written(2)
+    member.outgoing.in_views.acknowledge(2)
     member.order(START_FLUSH)
     member.take(Cast(*A, 1, view=1))
     member.take(OrderedRecord(3, FLUSH_OK, *A, 1, Depends(1, "2,1")))
@@ -147,7 +147,7 @@ def test_without_a_view_fifo_works_and_causal_is_refused() -> None:
     outgoing.send(FIFO, b"1")
     outgoing.send(TOTAL, b"2")
     assert list(outgoing.release()) == [Cast(*A, 1, b"1", view=NO_VIEW)]
-    outgoing.written_in_no_view(1)
+    outgoing.outside.acknowledge(1)
     assert list(outgoing.release()) == [Broadcast(MESSAGE, b"2", None)]
 
 
