@@ -1,1 +1,1 @@
-"""The `abcast` command, run as users run it: as a process of its own."""
+"""Tests that run the `abcast` command as users do: as a process of its own."""

@@ -27,7 +27,7 @@ SITE = "cli"
 
 @dataclass
 class Pipeline:
-    """A running `abcast run` at a site of its own (others use the broker too), and the directory it writes to."""
+    """An `abcast run` at a site of its own (others use the broker, too), and its data directory."""
 
     connection: Connection
     directory: Path
@@ -53,7 +53,7 @@ class Pipeline:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def new_group(self, *options: str) -> str:
-        """A group whose topics were just created, while the sequencer runs. No earlier pipeline had it."""
+        """Create a group's topics while the sequencer runs. No earlier pipeline had the group."""
         group = f"{self.directory.name}-{next(self._numbers)}"
         done = self.abcast("topics", "create", "--group", group, "--site", SITE, *options)
         assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ class Pipeline:
 
 @pytest.fixture(scope="package")
 def pipeline(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """The pipeline, as it is deployed. At the end, SIGTERM must stop it with exit code 0."""
+    """Yield the pipeline as it is deployed. At the end, SIGTERM must stop it with exit code 0."""
     found = Pipeline(Connection(broker.bootstrap_servers), tmp_path_factory.mktemp("cli"))
     options: list[str | Path] = ["--bootstrap-servers", broker.bootstrap_servers, "--site", SITE, "--data", found.data]
     with background(ABCAST, *deployment.command("compose.yaml", "run"), *options, cwd=found.directory) as run:
@@ -89,7 +89,7 @@ def not_started(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
-    """Run a command line here, where no broker answers and none is started; what it said."""
+    """Run a command line here, where no broker answers and none is started; return its output."""
     write_tables(tmp_path / "abcast-data")
     (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
     monkeypatch.chdir(tmp_path)

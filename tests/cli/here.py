@@ -1,7 +1,7 @@
-"""`abcast` in the tests' own process: what a command does and says, without the half second that a process takes.
+"""`abcast` in the tests' own process: a command's work and output, without the half second of a process.
 
-`tests.cli.process` is for what only a process shows: its signals, what it loads, what it leaves behind when it ends.
-`tests/cli/test_usage.py` and the README's commands show that as a process a command does and says the same.
+`tests.cli.process` is for effects that only a process shows: its signals, its imports, the files it leaves at its end.
+`tests/cli/test_usage.py` and the README's commands show that a command does and says the same as a process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SET_UP = ("kafka", "librdkafka", "py4j")
 def abcast_here(
     *arguments: str | Path, cwd: Path, text: bytes = b"", variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command with `text` on its standard input, in this thread. What it raises comes out of here."""
+    """Run one command with `text` on its standard input, in this thread. Its exceptions pass through."""
     line = list(map(str, arguments))
     wanted = environment(**(variables or {}))
     said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))

@@ -88,12 +88,12 @@ class Background:
             raise AssertionError(f"no {text!r} in {timeout} s:\n{''.join(self.lines)}") from None
 
     def terminate(self) -> int:
-        """SIGTERM to the process alone; its exit code."""
+        """Send SIGTERM to the process alone; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=STOP_TIMEOUT_S)
 
     def end(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """End the process, whatever happened."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=60)
@@ -101,7 +101,7 @@ class Background:
 
 @contextmanager
 def background(*arguments: str | Path, cwd: Path, **variables: str) -> Iterator[Background]:
-    """Run a command in the background; it is gone at the end."""
+    """Run a command in the background; end it with the block."""
     running = Background(arguments, cwd, **variables)
     try:
         yield running
@@ -110,7 +110,7 @@ def background(*arguments: str | Path, cwd: Path, **variables: str) -> Iterator[
 
 
 def commands(group: TyperGroup, *above: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
-    """Each command below a group, with its name."""
+    """Yield each command below a group, with its name."""
     for name, below in group.commands.items():
         if isinstance(below, TyperGroup):
             yield from commands(below, *above, name)

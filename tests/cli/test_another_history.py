@@ -45,7 +45,7 @@ def write_ledger(connection: Connection, group: str, path: Path) -> None:
 
 
 def test_a_group_that_is_deleted_and_made_anew(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """While a sequencer runs, and beside another group. All that look at the ledger name it, and what to do."""
+    """A sequencer runs, beside another group. Each reader of the ledger names the group, and the remedy."""
     variables = {
         "ABCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
         "ABCAST_SITE": SITE,

@@ -1,4 +1,4 @@
-"""Bad input is data: what no client of ours would write goes to the dead letters, and the job goes on."""
+"""Bad input is data: records that no client of ours would write become dead letters, and the job goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def here(text: bytes | None) -> bytes | None:
 
 
 def read(pipeline: Pipeline, topic: str, count: int) -> list[Row]:
-    """The first `count` records of a topic of one partition."""
+    """Return the first `count` records of a topic of one partition."""
     consumer = pipeline.connection.consumer()
     partition = TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -48,7 +48,7 @@ def send(producer: Producer, topic: str, case: Case) -> None:
 
 
 def _has_its_time(case: Case) -> bool:
-    """Whether it is what it is at its timestamp only; here the broker gives the time."""
+    """Whether the case depends on its timestamp; here the broker gives the time."""
     return case.timestamp_ms != TIMESTAMP_MS or case.name == "an incarnation of more than a day ahead"
 
 

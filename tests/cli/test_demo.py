@@ -1,4 +1,4 @@
-"""The demo's own care: what it deletes, and what it leaves behind when it is interrupted."""
+"""The demo deletes its earlier data, and leaves no process behind when it is interrupted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_only_a_demos_directory_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_start(tmp_path: Path) -> None:
-    """Its last line is told."""
+    """The error shows the job's last line."""
     job = Started("abcast", ["run", "--bootstrap-servers", "foo:bar"], tmp_path / "run.log")
     with pytest.raises(EnvironmentProblem, match=r"'foo:bar' is no Kafka server"):
         job.await_ready(60)
@@ -90,7 +90,7 @@ def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def running(text: str) -> list[str]:
-    """The processes whose command lines have that text."""
+    """Return the processes whose command lines have that text."""
     shown = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [line for line in shown if text in line]
 

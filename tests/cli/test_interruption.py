@@ -21,11 +21,11 @@ COMMANDS = {
     "query": ["query", "SELECT 1", "--data", "nowhere"],
 }
 MOMENTS = [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0]
-"""Seconds after Python has come to our first line, some 40 ms after the start of the process."""
+"""Seconds after Python has reached our first line, some 40 ms after the start of the process."""
 
 
 QUICKLY_S = 0.0003
-"""Signals that come so close together were seen to end no job."""
+"""Signals this close together were seen to end no job."""
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals,
 
 
 def await_first_line(pid: int) -> None:
-    """Until the process handles SIGTERM, which Python by itself does not."""
+    """Wait until the process handles SIGTERM, which Python by itself does not."""
     deadline = time.monotonic() + 60
     while not caught(pid) >> (signal.SIGTERM - 1) & 1:
         assert time.monotonic() < deadline
@@ -74,7 +74,7 @@ def await_first_line(pid: int) -> None:
 
 
 def caught(pid: int) -> int:
-    """The signals that a process handles, a bit each."""
+    """Return the signals that a process handles, a bit each."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(text.partition("SigCgt:")[2].split()[0], 16)
 
@@ -116,7 +116,7 @@ except BaseException:
 
 
 class Script:
-    """A process of Python's that says `begun`."""
+    """A Python process that prints `begun`."""
 
     def __init__(self, text: str, **variables: str) -> None:
         self._process = subprocess.Popen(
@@ -134,7 +134,7 @@ class Script:
         self._process.send_signal(number)
 
     def end(self) -> tuple[int, str, str]:
-        """Its exit code, and what it has printed and said."""
+        """Return its exit code and both its outputs."""
         try:
             out, said = self._process.communicate(timeout=30)
         finally:
@@ -190,7 +190,7 @@ print("ended", len(sent), flush=True)
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("signals", [1, 3])
 def test_a_signal_while_a_job_is_stopped(number: str, signals: int) -> None:
-    """The first one has it stopped, which takes a lock that is not to be taken twice; the next one comes within."""
+    """The first signal stops the job, which takes a lock that must not be taken twice; the next one comes within."""
     script = Script(STOPPED.format(number=number, signals=signals))
     script.signal()
     code, out, said = script.end()

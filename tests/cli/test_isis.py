@@ -1,4 +1,4 @@
-"""`abcast isis` as a user runs it: what it prints, how it ends, and what it says to mistakes."""
+"""`abcast isis` as a user runs it: its output, its end, and its answers to mistakes."""
 
 from __future__ import annotations
 

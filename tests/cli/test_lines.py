@@ -1,4 +1,4 @@
-"""A line that `abcast publish` reads is a message: without its end, and with all else."""
+"""A line that `abcast publish` reads is a message: without its line end, and with everything else."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class TestAGroupThatFails:
         assert purged == ["a", "b", "c"]
 
     def test_nobody_answers(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Then not each group is waited for."""
+        """Not each group is waited for then."""
         monkeypatch.setattr(self.__class__, "errors", dict.fromkeys("abc", BrokerUnreachable("no broker.")))
         options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
         with pytest.raises(BrokerUnreachable):

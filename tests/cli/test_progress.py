@@ -1,4 +1,4 @@
-"""The progress line: on a terminal, and only for what takes a while."""
+"""The progress line: on a terminal, and only for work that takes a while."""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def test_a_variable_that_nothing_reads_is_named(data: Path) -> None:
 
 
 def test_what_is_not_loaded(data: Path) -> None:
-    """Tables of this machine are read without Arrow for Python, which loads pandas: as long as all the rest."""
+    """Tables of this machine are read without Arrow for Python: it loads pandas, which takes as long as all the
+    rest.
+    """
     command = [sys.executable, "-X", "importtime", "-m", "abcast", "query", "--data", str(data), SQL]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=True)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
@@ -93,7 +95,7 @@ def test_what_is_not_loaded(data: Path) -> None:
 
 
 def test_rows_beyond_a_table(data: Path) -> None:
-    """A table ends after 1,000 rows and says so; what programs read has all."""
+    """A table ends after 1,000 rows and says so; output for programs has all."""
     done = abcast_here("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)
     assert done.stdout.splitlines()[-1].strip() == "999"
     assert done.stderr == "these are the first 1000 rows: --limit N shows more, --output FILE.csv writes all\n"

@@ -47,7 +47,7 @@ class Terminal(io.StringIO):
 
 @contextmanager
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """In the block, standard error is a terminal. (In a fixture, pytest would take it away again.)"""
+    """Make standard error a terminal in the block. (In a fixture, pytest would take it away again.)"""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     with redirect_stderr(Terminal()) as terminal:
@@ -67,7 +67,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     ],
 )
 def test_a_mistake(run: Callable[[list[str]], str], arguments: list[str], said: str) -> None:
-    """The sentence is whole, and says what there is instead."""
+    """The sentence is complete, and names the valid choices."""
     assert said in run(arguments)
 
 
@@ -83,7 +83,7 @@ class TestJoining:
 
     @pytest.fixture
     def found(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """The groups at each site, or why they are not known."""
+        """The groups at each site, or the reason why they are unknown."""
         found: dict[str, Any] = {"a": ["g"], "b": ["new"]}
 
         def find(_connection: Connection, site: str) -> list[str]:
@@ -132,7 +132,7 @@ class TestWaiting:
         assert waited_for == ["waiting for Kafka at 127.0.0.1:1"] * len(ways)
 
     def test_commands_show_it(self) -> None:
-        """The command's own thread does: others wait on the side."""
+        """The command's own thread shows it; other threads only wait."""
         waiting = connection_to("127.0.0.1:1", None, "test").waiting
         kinds = [type(waiting("x"))]
         other = threading.Thread(target=lambda: kinds.append(type(waiting("x"))))
@@ -263,7 +263,7 @@ class TestCtrlC:
 
 
 def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request is waited for before the next one is made; here the first one is not ordered."""
+    """The command waits for a request before the next one; here the first one is not ordered."""
     known = [RememberedSender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
     monkeypatch.setattr("connectors.kafka.topics.senders.known_senders", lambda *_: known)
     monkeypatch.setattr("connectors.kafka.topics.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))

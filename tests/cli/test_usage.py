@@ -123,12 +123,12 @@ def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], argument
 
 @pytest.fixture
 def broker_is_not_asked() -> dict[str, str]:
-    """A port on which nothing listens."""
+    """Use a port on which nothing listens."""
     return {"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
 def data_in_use(cwd: Path, *arguments: str, **variables: str) -> str:
-    """The value of --data that a command works with: `query` names it when no ledger is there."""
+    """Return the value of --data that a command works with: `query` names it when no ledger is there."""
     done = abcast_here("query", "SELECT 1", *arguments, cwd=cwd, variables=variables)
     assert done.returncode == 2
     return done.stderr.partition("there is no ledger in ")[2].partition(":")[0]
@@ -193,7 +193,7 @@ def test_scripts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"data = ", b"\xff\xfe"])
 def test_unreadable_configuration(tmp_path: Path, text: bytes) -> None:
-    """A file that is no TOML is named, as is one that is not there."""
+    """The error names a file that is no TOML, and one that does not exist."""
     (tmp_path / "abcast.toml").write_bytes(text)
     done = abcast_here("status", cwd=tmp_path)
     assert done.returncode == 2

@@ -20,15 +20,15 @@ ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", mark
 ALSO_ON_A_BROKER = pytest.mark.parametrize(
     "connection", ["memory", pytest.param("broker", marks=pytest.mark.broker)], indirect=True
 )
-"""For what of each kind uses the most of Kafka: the same in memory and on a broker, in `make test`."""
+"""The test of each kind that uses the most of Kafka: the same in memory and on a broker, in `make test`."""
 
 
 @pytest.fixture(params=["memory", pytest.param("broker", marks=[pytest.mark.broker, pytest.mark.soak])])
 def connection(request: pytest.FixtureRequest) -> Connection:
-    """Every test that asks for one runs in memory, and in the soak on a broker, too.
+    """Run every test that asks for a connection in memory, and in the soak on a broker, too.
 
-    What members do is the same on both; that Kafka does as the one in memory is for `tests/testing`, for
-    `tests/kafka/transport/test_transport.py`, and for the tests that say `ON_A_BROKER` or `ALSO_ON_A_BROKER`.
+    Members do the same on both. That Kafka does as the one in memory is for `tests/testing`, for
+    `tests/kafka/transport/test_transport.py`, and for the tests with `ON_A_BROKER` or `ALSO_ON_A_BROKER`.
     """
     if request.param == "memory":
         return MemoryConnection()

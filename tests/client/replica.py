@@ -21,7 +21,7 @@ from tests.waiting import WAIT, eventually
 
 
 class Replica:
-    """A list of all that it was given, in all orders."""
+    """A list of all deliveries, in all orders."""
 
     def __init__(self, connection: Connection, group: str, name: str, *, state: bool = True) -> None:
         self.taken: list[str] = []
@@ -52,7 +52,7 @@ class Replica:
                 self.views.append(what.view_id)
 
     def wait_for(self, count: int) -> None:
-        """Until it was given, or its state had, so many."""
+        """Wait until so many deliveries came, or were in the state."""
         eventually(lambda: len(self.taken) >= count)
         assert len(self.taken) == count
 

@@ -1,6 +1,6 @@
-"""A hub of two sites in memory: relays in threads, which may be stopped anywhere, and begin again by their marks.
+"""A hub of two sites in memory: relays in threads, which may be stopped anywhere, and continue by their marks.
 
-What they make of a record is what the relays on Spark make of it (`connectors.relay.columns`).
+They change a record as the relays on Spark do (`connectors.relay.columns`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _as_it_is(record: PlainRecord, _mark: str) -> Headers:
 
 
 class TinyRelay:
-    """Fills a topic from another. As a context manager it runs; at the end it is cut off, wherever it is."""
+    """Fills a topic from another. The context manager runs it; at its end it stops at any record."""
 
     def __init__(
         self, source: MemoryConnection, target: MemoryConnection, names: tuple[Topic, Topic], marked: Marked
@@ -64,7 +64,7 @@ class TinyRelay:
         self.stop()
 
     def stop(self) -> None:
-        """Cut it off."""
+        """Stop it."""
         self._stopping.set()
         self._thread.join(15)
 

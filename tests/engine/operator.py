@@ -1,7 +1,7 @@
-"""The operator of the Spark job on a Kafka in memory: in the place of `SiteLoop`, with one step a batch.
+"""The Spark job's operator on a Kafka in memory: it replaces `SiteLoop`, with one step a batch.
 
-The columns are made here, and the runs that come out are written here: what the JVM does about both,
-`tests/spark/test_agreeing.py` shows. Most messages are plain, and in blocks; some are not. All between is what ships.
+The columns are made here, and the resulting runs are written here: tests/spark/test_agreeing.py covers the JVM's part
+of both. Most messages are plain, and in blocks; some are not. The code between ships.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _row(kind: int, record: Record, at: int) -> dict[str, Any]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether it is a message that breaks no rule; some of these are not, so that there is both."""
+    """Whether to pass the record as plain: a valid message, but each `PLAIN_BUT`-th one is not."""
     read = decode_forward(
         Source(record.topic, record.partition, record.offset),
         record.key,
@@ -230,7 +230,7 @@ def _is_plain(record: Record) -> bool:
 
 
 def _plain_row(kind: int, record: Record, at: int) -> dict[str, Any]:
-    """A block of one."""
+    """Return a block of one message."""
     incarnation, local_seqno = map(int, record.headers[0][1].split()[2:4])
     whole = (record.key, record.value, list(record.headers), incarnation, local_seqno, record.timestamp)
     pickled = pickle.dumps(whole)
@@ -250,7 +250,7 @@ def _plain_row(kind: int, record: Record, at: int) -> dict[str, Any]:
 
 
 def _in_blocks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Plain rows of consecutive offsets as one, some of them."""
+    """Join some plain rows of consecutive offsets into blocks."""
     held: dict[str, Any] | None = None
     for row in rows:
         if held is not None and _goes_on(held, row):

@@ -1,4 +1,4 @@
-"""Sites that agree, on a Kafka in memory that they share: the same DATA everywhere, whatever ends and when."""
+"""Sites that agree, on one Kafka in memory: the same DATA everywhere, whichever part stops at any time."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Running:
         *,
         is_deaf: bool = False,
     ) -> None:
-        """`is_deaf`: it does not read the logs of the others."""
+        """`is_deaf`: the loop does not read the others' logs."""
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         neighbours = Neighbours(site, names, frozenset(names) - {site})
@@ -165,7 +165,7 @@ def written(kafka: MemoryConnection, site: str, group: str = "g") -> list[Data]:
 
 
 def effective(kafka: MemoryConnection, site: str, group: str = "g") -> list[Data]:
-    """The order at a site, without the epochs, which are its own business."""
+    """Return the site's order, without its epochs, which are its own."""
     reader = Reader()
     log = written(kafka, site, group)
     taken = [each for each in log if reader.accept(each.kind, each.epoch, each.seqno) is Verdict.TAKE]
@@ -215,7 +215,7 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> 
 
 @each_engine
 def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
-    """The order says so: each site drops the row, and takes nothing old, nor more of the same life."""
+    """By the order, each site drops the row, and takes no old record and no further one of that incarnation."""
     with running(kafka, *SITES, engine=engine):
         for site in SITES:
             send(kafka, site, range(1, 4))
@@ -249,7 +249,7 @@ def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection, engine: s
 
 
 def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
-    """Entries and DATA are refused now and then: what goes on is a takeover, and the order is one."""
+    """Writes of entries and DATA are refused now and then: a takeover goes on, and the order is one."""
     with running(kafka, "sfo", "lax") as others:
         for attempt in range(6):
             with running(kafka, "nyc") as (nyc,):
@@ -357,7 +357,7 @@ def test_what_breaks_the_protocol_is_told(
 
 
 def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
-    """From EPOCH, as they come, and from its beginning."""
+    """The operator reads them from EPOCH as they come, and from its beginning."""
     both = ("nyc", "sfo")
     with running(kafka, "nyc", names=both, engine=SPARK):
         send(kafka, "nyc", range(1, 3))
@@ -410,7 +410,7 @@ def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, m
 
 @each_engine
 def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -> None:
-    """Its proposals are final; a sequencer would have written the same DATA, but for the entries."""
+    """Its proposals are final: a sequencer would write the same DATA, except for the entries."""
     alone = ("nyc",)
     with running(kafka, "nyc", names=alone, engine=engine):
         send(kafka, "nyc", range(1, 2), JOIN)
@@ -428,7 +428,7 @@ def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -
 
 @each_engine
 def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> None:
-    """However often the site begins again, with or without something new, and with either engine."""
+    """The site begins again and again, with and without new records, on either engine."""
     letters = kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", "nyc")), 0)]
     alone = ("nyc",)
     for number in range(1, 4):
@@ -443,7 +443,7 @@ def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> 
 
 
 def append_unheard(*each: Any) -> int:
-    """The record is written, and who wrote it does not hear of that."""
+    """Write the record, and let the writer miss the answer."""
     append(*each)
     raise BrokerUnreachable("no broker answers.")
 
@@ -497,7 +497,7 @@ def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnect
 
 
 def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
-    """Nor does such a site with the order of a sequencer, or with other sites."""
+    """A site that agrees does not go on with a sequencer's order either, nor with other sites."""
     with running(kafka, *SITES):
         send(kafka, "nyc", range(1, 2))
         all_have(kafka, 1)
@@ -513,7 +513,7 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
 
 @each_engine
 def test_two_jobs_of_a_site(kafka: MemoryConnection, engine: str) -> None:
-    """The older one is not told, and writes on: nobody counts that, at its site or elsewhere."""
+    """The older job is not told, and writes on: no site counts its records."""
     with running(kafka, *SITES, engine=engine) as (first, *_):
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
@@ -530,7 +530,7 @@ def test_two_jobs_of_a_site(kafka: MemoryConnection, engine: str) -> None:
 def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it is told, it may read of entries that are its successor's."""
+    """Until it is told, it may read entries of its successor."""
 
     def read(*_: object, **__: object) -> None:
         raise ProtocolViolation("site sfo has read entry 4 of the log of nyc, which ends at 2 now")
@@ -543,7 +543,7 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
 
 
 def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection) -> None:
-    """From where its state says, also if the loop is told of both at once."""
+    """The group is read from its state's position, also if the loop is told of both at once."""
     with running(kafka, *SITES) as loops:
         send(kafka, "nyc", range(1, 6))
         send(kafka, "sfo", range(1, 6))
@@ -688,7 +688,7 @@ def supervisor_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job starts beside it, and says so; alone with it, it does not start."""
+    """The job starts beside the group and says so; alone with it, it does not start."""
     kafka.create("h", "nyc")
     take_over(kafka, "h", "nyc")
     monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
@@ -760,7 +760,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
 
 @pytest.mark.slow
 def test_a_group_that_retention_has_hit_ends_no_other(kafka: MemoryConnection) -> None:
-    """A site was away for so long that records are gone which it has to put into DATA: of one group of two."""
+    """A site was away for so long that records of one of two groups are gone which it has to put into DATA."""
     groups = ("g", "h")
     for site in SITES:
         kafka.create("h", site)
@@ -811,13 +811,13 @@ def test_what_all_have_in_data_may_be_dropped_between_two_starts(
 
 
 def is_in_a_snapshot(kafka: MemoryConnection, site: str) -> bool:
-    """Whether all that is ordered is."""
+    """Whether a snapshot has all that is ordered."""
     state = state_of(kafka, site)
     return state is not None and not state.since and state.sequenced == state.position
 
 
 def test_what_was_never_ordered_may_be_dropped_too(kafka: MemoryConnection) -> None:
-    """Its sender sends it again. No run names it."""
+    """The sender sends the message again, and no run names the dropped one."""
     send(kafka, "nyc", range(1, 4))
     kafka.drop(Topic("g", "forward", "nyc"))
     with running(kafka, *SITES) as loops:
@@ -865,7 +865,9 @@ def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_dat
 
 @pytest.mark.parametrize("beginning", [80, 100])
 def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning: int) -> None:
-    """A site that was cut off has read more than it has submitted. Others have copies of what it would tell as gone."""
+    """A site that was cut off has read more than it has submitted. Other sites have copies of records that are
+    gone here.
+    """
     begun, name = first_state("g", "nyc", ("nyc", "sfo")), "abcast.g.forward.nyc-0"
     places = (Place(name, 100, 50, 50, (CopyMark(40, 40),)),)
     known = replace(begun, position=50, sequenced=50, places=places)
@@ -900,7 +902,7 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
 
 @each_engine
 def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: MemoryConnection, engine: str) -> None:
-    """A run a quarter of the time after which anybody is suspected, however many heartbeats come."""
+    """Heartbeats alone make a run in a quarter of the suspicion time, however many come."""
     with running(kafka, *SITES, engine=engine) as loops:
         send(kafka, "nyc", range(1, 2), JOIN)
         send(kafka, "nyc", range(2, 3))
@@ -919,7 +921,7 @@ def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: 
 
 
 def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:
-    """A site that would go on behind it would take nothing of that log any more, and wait for ever."""
+    """A site that went on behind it would take no record of that log any more, and wait for ever."""
     with running(kafka, "nyc", "sfo"):
         with running(kafka, "lax"):
             send(kafka, "nyc", range(1, 3))
@@ -935,7 +937,7 @@ def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) ->
 
 
 def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a site is away, at each that goes on: dead letters are deleted, and no FORWARD."""
+    """While a site is away, the others delete dead letters, and no FORWARD."""
 
     def delete(below: Mapping[TopicPartition, int]) -> None:
         for place, offset in below.items():

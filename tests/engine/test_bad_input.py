@@ -110,7 +110,7 @@ def test_what_is_compressed_ends_nobody(broker: EmbeddedBroker, name: str, codec
 
 @pytest.mark.parametrize("role", ["forward", "inbox", "cast", "memory"])
 def test_topics_that_an_earlier_version_made_are_mended(broker: EmbeddedBroker, role: Role) -> None:
-    """With its setting, brokers inflate what clients have compressed."""
+    """With that setting, brokers inflate the clients' compressed records."""
     connection, group = Connection(broker.bootstrap_servers), f"bomb-{role}"
     create_topics(connection, group, ["bmb"])
     topic = str(Topic(group, role, "bmb"))

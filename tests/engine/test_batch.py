@@ -1,4 +1,4 @@
-"""A batch by columns is the batch row by row, down to the bytes on Kafka."""
+"""A batch by columns gives the same as row by row, down to the bytes on Kafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENED = SequencerState("orders", epoch=3, view=2)
 
 
 class Raw(NamedTuple):
-    """A record as a consumer gives it."""
+    """A record as a consumer returns it."""
 
     offset: int
     key: bytes | None
@@ -39,7 +39,7 @@ def in_log(raws: list[Raw]) -> Rows:
 
 
 def both(state: SequencerState, rows: Rows) -> SequencerState:
-    """Decide in both ways; the state after it."""
+    """Decide in both ways; return the state after it."""
     expected, found = by_rows(state, rows, TOPICS), by_columns(state, rows, TOPICS)
     assert found == expected
     return expected[0]
@@ -75,7 +75,7 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
 
 @given(st.integers(0, 2**32))
 def test_random_batches(seed: int) -> None:
-    """With members (so that time is kept) and without, batch after batch."""
+    """With members (so that time matters) and without, batch after batch."""
     rng = random.Random(seed)
     members = (MemberIncarnation("nyc/0", 1),) if rng.random() < 0.5 else ()
     state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members))

@@ -1,4 +1,4 @@
-"""Sites that agree and have nothing to say, through a day: the group of each engine job, with the clock in hand."""
+"""Idle sites that agree, through a day: the group of each engine job, with the clock of the test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Site:
         self.read = {place: self.group.start_of(source, first.get(place, 0)) for place, source in self.inputs.items()}
 
     def step(self, elapsed_ms: int) -> None:
-        """Take what there is, write the entry, then DATA."""
+        """Take the new records, write the entry, then DATA."""
         for place, source in self.inputs.items():
             log = self.kafka.topics.partitions[place]
             if len(log) > self.read[place]:
@@ -69,7 +69,7 @@ class Site:
 
 
 class World:
-    """Three sites on one Kafka, a member at each that says nothing."""
+    """Three sites on one Kafka, with a silent member at each."""
 
     def __init__(self) -> None:
         self.kafka, self.now_ms = MemoryConnection(), 1_750_000_000_000
@@ -104,7 +104,9 @@ class World:
         return [each.value for each in self.log(site) if each.headers[0][1].split(b" ")[1] == MESSAGE.encode()]
 
     def purge(self, site: str, before: int) -> int:
-        """Delete DATA that the ledger has, as if a snapshot at or behind `before` were old; how much there was."""
+        """Delete DATA that the ledger has, as if a snapshot at or behind `before` were old; return the number of
+        records.
+        """
         place = TopicPartition(f"abcast.g.data.{site}", 0)
         began = self.kafka.topics.beginnings.get(place, 0)
         state = self.sites[0].group.site.sequenced.state
@@ -175,7 +177,7 @@ def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
 
 @pytest.mark.slow
 def test_a_day_of_an_idle_group() -> None:
-    """Ten megabytes at most, by a sixth of it, and no more in memory at the end than in the beginning."""
+    """A sixth of a day: DATA grows by 10 MB a day at most, and the memory not at all."""
     world = World()
     world.idle(1_800, 2)
     sizes, first = list[int](), {name: len(world.log(name)) for name in SITES}

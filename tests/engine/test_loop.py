@@ -168,7 +168,7 @@ class _Sent:
 
 
 def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> None:
-    """To ask for one that is, takes no time: the wait would be a busy one."""
+    """A question for a written record returns at once: a wait for it would be a busy one."""
     late, there = _Sent(is_done=False), _Sent(is_done=True)
     assert Writer(kafka).wait(WrittenBatch([late, there], 0), lambda: False)  # type: ignore[list-item]
     assert (late.asked, there.asked) == (3, 0)

@@ -1,4 +1,6 @@
-"""A power failure takes what Kafka had acknowledged, and nobody sends anything more: it is ordered all the same."""
+"""A power failure loses records that Kafka had acknowledged, and no sender sends again: they are ordered all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def place_of_message(kafka: MemoryConnection) -> int | None:
 def test_it_is_ordered_again(
     kafka: MemoryConnection, engine: str, is_counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`is_counted`: the watchdog has read it, and no sign of life tells that DATA went so far."""
+    """`is_counted`: the watchdog has read the records, and no sign of life tells that DATA had them."""
     may_cut, look, sign = threading.Event(), Watchdog.look, GroupMaintenance.sign
 
     def looked(watchdog: Watchdog, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A site that agrees and is lost: the way that its error names leads to as many sites as before."""
+"""A site that agrees is lost: the remedy that its error names restores the number of sites."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _way() -> str:
 
 
 def test_the_commands_of_the_way_are_commands() -> None:
-    """With each option that they have."""
+    """Each command exists, with each of its options."""
     named = re.findall(r"`abcast ([^`]+)`", _way() + OUT_FOR_GOOD)
     assert {line.partition(" -")[0] for line in named} == {"site exclude", "topics create", "run"}
     for line in named:
@@ -39,7 +39,7 @@ def test_the_commands_of_the_way_are_commands() -> None:
 
 
 def test_a_new_group_has_as_many_sites_as_before() -> None:
-    """lax is lost. The others go on, fra is there in a new group, and the old one keeps what it has."""
+    """lax is lost. The others go on; fra replaces it in a new group, and the old group keeps its messages."""
     kafka = MemoryConnection()
     for site in SITES:
         kafka.create("g", site)

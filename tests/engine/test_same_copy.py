@@ -1,4 +1,4 @@
-"""The copy of another site's FORWARD that was made anew: nothing that is to be read is passed over."""
+"""A copy of another site's FORWARD is made anew: no record that must be read is skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ SOURCE = Input("nyc", HOME, is_copy=True)
 
 
 def carried(dice: random.Random, begin: int, end: int) -> list[int]:
-    """Home offsets as relays bring them that are killed now and then: what follows a repeat follows once more."""
+    """Return home offsets as relays copy them that are killed now and then: records behind a repeat are repeated,
+    too.
+    """
     brought, at = list[int](), begin
     while at < end:
         until = min(end, at + dice.randint(1, 30))

@@ -69,7 +69,7 @@ def _deliveries(connection: Connection, group: str) -> list[int]:
 
 
 def _own_position(connection: Connection, group: str) -> list[int]:
-    """The first deliveries of a name, which looks for notes of its own in the memory topic."""
+    """Return the first deliveries of a name, which looks for its own notes in the memory topic."""
     with _member(connection, group) as member:
         return [delivery.seqno for delivery in member.deliveries(timeout=0.0)]
 
@@ -128,7 +128,7 @@ def _copied(role: Role) -> Callable[[Connection, str], object]:
 
 
 def _memory(connection: Connection, group: str) -> object:
-    """A name's position and letters, as somebody else has set them, and the sign of life of a sequencer."""
+    """Read a name's position and letters, as a stranger has set them, and a sequencer's sign of life."""
     with contextlib.closing(MemberMemory(connection, group, Address(SITE, "alice"))) as memory:
         with contextlib.suppress(PositionLost):
             memory.position()
@@ -183,7 +183,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 
 
 def fill(connection: Connection, group: str) -> None:
-    """Let members of the group do something of each kind."""
+    """Let members of the group write records of each kind."""
     with TinySequencer(connection, group, SITE), contextlib.ExitStack() as members:
         alice, bob = (
             members.enter_context(Member(group, f"{SITE}/{name}", connection=connection, casts=True))

@@ -1,4 +1,4 @@
-"""Random FORWARD logs for the property tests, near enough to what senders write that much of it is accepted."""
+"""Random FORWARD logs for the property tests, close enough to senders' logs that many records are accepted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
 
 
 def opened(epoch: int = 1, state: SequencerState | None = None) -> SequencerState:
-    """A state right after its seal."""
+    """Return a state right after its seal."""
     return absorb(state or SequencerState("g"), [seal(epoch)])
 
 
@@ -64,7 +64,7 @@ def deliveries(outputs: Sequence[object]) -> list[tuple[int, str]]:
 
 
 def run(state: SequencerState, batches: Sequence[Log]) -> tuple[SequencerState, list[Data]]:
-    """Decide batch after batch; the DATA written."""
+    """Decide batch after batch; return the state and the DATA written."""
     written: list[Data] = []
     for batch in batches:
         state, opening = begin_batch(state)

@@ -151,7 +151,7 @@ class LinkedLog:
         return Forward(relay_of(neighbour), 1, 1, b"", Source("", 0, 0), kind=kind)
 
     def effective(self, site: str) -> list[Data]:
-        """The own messages of a neighbour that count there, in their order."""
+        """Return a neighbour's own messages that count there, in their order."""
         numbered: dict[int, Data] = {}
         state = SequencerState("g")
         for record in self.data[site]:

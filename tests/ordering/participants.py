@@ -1,4 +1,4 @@
-"""A participant on its own: the log that it is told, and what follows from it."""
+"""A participant on its own: its log, and its effects."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str
 
 
 class Bench:
-    """A participant, the log that it is told, and what follows from it."""
+    """A participant with its log and its effects."""
 
     def __init__(self, membership: Membership | None = NO_MEMBERS, *, joins: bool = False, answered: int = 0) -> None:
-        """Without a membership, its life has not begun."""
+        """Without a membership, its incarnation has not begun."""
         self.now = Participant(ALICE)
         self.seqno = self.view_id = 0
         self.did: list[str] = []
@@ -62,7 +62,7 @@ class Bench:
 
     @property
     def gates(self) -> tuple[bool, bool]:
-        """Whether messages are taken, and sent."""
+        """Return whether messages are taken, and whether they are sent."""
         return self.now.takes_messages, self.now.sends_messages
 
     def expect(self, phase: ParticipantPhase, *did: str) -> None:
@@ -71,7 +71,7 @@ class Bench:
 
 
 class Watched(dict[tuple[ParticipantPhase, Cause], Transition]):
-    """A table that notes which of its rows were taken."""
+    """A table that records which of its rows were used."""
 
     def __init__(self, rows: dict[tuple[ParticipantPhase, Cause], Transition]) -> None:
         super().__init__(rows)

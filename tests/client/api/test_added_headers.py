@@ -26,7 +26,7 @@ GIVEN = [("n", b"v"), ("n", b"w"), ("via", b"the application")]
 
 @pytest.fixture(autouse=True)
 def traced(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every producer of the process adds headers: an application's members, and also what runs beside them."""
+    """Let every producer of the process add headers: the application's members, and helpers beside them."""
     producer = type(connection.producer())
     send = producer.send
 

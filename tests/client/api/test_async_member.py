@@ -1,4 +1,4 @@
-"""The member for asyncio. In memory; what it does with Kafka is `Member`'s."""
+"""The member for asyncio. In memory; `Member`'s own tests cover Kafka."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ with MemoryGroup("g") as group:
 
 
 def test_one_that_is_not_closed_keeps_no_process() -> None:
-    """A test that times out, say: its stream waits for a message that never comes."""
+    """A test times out, say, while its stream waits for a message that never comes."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60, check=False
     )

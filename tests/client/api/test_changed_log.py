@@ -1,4 +1,4 @@
-"""A log that was made anew, or has lost its end, under members that live: nobody goes on in silence."""
+"""A log is made anew, or loses its end, under live members: each notices before it goes on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reader:
 
 @contextmanager
 def ending_so(member: Member) -> Iterator[Member]:
-    """A member whose log changes: its end says it, too."""
+    """Run a member whose log changes: its end raises the error, too."""
     with contextlib.suppress(HistoryChanged), member:
         yield member
         with pytest.raises(HistoryChanged):
@@ -82,7 +82,7 @@ ROLES_READ: tuple[Role, ...] = ("data", "cast", "inbox")
 @pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("role", ROLES_READ)
 def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each topic that members read, by a reader that lives: it gives nothing of the other log."""
+    """A live reader of each topic delivers no record of the other log."""
     monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
@@ -195,7 +195,7 @@ def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.broker
 @pytest.mark.parametrize("transport", LIBRARIES)
 def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> None:
-    """With more in them than the old ones had."""
+    """The new topics have more records than the old ones had."""
     connection = Connection(broker.bootstrap_servers, transport=transport)
     other = Connection(broker.bootstrap_servers, transport=transport, timeout=11.0)  # as another process would
     group = f"anew-{transport}"

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
 
 
 WITH_EITHER = pytest.mark.parametrize("connection", TRANSPORTS, indirect=True)
-"""For what rests on a library's own threads, errors or acknowledgements: with each of them in `make test`."""
+"""Tests that depend on a library's threads, errors or acknowledgements: with each library in `make test`."""
 
 
 @pytest.fixture(params=["kafka-python", pytest.param("confluent", marks=pytest.mark.soak)])
@@ -150,7 +150,7 @@ class TestConnecting:
             Member("nobody", "nyc/alice", connection=connection)
 
     def test_importing_loads_no_spark(self) -> None:
-        """Nor anything else that is large: a member starts quickly."""
+        """No other large module either: a member starts quickly."""
         script = (
             "import sys; from connectors import Member, Delivery, Receipt; "
             "print([m for m in ('pyspark', 'pandas', 'pyarrow', 'deltalake', 'delta') if m in sys.modules])"
@@ -375,7 +375,7 @@ class TestIncarnations:
                 assert alice.incarnation > first
 
     def test_a_later_start_supersedes(self, connection: Connection, group: str) -> None:
-        """The earlier process hears of it: its waiting receipts and its next broadcasts raise Superseded."""
+        """In the earlier process, waiting receipts and the next broadcasts raise Superseded."""
         with TinySequencer(connection, group, drop=lambda forward: forward.payload == b"lost"):
             first = Member(group, "nyc/alice", connection=connection)
             first.broadcast(b"1").result(WAIT)
@@ -415,7 +415,7 @@ class TestDeliveries:
         return group
 
     def test_start_anywhere(self, connection: Connection, filled: str) -> None:
-        """Exactly there; repeats and leftovers of a fenced epoch are never seen."""
+        """A run begins exactly there; repeats and leftovers of a fenced epoch are never delivered."""
         for start in (1, 2, 5, 6, 7, 10, 11):
             with Member(filled, "nyc/bob", connection=connection) as bob:
                 got = list(bob.deliveries(from_seqno=start, timeout=0.5))
@@ -482,7 +482,7 @@ class TestDeliveries:
     def test_what_retention_dropped_comes_from_the_ledger(
         self, connection: Connection, filled: str, tmp_path: Path
     ) -> None:
-        """Without a seam; without the ledger it is an error that says so."""
+        """Deliveries go on without a seam; without the ledger an error names it."""
         everything = delivered(connection, filled)
         with TinySequencer(connection, filled) as sequencer:
             with connection.admin() as admin:

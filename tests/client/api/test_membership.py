@@ -53,7 +53,7 @@ def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
 
 @pytest.fixture(autouse=True)
 def quick_heart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine a heartbeat or two may come late, and nobody is suspected for that."""
+    """Beat so often that a late heartbeat or two on a slow machine cause no suspicion."""
     monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)
 
 
@@ -67,7 +67,7 @@ def was_suspected(connection: Connection, group: str, name: str) -> bool:
 
 
 def named(stream: Iterable[Delivery | Event]) -> str:
-    """V, B, U and . for a message."""
+    """Return V, B, U and . for views, blocks, unblocks and messages."""
     names = {ViewChange: "V", Block: "B", Unblock: "U", Delivery: "."}
     return "".join(names[type(what)] for what in stream)
 
@@ -154,7 +154,7 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
 
 
 def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
-    """Suspected wrongly, it learns it from the view, and comes back as a new member."""
+    """The wrongly suspected member learns of it from the view, and comes back as a new member."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.connect()
@@ -217,7 +217,7 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
 
 
 def _flush(member: Member) -> float:
-    """Seconds to the quiet point."""
+    """Return the seconds to the quiet point."""
     started = time.monotonic()
     with member.flush(WAIT):
         return time.monotonic() - started
@@ -313,7 +313,7 @@ def broadcast_until_it_fails(member: Member) -> None:
 def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path
 ) -> None:
-    """Its messages would be dead letters before its JOIN is taken, so that comes first."""
+    """Its messages would be dead letters before its JOIN is ordered, so the JOIN comes first."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
     path = tmp_path / "b.outbox"
     with Member(group, "nyc/a", connection=connection) as a:
@@ -337,7 +337,7 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
 
 
 def begin_flush(member: Member) -> None:
-    """A quiet point without an end."""
+    """Begin a quiet point without an end."""
     session = member._sending.session
     assert session is not None
     session.start_flush(WAIT)
@@ -388,7 +388,7 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
 def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
     connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is away between the two lives, and the member is closed: its next start sends all."""
+    """The broker is away between the two incarnations, and the member is closed: its next start sends all."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
     path = tmp_path / "b.outbox"
     with Member(group, "nyc/a", connection=connection) as a:
@@ -421,7 +421,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
 def test_what_is_carried_into_a_flush_that_is_run_again(
     connection: Connection, group: str, sequencer: TinySequencer
 ) -> None:
-    """b is in again at r's quiet point, with a message to send; r dies, and b has to say it before its FLUSH_OK."""
+    """b rejoins at r's quiet point with a message to send; r dies, and b must send it before its FLUSH_OK."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         r = Member(group, "nyc/r", connection=connection)

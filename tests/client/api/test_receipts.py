@@ -25,7 +25,7 @@ def alice() -> Iterator[Member]:
 
 
 def test_awaited(alice: Member) -> None:
-    """Many at once, in their order, and each again when it is there."""
+    """Many receipts are awaited at once, in their order, and each again when it has its result."""
 
     async def broadcast() -> list[int]:
         receipts = [alice.broadcast(b"%d" % number) for number in range(200)]
@@ -77,7 +77,7 @@ def test_no_future_before_it_is_one(alice: Member) -> None:
 
 
 def test_it_cannot_be_cancelled() -> None:
-    """A task that was waiting may be; the message is on its way."""
+    """A waiting task can be cancelled; the message is on its way."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
 

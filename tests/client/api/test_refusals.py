@@ -85,7 +85,7 @@ def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
-    """The first ones of a producer among them: each message and letter comes once and in order."""
+    """Also a producer's first requests: each message and letter comes once and in order."""
     with (
         TinySequencer(kafka, "g"),
         Member("g", "nyc/alice", connection=kafka) as alice,

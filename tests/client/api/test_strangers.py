@@ -111,7 +111,9 @@ def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
 def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
     kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
 ) -> None:
-    """A closed group takes none of it but its JOIN, so a control record strands its life as a message does."""
+    """A closed group takes only the earlier incarnation's JOIN: a control record strands that incarnation as a
+    message does.
+    """
     change_settings(kafka, GROUP, "nyc", suspect_after_ms=2_500)
     path = tmp_path / "b.outbox"
     with Member(GROUP, "nyc/a", connection=kafka) as a:
@@ -135,7 +137,7 @@ def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
 
 
 def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: bytes) -> None:
-    """A record of nyc/s that was on its way for long reaches FORWARD."""
+    """Append a record of nyc/s that was on its way for long to FORWARD."""
     producer = kafka.producer()
     headers = forward_headers(incarnation, local_seqno)
     producer.send(f"abcast.{GROUP}.forward.nyc", key=b"nyc/s", value=payload, headers=headers, partition=0)
@@ -147,7 +149,7 @@ def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: b
 def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_the_next_life(
     kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, is_killed: bool
 ) -> None:
-    """A message of the old life comes before the new life's JOIN. Those behind it go on."""
+    """A message of the old incarnation is ordered before the new one's JOIN. The messages behind it go on."""
     path = tmp_path / "s.outbox"
     reached: set[bytes] = set()
     stranger = Member(GROUP, "nyc/s", connection=kafka, outbox=path, resend_after_s=1)
@@ -210,6 +212,6 @@ def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not
 
 
 def connect_in_vain(member: Member) -> None:
-    """Until it is killed, or some view comes."""
+    """Connect until killed, or until a view comes."""
     with contextlib.suppress(AbcastError):
         member.connect(timeout=WAIT)

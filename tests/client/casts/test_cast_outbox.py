@@ -33,7 +33,7 @@ def outbox(tmp_path: Path) -> Path:
 
 
 def mute(member: Member) -> None:
-    """From here on, its casts do not reach Kafka."""
+    """Keep the member's further casts from Kafka."""
     casting = forwarder_of(member)._send_queue.caster
     assert casting is not None
     casting._sending.send = lambda *_: None  # type: ignore[method-assign]
@@ -49,14 +49,14 @@ def die_with_a_cast(connection: Connection, group: str, outbox: Path, order: Lit
 
 
 def payloads(member: Member, count: int) -> list[bytes]:
-    """Its next deliveries, and that there are no more."""
+    """Return the next deliveries, and check that there are no more."""
     seen = [each.payload for each in member.deliveries(timeout=1)]
     assert len(seen) == count, seen
     return seen
 
 
 def test_in_no_view(connection: Connection, group: str, outbox: Path) -> None:
-    """Some were written, and the process was killed before it knew; some were not."""
+    """Some casts were written, and the process was killed before it knew; some were not."""
     with with_casts(connection, group, "b") as b:
         killed = with_casts(connection, group, "a", outbox=outbox)
         casting = forwarder_of(killed)._send_queue.caster

@@ -1,4 +1,4 @@
-"""Joiners with casts: the state they get is a cut of all orders, and their deliveries go on exactly behind it."""
+"""Joiners with casts get a cut of all orders as their state, and deliver exactly from there on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> 
 
 
 def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: str) -> None:
-    """Both cast. The joiner asks the next one, and has what that has, also of the dead one's."""
+    """Both suppliers cast. The joiner asks the next one, and gets the dead one's casts, too."""
     change_settings(connection, flushing, "nyc", suspect_after_ms=3_000)
     with contextlib.ExitStack() as closing:
         victim = Replica(connection, flushing, "v", state=False)
@@ -114,7 +114,7 @@ def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: 
 
 
 def test_a_joiner_in_another_kafka(connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets of the supplier's say nothing there: all casts are read, and what the cut has is discarded."""
+    """The supplier's offsets mean nothing there: all casts are read, and those in the cut are discarded."""
     clusters = itertools.count()
     monkeypatch.setattr(MemoryConnection, "cluster_id", lambda _: f"cluster {next(clusters)}")
     with Replica(connection, flushing, "a", state=False) as a:

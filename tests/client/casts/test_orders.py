@@ -108,7 +108,7 @@ def test_members_of_any_group_deliver(
 def test_deliveries_end_in_time_where_the_first_view_does_not_come(
     connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub waits for what the view depends on, say. `close`, and a timeout, end the stream all the same."""
+    """The hub waits, say, for a cast that the view depends on. `close`, and a timeout, end the stream all the same."""
     monkeypatch.setattr(CastHub, "_note_begins", lambda *_: None)
     with with_casts(connection, group, "a") as a:
         a.connect(timeout=WAIT)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Recorder:
-    """A member whose application writes down what it is given, answers some of it, and is told of views."""
+    """A member whose application records its deliveries and views, and answers some messages."""
 
     def __init__(self, connection: Connection, group: str, name: str) -> None:
         self.member = Member(group, f"nyc/{name}", connection=connection, casts=True)
@@ -80,7 +80,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.usefixtures("impatient")
 def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection, group: str) -> None:
-    """Both cast. The joiner asks the next one, and has everything once, in all orders, also what the dead one cast."""
+    """Both suppliers cast. The joiner asks the next one, and has each message once, in all orders, also the dead
+    one's.
+    """
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=10_000)
     command = [sys.executable, "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"]
     with TinySequencer(connection, group), contextlib.ExitStack() as closing:
@@ -118,7 +120,7 @@ def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection,
 
 @contextlib.contextmanager
 def caster(connection: Connection, group: str, *options: object):  # type: ignore[no-untyped-def]
-    """A process that casts; killed at the end."""
+    """Yield a process that casts; kill it at the end."""
     command = [sys.executable, "-m", "tests.client.caster", connection.bootstrap_servers, group, "nyc/c"]
     command += map(str, options)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -165,7 +167,7 @@ def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, gr
 @ON_A_BROKER
 @pytest.mark.timeout(150)
 def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: str, tmp_path: Path) -> None:
-    """Survivors have the same of it in each view, in orders that hold; so have they of its next life."""
+    """Survivors deliver the same of its casts in each view, in orders that hold; also of its next incarnation."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_000)
     with TinySequencer(connection, group), contextlib.ExitStack() as closing:
         a, b = (Recorder(connection, group, name) for name in "ab")

@@ -1,4 +1,4 @@
-"""Casts of lives that go on, that end, or that an earlier process has begun."""
+"""Casts of incarnations that go on, that end, or that an earlier process has begun."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
 
 
 def drop_messages(sequencer: TinySequencer) -> list[Forward]:
-    """From here on, and which."""
+    """Drop all further messages; return them."""
     dropped: list[Forward] = []
 
     def drop(record: Forward) -> bool:

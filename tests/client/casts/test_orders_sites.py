@@ -57,7 +57,7 @@ def member(connection: MemoryConnection, address: str) -> Member:
 
 
 def joined(closing: contextlib.ExitStack, nyc: MemoryConnection, sfo: MemoryConnection) -> tuple[Member, Member]:
-    """A member at each site, in one view."""
+    """Return a member at each site, in one view."""
     alice, bob = (closing.enter_context(each) for each in (member(nyc, "nyc/alice"), member(sfo, "sfo/bob")))
     for each in (alice, bob):
         each.connect(timeout=WAIT)

@@ -1,4 +1,4 @@
-"""A cut as bytes: what a joiner reads is what the supplier has said, and anything else is refused."""
+"""A cut as bytes: a joiner reads the supplier's cut, and refuses anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application's block() and unblock(), whatever they do."""
+"""The application's block() and unblock() may do anything."""
 
 from __future__ import annotations
 

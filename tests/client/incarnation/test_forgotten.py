@@ -41,7 +41,7 @@ ALICE = "nyc/alice"
 
 @pytest.fixture(autouse=True)
 def _no_day_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A life may be forgotten as soon as it has begun."""
+    """Let an incarnation be forgotten as soon as it has begun."""
     monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
 
 
@@ -134,7 +134,7 @@ def leave_in_an_outbox(connection: Connection, group: str, outbox: Path) -> None
 
 
 def test_an_outbox_is_sent_from_a_new_life(connection: Connection, group: str, tmp_path: Path) -> None:
-    """DATA tells what of it was ordered, although the sequencer has forgotten that."""
+    """DATA tells which of its messages were ordered, although the sequencer has forgotten that."""
     outbox = tmp_path / "o"
     leave_in_an_outbox(connection, group, outbox)
     with (
@@ -192,7 +192,7 @@ def test_without_a_sequencer_it_is_asked_for(connection: Connection, group: str)
 
 
 class Suspension:
-    """No member of this process reads on while it lasts."""
+    """While it lasts, no member of this process reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_over, self._has_begun = threading.Event(), threading.Event()
@@ -346,7 +346,7 @@ class Claims(IncarnationNumbers):
 
 
 def left_by_100(incarnations: Incarnations) -> Unsent:
-    """Two messages; the first one was ordered when it had left them, as the group was opened."""
+    """Return two messages; the first one was ordered as a stranger's when the group was opened."""
     entries = [carried_over(Pending(number, b"%d" % number, ()), 100) for number in (1, 2)]
     receipts = [Receipt(MemberIncarnation(ALICE, 100), number, incarnations.changed) for number in (1, 2)]
     incarnations.claimed.add(100)
@@ -355,7 +355,7 @@ def left_by_100(incarnations: Incarnations) -> Unsent:
 
 @pytest.mark.parametrize("state", [ROW_KEPT, ROW_DROPPED])
 def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -> None:
-    """DATA tells it, from where the life has left off."""
+    """DATA behind the incarnation's position tells it."""
     incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
     left = left_by_100(incarnations)
 

@@ -1,4 +1,4 @@
-"""A receipt is for a message, not for its id: whatever uses an id twice, somebody hears of it. In memory."""
+"""A receipt is for a message, not for its id: a second message under the same id is noticed. In memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kafka() -> MemoryConnection:
 
 @pytest.fixture
 def left_open() -> Iterator[list[Member]]:
-    """Members that were killed: their threads are ended after the test."""
+    """Members that were killed: close their threads after the test."""
     members: list[Member] = []
     yield members
     for member in members:
@@ -49,7 +49,7 @@ def left_open() -> Iterator[list[Member]]:
 
 
 def ordered(kafka: MemoryConnection) -> list[str]:
-    """The payloads of all messages in DATA."""
+    """Return the payloads of all messages in DATA."""
     log = kafka.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)]
     data = [decode_data(record.key, record.value, record.headers) for record in log]
     return [each.payload.decode() for each in data if each.kind == MESSAGE]
@@ -124,7 +124,9 @@ class TestOutboxes:
     def test_rows_that_are_ordered_and_not_deleted(
         self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]
     ) -> None:
-        """The usual end of a killed process: all is as it was, controls and headers too, and only the end is read."""
+        """The usual end of a killed process: its messages and controls are as before, and only the end of the log
+        is read.
+        """
         with TinySequencer(kafka, "g", "nyc"):
             alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
             alice.connect()
@@ -147,7 +149,7 @@ class TestOutboxes:
         assert ordered(kafka) == ["1", "2", "3"]
 
     def test_of_an_earlier_version(self, kafka: MemoryConnection, tmp_path: Path) -> None:
-        """Their rows are trusted: nothing says from where on to look."""
+        """Rows without a position in the log are trusted."""
         database = sqlite3.connect(tmp_path / "old")
         database.executescript(
             "CREATE TABLE owner (group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL,"
@@ -265,7 +267,7 @@ class TestClones:
     def test_two_members_of_one_name_in_one_process(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The first one hears of it once, and no traceback is logged."""
+        """The first one raises once, and no traceback is logged."""
         with TinySequencer(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
             first = Member("g", "nyc/twin", connection=kafka)
             first.broadcast(b"1").result(WAIT)

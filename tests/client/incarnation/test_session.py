@@ -66,7 +66,7 @@ class Bench:
         self.lost |= {("nyc/alice", FLUSH_OK), (f"nyc/{TICK_NAME}", HEARTBEAT)}
 
     def pass_time(self, begin: Callable[[], object]) -> None:
-        """From when `begin` holds, the broker's clock goes fast, until this life of alice is taken for dead."""
+        """Once `begin` holds, let the broker's clock go fast until this incarnation of alice is suspected."""
         alice, bob = self.forwarder, self.bob._sending.forwarder
         assert bob is not None
 

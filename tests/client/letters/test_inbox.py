@@ -37,7 +37,7 @@ def sender_logs(draw: st.DrawFn, sender: str) -> tuple[list[Id], list[Id]]:
 
 @st.composite
 def relayed(draw: st.DrawFn, log: list[Id]) -> list[Id]:
-    """A copy of the log by a relay that starts again, each time somewhere before where it was."""
+    """Draw a copy of the log by a relay that restarts, each time at some earlier record."""
     copy: list[Id] = []
     done = 0
     for _ in range(draw(st.integers(0, 3))):
@@ -49,7 +49,7 @@ def relayed(draw: st.DrawFn, log: list[Id]) -> list[Id]:
 
 @st.composite
 def merged(draw: st.DrawFn, logs: list[list[Id]]) -> list[Id]:
-    """The logs, each in its order, any way between one another."""
+    """Merge the logs at random, each in its order."""
     turns = draw(st.permutations([index for index, log in enumerate(logs) for _ in log]))
     rest = [iter(log) for log in logs]
     return [next(rest[index]) for index in turns]

@@ -1,4 +1,4 @@
-"""The sender of letters against a Kafka of a few lines that fails in every way that a producer can."""
+"""The sender of letters on a small double of Kafka that fails in every way that a producer can."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FakeKafka:
         return self.producers[-1]
 
     def tick(self) -> None:
-        """Some producer's oldest record is written or not, and acknowledged or not."""
+        """Write some producer's oldest record or not, and acknowledge it or not."""
         with self.lock:
             busy = [producer for producer in self.producers if producer.waiting]
             if not busy:

@@ -256,7 +256,7 @@ class TestSending:
 
 class TestIncarnations:
     def test_a_sender_that_starts_again(self, connection: Connection, group: str) -> None:
-        """A higher incarnation, numbered from 1; the receiver takes both lives, also in one run."""
+        """The second start has a higher incarnation, numbered from 1; the receiver takes both, also in one run."""
         with Member(group, "b/bob", connection=connection) as bob:
             inbox = bob.inbox(timeout=WAIT)
             for start in range(3):

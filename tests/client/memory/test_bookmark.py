@@ -1,4 +1,4 @@
-"""Remembering how far an application has come."""
+"""Remember an application's position."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
 
 
 def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
-    """In one step, under new local seqnos."""
+    """The new incarnation takes them in one step, under new local seqnos."""
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     outbox.begin(1)
     for number in range(1, 5):

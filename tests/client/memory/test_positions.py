@@ -25,7 +25,7 @@ BOB = Address("nyc", "bob")
 
 @pytest.fixture
 def kafka() -> MemoryConnection:
-    """Five messages are ordered."""
+    """Return a Kafka with five ordered messages."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
     with TinySequencer(connection, "g", "nyc"), Member("g", "nyc/alice", connection=connection) as alice:
@@ -36,7 +36,7 @@ def kafka() -> MemoryConnection:
 
 @pytest.fixture
 def letters(kafka: MemoryConnection) -> MemoryConnection:
-    """Bob has five letters, too."""
+    """Return a Kafka with five letters to bob, too."""
     with Member("g", "nyc/alice", connection=kafka) as alice:
         for number in range(1, 6):
             alice.send("nyc/bob", b"%d" % number)
@@ -64,7 +64,7 @@ def payloads(letters: Iterator[Letter]) -> list[int]:
 
 class TestWhatIsInHand:
     def test_an_exception_of_the_application(self, kafka: MemoryConnection) -> None:
-        """Its database was away: the message comes again after the restart."""
+        """The application's database was away: the message comes again after the restart."""
 
         def run() -> None:
             with bob(kafka) as member:
@@ -145,7 +145,7 @@ class TestWhatIsInHand:
 
 class TestBeside:
     def test_a_run_from_a_seqno_moves_nothing(self, kafka: MemoryConnection) -> None:
-        """Neither forward nor back."""
+        """The position stays, whichever way the run went."""
         with bob(kafka) as member:
             assert len(list(member.deliveries(from_seqno=4, timeout=0.05))) == 2
             stream = member.deliveries()

@@ -156,7 +156,7 @@ class TestLetters:
         assert assembly.chunks == [b"0", b"1", b"2", b"3", b"4"]
 
     def test_a_chunk_of_an_earlier_life_of_the_supplier(self) -> None:
-        """Anybody can write one in its name; the incarnation that the view has is the least that counts."""
+        """Anybody can write a chunk in its name; the view's incarnation is the least that counts."""
         assembly = StateAssembly("nyc/a", self.REQUEST, 0.0, incarnation=6)
         chunk = Chunk(self.REQUEST, 9, 0, 1)
         assert not assembly.accept(self.letter(chunk, incarnation=5), chunk)
@@ -184,7 +184,7 @@ class TestLetters:
     ids=["null", "brackets", "none"],
 )
 def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: list[tuple[str, Any]]) -> None:
-    """The one behind it is answered all the same."""
+    """The request behind it is answered all the same."""
     if ("abcast", None) in headers and not isinstance(connection, MemoryConnection):
         pytest.skip("kafka-python writes no null in a header, and confluent-kafka spoils its memory by one")
     with Replica(connection, group, "a") as a:
@@ -215,7 +215,7 @@ def test_a_state_is_for_members_only(connection: Connection, group: str, name: s
 
 
 def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong with one."""
+    """The thread survives any error with a letter."""
     with Replica(connection, group, "a") as a:
         a.say("x")
 
@@ -279,7 +279,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, mo
 
 @ON_A_BROKER
 def test_a_supplier_that_never_answers(connection: Connection, group: str) -> None:
-    """The oldest does not iterate its deliveries: the next oldest is asked."""
+    """The oldest member does not iterate its deliveries: the next oldest is asked."""
     with Member(group, "nyc/mute", connection=connection, get_state=lambda: b"[]") as mute:
         mute.connect()
         with Replica(connection, group, "a", state=False) as a:
@@ -462,7 +462,7 @@ def test_nobody_has_a_state(connection: Connection, group: str) -> None:
 
 
 def test_who_had_it_has_left(connection: Connection, group: str) -> None:
-    """While the joiner waits for it."""
+    """The supplier leaves while the joiner waits."""
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
         a = Member(group, "nyc/a", connection=connection, get_state=lambda: b"")
         a.connect()
@@ -547,7 +547,7 @@ def test_first_messages_may_be_a_strangers(connection: Connection, group: str) -
 
 
 def test_retention_has_dropped_the_history() -> None:
-    """Something was there: it does not begin empty."""
+    """A group that had messages does not begin empty."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
     with TinySequencer(kafka, "g") as sequencer:

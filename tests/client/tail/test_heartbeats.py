@@ -28,7 +28,7 @@ BIG = b"x" * 1000
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryConnection]:
-    """With a group and its sequencer; hearts beat fast."""
+    """Yield a Kafka with a group and its sequencer; heartbeats are frequent."""
     monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("connectors.client.tail.heartbeats.CHANGE_S", 0.1)
     connection = MemoryConnection()
@@ -94,7 +94,7 @@ def test_heartbeats_wait_behind_no_message(
 
 
 def test_of_each_member_one_is_on_its_way(kafka: MemoryConnection) -> None:
-    """A broker that comes back after an hour is told once."""
+    """After an outage of an hour one heartbeat of each member comes."""
     with Member("g", "nyc/a", connection=kafka) as a:
         a.connect()
         is_heard_on(kafka, "nyc/a")
@@ -118,7 +118,7 @@ class Alive:
 
 
 def test_a_producer_that_takes_nothing_is_changed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For another one, and no faster than now and then; the last one is given back."""
+    """The producer is replaced, at most now and then; the last one is given back."""
     broken, opened, send = set[int](), list[MemoryProducer](), MemoryProducer.send
 
     def sending(producer: MemoryProducer, topic: str, *values: Any, **named: Any) -> MemoryFuture:

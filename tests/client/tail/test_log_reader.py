@@ -17,7 +17,7 @@ from ordering.base.reader import Reader
 
 
 class Cursor:
-    """Polls so many records each time, of a log that ends there."""
+    """A cursor that polls so many records each time, of a log that ends there."""
 
     def __init__(self, polls: Sequence[int], end: int) -> None:
         self.polls, self._end = list(polls), end
@@ -41,7 +41,7 @@ class Cursor:
     ids=["at the end", "a part of the log", "where the end is not known"],
 )
 def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
-    """The first poll is empty while a library connects, and that says nothing."""
+    """The first poll is empty while a library connects: it does not mean the end."""
     cursor, joined = Cursor([0, 2, 0], end), list[object]()
 
     def acquire(given: object) -> bool:

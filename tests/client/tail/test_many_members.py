@@ -87,7 +87,7 @@ class TestProducers:
 
 
 class Heard:
-    """A listener that takes notes."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.seqnos: list[int] = []
@@ -120,7 +120,7 @@ class TestLogTailer:
     def test_a_listener_hears_what_its_state_does_not_count(
         self, kafka: MemoryConnection, delay: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whether the tailer is behind that state when it begins, or beyond it."""
+        """The tailer may be behind the listener's state when it begins, or beyond it."""
         poll = DataCursor.poll
 
         def slow(cursor: DataCursor, timeout: float) -> Sequence[Effective]:
@@ -151,7 +151,7 @@ class TestLogTailer:
     def test_who_follows_gets_each_record_once(
         self, kafka: MemoryConnection, window: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """From the cache, by itself, and back, as it falls behind and catches up."""
+        """A follower reads from the cache, by itself, and from the cache again, as it falls behind and catches up."""
         monkeypatch.setattr("connectors.client.tail.tail_cache.MAX_RECORDS", window)
         with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()

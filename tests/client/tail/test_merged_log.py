@@ -24,7 +24,7 @@ OF_A, OF_B = TopicPartition("casts", 0), TopicPartition("casts", 1)
 
 
 class Reading:
-    """In the place of a `CastReader`: partitions that are read by one record each time, from where it was told."""
+    """A double of `CastReader`: it reads partitions by one record each time, from the offsets that it is told."""
 
     def __init__(self, logs: Mapping[TopicPartition, Sequence[Cast]]) -> None:
         self.logs = logs

@@ -44,7 +44,7 @@ from tests.waiting import WAIT, eventually
 
 @pytest.fixture
 def kafka() -> Iterator[MemoryConnection]:
-    """With a group and its sequencer."""
+    """Yield a Kafka with a group and its sequencer."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
     with TinySequencer(connection, "g"):
@@ -69,7 +69,7 @@ def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConne
 def test_who_delivers_begins_with_what_is_known_to_who_sends(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Back to the last snapshot, it may be many thousand records."""
+    """The tail back to the last snapshot may be many thousand records."""
     with Member("g", "nyc/a", connection=kafka) as member:
         seqno = member.broadcast(b"x").result(WAIT)
         monkeypatch.setattr(DataLog, "state", lambda *_: pytest.fail("the state was read again"))
@@ -77,7 +77,7 @@ def test_who_delivers_begins_with_what_is_known_to_who_sends(
 
 
 def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryConnection) -> None:
-    """The tailer of a process in which nobody sends does not run, and closes nothing."""
+    """In a process without a sender the tailer does not run, and closes nothing."""
     with Member("g", "nyc/a", connection=kafka) as member:
         tailer = member._shared.tailer("g", "nyc")
         assert tailer.after(0, or_end=True)[0].reader.last_seqno == 0
@@ -216,7 +216,9 @@ def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(ka
 def test_a_fork_uses_nothing_that_it_has_from_its_parent(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its threads are not there, and its locks may be held for ever. So it says so, and closes nothing."""
+    """The parent's threads do not exist in the fork, and its locks may be held for ever: the fork says so, and
+    closes nothing.
+    """
     a = Member("g", "nyc/a", connection=kafka)
     assert a.broadcast(b"x").result(WAIT) == 1
     with monkeypatch.context() as fork:
@@ -281,7 +283,7 @@ def test_a_fork_may_begin_anew_whatever_its_parent_does_just_then(
 def test_a_start_on_an_outbox_reads_no_further_than_its_own_rows(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """However much others have sent since: the rows are compared, and that is all."""
+    """The start compares the outbox's rows and reads no further, however long the log is."""
     read: list[int] = []
     records = DataLog.records
 

@@ -186,7 +186,7 @@ def test_for_ever_is_none_or_infinite(alice: Member) -> None:
 
 
 class TestConfiguration:
-    """The value that is not given: a variable, else the file, else the default."""
+    """A value that the call omits comes from a variable, else the file, else the default."""
 
     def test_order(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

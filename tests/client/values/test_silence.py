@@ -46,7 +46,9 @@ def test_it_counts_from_when_all_that_stood_there_was_read(clock: Clock) -> None
 
 
 def test_it_counts_from_when_reading_begins(clock: Clock) -> None:
-    """Not from when a generator was made that nobody iterated yet, nor while Kafka was asked where to begin."""
+    """The silence counts from the first read: not from a generator's creation, nor from the question for the
+    position.
+    """
     silence = Silence(1.0, patience=10.0)
     clock.now = 60.0
     silence.expect(0)

@@ -51,7 +51,7 @@ def test_what_is_no_cast_has_a_reason(text: bytes | None, reason: str) -> None:
 
 
 def test_a_name_that_is_not_utf_8() -> None:
-    """Kafka's clients read different things there."""
+    """Kafka's clients read different names there."""
     assert decode_cast(KEY, b"m", [("abcast", b"2 fifo 7 1"), ("a\ufffd", b"")]) == codec.WRONG_HEADER_NAME
 
 

@@ -191,7 +191,7 @@ def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, b
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:
-    """Names of topics have dashes, too. What the sequencer's state maps is looked up by what a consumer names."""
+    """Topics' names have dashes, too. The sequencer's state is looked up by a consumer's partition."""
     partition = Source("abcast.g.relayed-far.nyc", 12, 17).topic_partition
     assert str(partition) == "abcast.g.relayed-far.nyc-12"
     assert Partition.parse(str(partition)) == partition

@@ -27,7 +27,7 @@ def test_a_dead_letter_keeps_the_original_headers() -> None:
 def test_of_a_record_that_no_topic_takes_the_reason_is_left(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
 ) -> None:
-    """Compression had hidden its size from Kafka. What a forward topic takes without is kept whole."""
+    """Compression had hidden its size from Kafka. A record that a forward topic takes uncompressed is kept whole."""
     letter = DeadLetter(SOURCE, "why so")
     assert encode_dead_letter(letter, key, value, headers) == (None, None, dead_letter_headers(letter, ()))
     largest = b"v" * (MAX_RECORD_BYTES // 2)

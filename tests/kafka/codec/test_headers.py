@@ -16,7 +16,7 @@ def test_our_own_names_are_refused_at_the_client(name: str) -> None:
 
 
 def test_a_name_that_kafka_does_not_take_is_refused_at_the_client() -> None:
-    """Else the thread that sends would meet it."""
+    """Otherwise the sending thread would fail with it."""
     for name in ("a\ud800", "\ufffd"):
         with pytest.raises(UsageError, match="surrogates"):
             check_application_headers([(name, b"")])

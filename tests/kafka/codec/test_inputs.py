@@ -14,7 +14,7 @@ FORWARD = "abcast.g.forward.sfo"
 
 
 def copy(header: str, *more: tuple[str, bytes]) -> PlainRecord:
-    """A record of a relay's topic."""
+    """Return a record of a relay's topic."""
     return PlainRecord("abcast.g.relayed-sfo.nyc", 1, 7, 99, b"sfo/bob", b"x", [("abcast", header.encode()), *more])
 
 

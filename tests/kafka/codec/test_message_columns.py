@@ -77,7 +77,7 @@ def test_sources_may_be_many() -> None:
 
 
 class _Polls:
-    """A consumer that gives what it was given, a piece at a time."""
+    """A consumer that returns its records a piece at a time."""
 
     def __init__(self, pieces: Iterable[Sequence[PlainRecord]]) -> None:
         self._pieces = list(pieces)
@@ -112,7 +112,7 @@ def test_however_a_cursor_polls_it_takes_the_same(steps: list[tuple[int, int]], 
 
 
 def test_by_columns_a_delivery_is_what_it_is_one_by_one() -> None:
-    """Also of a part of them, of a null payload, and of headers of the application's own."""
+    """Also for a part of the messages, for a null payload, and for headers of the application's own."""
     cursor = DataCursor(_Polls([[_message(offset) for offset in range(2500)]]), DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]
     taken = cursor.poll(0.0)
     assert isinstance(taken, Messages)
@@ -128,7 +128,7 @@ def test_by_columns_a_delivery_is_what_it_is_one_by_one() -> None:
 
 
 def test_a_seal_among_messages_costs_no_more_than_its_thousand() -> None:
-    """These come one by one, and all others by columns. How far the cursor is by then is told."""
+    """The seal and its neighbours come one by one, all others by columns. The cursor's position is right then."""
     records = [_message(offset) for offset in range(5000)]
     records[2500] = PlainRecord(DATA.topic, 0, 2500, 5, None, b"", [("abcast", b"2 epoch - - - 2 - - -")])
     cursor = DataCursor(_Polls([records]), DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]

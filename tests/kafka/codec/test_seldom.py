@@ -1,4 +1,4 @@
-"""A warning of what strangers write comes once in a while, and says how many were left out."""
+"""A warning about strangers' records comes now and then, and counts the suppressed ones."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def job(connection: Connection, tmp_path: Path) -> SequencerShard:
 
 
 def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
-    """Make the group's topics, with records of PAYLOAD_BYTES in the partitions of the forward topic."""
+    """Create the group's topics, with records of PAYLOAD_BYTES in the partitions of the forward topic."""
     create_topics(connection, group, [SITE], len(records_of_partition))
     topic = str(Topic(group, "forward", SITE))
     producer = connection.producer()
@@ -190,7 +190,7 @@ ALL = 200_000
 
 
 def produce(connection: Connection, topic: str, count: int) -> None:
-    """Small records, and those at LARGE, which are compressed."""
+    """Write small records, and compressed large ones at LARGE."""
     settings = {"compression.type": "zstd", "message.max.bytes": 100_000_000}
     producer = confluent_kafka.Producer({"bootstrap.servers": connection.bootstrap_servers, **settings})
     for offset in range(count):

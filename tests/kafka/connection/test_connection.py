@@ -49,7 +49,7 @@ def _ask_desk(connection: Connection) -> None:
 def test_an_outage_uses_up_neither_threads_nor_files(
     transport: str, connect: Callable[[Connection], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """kafka-python leaves a thread and four files of each client that finds no broker, if it is let."""
+    """By itself, kafka-python leaves a thread and four files for each client that finds no broker."""
     caplog.set_level(logging.CRITICAL, "kafka")  # a captured error would keep its sockets open
     connection = Connection("127.0.0.1:1", timeout=0.05, transport=transport)
 

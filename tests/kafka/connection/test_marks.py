@@ -1,4 +1,4 @@
-"""A log may end with what no consumer gets: the mark of a transaction. No reader waits for a record there."""
+"""A log may end with a record that no consumer returns: a transaction's mark. No reader waits for a record there."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_last_record_is_found_before_the_marks(kafka: MemoryConnection) -> N
 
 
 def test_a_reader_of_a_range_does_not_wait_for_ever(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that gives nothing any more is told."""
+    """A broker that returns nothing any more raises."""
     monkeypatch.setattr(MemoryConsumer, "poll", lambda *_, **__: {})
     monkeypatch.setattr(time, "monotonic", iter(range(0, 1000, 5)).__next__)
     with pytest.raises(BrokerUnreachable):
@@ -74,7 +74,7 @@ def test_a_reader_of_a_range_does_not_wait_for_ever(kafka: MemoryConnection, mon
 @pytest.mark.broker
 @pytest.mark.parametrize("name", TRANSPORTS)
 class TestOnABroker:
-    """Transactions that were committed, that were taken back, and one that is open."""
+    """Transactions that were committed or aborted, and an open one."""
 
     @pytest.fixture
     def connection(self, broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch) -> Connection:

@@ -1,4 +1,4 @@
-"""Asking Kafka from many threads, over one connection that may have to be replaced."""
+"""Ask Kafka from many threads, over one connection that may have to be replaced."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PLACE = TopicPartition("t", 0)
 
 
 class Client:
-    """The first one asks the wrong broker about the group `lost`, and one that is gone about the group `orphan`. It is
-    slow about the others.
+    """The first client asks the wrong broker about the group `lost`, and a dead one about the group `orphan`. It
+    answers slowly about the others.
     """
 
     made: list[Client]
@@ -76,7 +76,7 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
 
 
 class Refusing:
-    """A client to which Kafka says this to all that it is asked."""
+    """A client to which Kafka answers every request with this error."""
 
     def __init__(self, error: type[BrokerResponseError]) -> None:
         self.error = error
@@ -115,7 +115,7 @@ CALLS: dict[str, Callable[[metadata_client.MetadataClient], object]] = {
 def test_each_error_of_kafka_is_one_of_ours(
     monkeypatch: pytest.MonkeyPatch, call: str, error: type[BrokerResponseError]
 ) -> None:
-    """Whatever it says to whatever it is asked, also what asking again does not help with."""
+    """Any error to any request, also one that a retry does not mend."""
     monkeypatch.setattr(metadata_client, "AdminClient", lambda **_: Refusing(error))
     monkeypatch.setattr(Connection, "unreachable", lambda *_: BrokerUnreachable("nobody answers."))
     asked = Connection("kafka:1", timeout=0.01).metadata_client()
@@ -203,7 +203,7 @@ def _client_of_slow_clients(
 
 
 def _start(ask: Callable[[], object], *, times: int, then: Callable[[], object]) -> None:
-    """Ask in so many threads; when one of them connects and the others wait, do something; wait for them all."""
+    """Ask in so many threads; once one of them connects and the others wait, call `then`; wait for all."""
     started = threading.Barrier(times + 1)
     threads = [threading.Thread(target=lambda: (started.wait(10), ask())) for _ in range(times)]
     for thread in threads:
@@ -218,7 +218,7 @@ def _start(ask: Callable[[], object], *, times: int, then: Callable[[], object])
 
 @pytest.mark.broker
 def test_many_ask_at_once(broker: EmbeddedBroker) -> None:
-    """Before it is connected, too; kafka-python would leave out of a large heap all but the first five."""
+    """Also before it is connected; kafka-python would drop all but the first five of a large heap."""
     connection = Connection(broker.bootstrap_servers, timeout=20)
     answers: list[set[int]] = []
     with closing(connection.metadata_client()) as asked, ThreadPoolExecutor(ASKERS) as pool:

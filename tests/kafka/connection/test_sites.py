@@ -1,4 +1,4 @@
-"""The sites' file: what it says of who relays to whom."""
+"""The sites' file, and the relays that follow from it."""
 
 from __future__ import annotations
 

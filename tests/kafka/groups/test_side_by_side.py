@@ -1,4 +1,4 @@
-"""Asking of many groups side by side."""
+"""Ask about many groups side by side."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_error_has_the_groups_name() -> None:
 
 
 def test_what_is_wrong_with_the_job_ends_the_asking() -> None:
-    """A group that is claimed is taken from another sequencer: none is, once it is known that this start fails."""
+    """A claim takes a group from another sequencer: no further group is claimed once this start must fail."""
     asked: list[str] = []
 
     def ask(group: str) -> int:

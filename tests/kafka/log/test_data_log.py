@@ -1,4 +1,4 @@
-"""`DataLog.state` and `after`, and what a takeover knows when retention has dropped the beginning of DATA."""
+"""`DataLog.state` and `after`, and a takeover's knowledge when retention has dropped the beginning of DATA."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_stray_in_a_new_topic_makes_it_no_copy() -> None:
 
 
 def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
-    """A zombie's snapshot counts what it wrote behind the seal, which nobody takes."""
+    """A zombie's snapshot counts its own records behind the seal, which no reader takes."""
     stale = snapshot(state(1, 3, Seal(1, 1)))
     log = log_of(*FIRST, *SECOND, ZOMBIE, stale, data(2, 3), floors=(0, 4))
     assert (log.state().epoch, log.state().received) == (2, {"s/a": ReceivedRow(1, 3)})
@@ -120,7 +120,7 @@ def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_
 
 
 def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DATA may be long: it is not read to its end for that."""
+    """DATA may be long: the search does not read it to its end."""
     log = log_of(*FIRST, *SECOND, *(data(2, seqno) for seqno in range(3, 100)), floors=(0, 4), beginning=6)
     read: list[int] = []
     records = log.records
@@ -140,7 +140,7 @@ def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.M
 @pytest.mark.parametrize("role", ["data", "epoch"])
 @pytest.mark.parametrize("ask", ["partitions_for_topic", "end_offsets"])
 def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, ask: str) -> None:
-    """Also where the library does not: librdkafka's errors have no names."""
+    """The refusal names it also where the library's error does not, as with librdkafka."""
     kafka = MemoryConnection()
     kafka.create("g", "a")
     topic, asked = str(Topic("g", role, "a")), getattr(MemoryConsumer, ask)

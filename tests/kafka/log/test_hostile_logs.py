@@ -99,7 +99,7 @@ def test_no_record_stops_a_reader(kafka: MemoryConnection, reader: Reader, seed:
 def test_no_compressed_record_stops_a_reader(
     broker: EmbeddedBroker, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By each codec, among them some that are larger than any may be."""
+    """Records of each codec, some of them larger than allowed."""
     monkeypatch.setattr("connectors.kafka.topics.letter_purge.SETTLED_S", 0.0)
     connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hostile-{transport}"
     create_topics(connection, group, [SITE])

@@ -1,4 +1,4 @@
-"""A consumer that sees that a log is another one, also of partitions that were left alone for a while."""
+"""A consumer notices that a log is another one, also in partitions that were not read for a while."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Read:
         return self.given[place] == self.kafka.topics.partitions[place][: len(self.given[place])]
 
     def goes_on(self) -> bool:
-        """Poll once, which must tell that a log has changed where it has."""
+        """Poll once; the poll must raise where a log has changed."""
         try:
             polled = self.log.poll(0.0)
         except HistoryChanged as error:
@@ -58,7 +58,7 @@ class Read:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_what_is_given_is_of_one_log(seed: int) -> None:
-    """Partitions are left alone and read again, the broker is away, one of them changes at any time."""
+    """Partitions are paused and read again, the broker is away, and one of them changes at any time."""
     dice, reader = random.Random(seed), Read()
     topics, changes_at = reader.kafka.topics, dice.randint(5, 60)
     for moment in range(60):
@@ -88,7 +88,7 @@ def test_what_is_given_is_of_one_log(seed: int) -> None:
 
 
 def test_a_log_that_grows_past_its_reader_before_its_end_is_told() -> None:
-    """The reader learns that its place is out of range, and not yet why; the next records are of another log."""
+    """The reader learns that its offset is out of range, and not yet why; the next records are of another log."""
     reader = Read()
     topics, place = reader.kafka.topics, PLACES[0]
     for _ in range(5):

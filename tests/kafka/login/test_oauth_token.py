@@ -1,4 +1,4 @@
-"""The token for OAUTHBEARER, from a server of the test's own."""
+"""Get the token for OAUTHBEARER from a server of the test's own."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SCRAM = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-512", "username": "alic
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with files of keys, in which the process works, and no other configuration."""
+    """Run in a directory with files of keys, and without another configuration."""
     (tmp_path / "ca.pem").write_text(f"# of ours\n{CERTIFICATE}\n", encoding="utf-8")
     (tmp_path / "key.pem").write_text(f"{KEY}\n{CERTIFICATE}\n", encoding="utf-8")
     (tmp_path / "pw").write_text('se"cret\n', encoding="utf-8")
@@ -268,7 +268,7 @@ class TestWhereItIsSaid:
             ClientConfiguration()
 
     def test_sites(self, here: Path) -> None:
-        """A site with a table has all from there; the others have what holds for all."""
+        """A site with a table has all its settings from there; the others have the common ones."""
         (here / "sites.toml").write_text(
             '[sites.a]\nbootstrap_servers = "a:1"\n[sites.b]\nbootstrap_servers = "b:1"\n'
             '[sites.b.kafka]\nprotocol = "SSL"\nca_file = "ca.pem"\n'

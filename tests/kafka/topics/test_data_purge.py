@@ -40,7 +40,7 @@ SITE = "nyc"
 
 @pytest.fixture
 def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch begins with one."""
+    """Begin each batch with a snapshot."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
 
@@ -138,7 +138,7 @@ class TestWhatIsLeftAlone:
 
     @pytest.mark.parametrize("mode", ["hub", "mesh"])
     def test_what_a_neighbour_lacks(self, kafka: MemoryConnection, mode: str) -> None:
-        """A copy that is as far, a site whose rows are, and one that has not begun."""
+        """A neighbour may have a copy that is as far, rows that are, or nothing yet."""
         there = MemoryConnection()
         there.create("g", "sfo")
         home = SITE if mode == "hub" else None

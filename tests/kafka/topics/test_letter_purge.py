@@ -1,4 +1,4 @@
-"""Purging letters, in memory: a receiver goes on as if nothing were gone, and is told of what it has missed."""
+"""Purge letters, in memory: a receiver goes on as before, and is told of letters that it has missed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 
 
 def write(kafka: MemoryConnection, number: int, incarnation: int = 7, to: bytes = b"b/bob") -> None:
-    """A letter of another program's."""
+    """Write a letter of another program."""
     headers = letter_headers("b/eve", incarnation, number)
     kafka.topics.append(INBOX, to, b"eve %d" % number, headers)
 
@@ -241,7 +241,7 @@ def test_the_last_mark_of_a_relay_stays(kafka: MemoryConnection) -> None:
 
 @pytest.mark.parametrize("step", range(3))
 def test_a_crash_in_the_middle(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Before anything is noted, before it is deleted, before old notes are taken away."""
+    """The crash comes before the note, before the deletion, or before old notes are removed."""
     for number in range(1, 4):
         write(kafka, number)
     take(kafka, 2)

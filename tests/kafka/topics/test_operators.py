@@ -1,4 +1,4 @@
-"""Operators that ask at the same time: each gets what it has asked for, or is told that it did not. In memory."""
+"""Operators that ask at the same time: each request is done, or its operator is told that it is not. In memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sequencer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 class Other:
-    """Another operator, who takes the same incarnation, or a higher one, and is always first."""
+    """Another operator that takes the same incarnation, or a higher one, and is always first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int, above: int, kind: str, payload: bytes) -> None:
         self.times, self.above, self.kind, self.payload = times, above, kind, payload
@@ -98,7 +98,7 @@ def test_who_never_comes_first_is_told_in_a_sentence(kafka: MemoryConnection, mo
 
 
 def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, sequencer: TinySequencer) -> None:
-    """Also after senders were forgotten, when the floor is a time of a moment ago."""
+    """Also after senders were forgotten, when the floor is a recent time."""
     with DataLog(kafka, GROUP, SITE) as data:
         taken = [_next_incarnation(data, ADMIN)[0] for _ in range(5)]
     assert len(set(taken)) > 1

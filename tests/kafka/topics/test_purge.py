@@ -36,7 +36,7 @@ def broadcast(connection: Connection, group: str, count: int, name: str = "alice
 
 
 def span(connection: Connection, topic: Topic) -> tuple[int, int]:
-    """The first offset that is there, and the end."""
+    """Return the first offset and the end."""
     partition = TopicPartition(str(topic), 0)
     consumer = connection.consumer()
     try:
@@ -47,14 +47,14 @@ def span(connection: Connection, topic: Topic) -> tuple[int, int]:
 
 @pytest.fixture
 def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch begins with one, and FORWARD has messages only."""
+    """Begin each batch with a snapshot, and write only messages into FORWARD."""
     monkeypatch.setattr(IncarnationNumbers, "broker_ms", 0)
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
 
 
 def order_six(connection: Connection, group: str) -> None:
-    """The snapshot of the last batch counts five of them."""
+    """Order six messages; the snapshot of the last batch counts five of them."""
     with TinySequencer(connection, group, SITE):
         broadcast(connection, group, 5)
         broadcast(connection, group, 1)
@@ -96,7 +96,7 @@ def test_what_was_considered_goes_and_the_order_goes_on(broker: EmbeddedBroker) 
 
 @pytest.mark.usefixtures("_snapshots")
 class TestWhatIsLeftAlone:
-    """In memory: where another may have to read it."""
+    """Records that another reader may need are kept. In memory."""
 
     @pytest.fixture
     def kafka(self) -> MemoryConnection:
@@ -143,7 +143,7 @@ class TestWhatIsLeftAlone:
         assert self.considered(kafka) == {}
 
     def test_what_no_snapshot_counts(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A successor would read it again, to find that it was decided."""
+        """A successor would read them again, to find that they were decided."""
         monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1000)
         with TinySequencer(kafka, "g", SITE):
             broadcast(kafka, "g", 3, "bob")

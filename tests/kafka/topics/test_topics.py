@@ -106,7 +106,7 @@ class TestSettings:
         check_topics(connection, [], "nyc")
 
     def test_of_a_stranger(self, connection: Connection) -> None:
-        """A company's defaults: what it made by itself has all of Kafka's own settings."""
+        """A company's defaults: a topic that Kafka created by itself has all of Kafka's own settings."""
         name = f"topics-{next(_numbers)}"
         with connection.admin() as admin:
             names = [f"abcast.{name}.{role}.nyc" for role in ("data", "epoch", "forward", "dead-letter")]
@@ -136,7 +136,7 @@ class TestRights:
 
 @pytest.mark.broker
 def test_names_that_kafka_takes_for_one(broker: EmbeddedBroker) -> None:
-    """The sentence names the other topic; nothing is made, and the same group again is none of its own."""
+    """The sentence names the other topic; no topic is created, and the same group again is no clash."""
     connection = Connection(broker.bootstrap_servers)
     create_topics(connection, "double.name", ["local"])
     assert create_topics(connection, "double.name", ["local"]) == []

@@ -38,7 +38,7 @@ def _batch(records: list[Written], base_offset: int = 0, compression: int = 0, *
 
 
 def _read_names(headers: Any) -> Any:
-    """A name ends before its first zero byte."""
+    """Read names, each up to its first zero byte."""
     return [(name.partition("\0")[0], value) for name, value in headers]
 
 
@@ -114,7 +114,7 @@ def test_a_consumer_goes_on_behind_an_error() -> None:
 
 
 def test_who_has_brought_something_is_asked_last() -> None:
-    """The library looks at how much was read of a partition."""
+    """The library goes by the amount that was read of a partition."""
     read = _read(PartitionRecords, _batch([(1, b"a", b"x", [])]))
     assert read.bytes_read == 0
     read.take()

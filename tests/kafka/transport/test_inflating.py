@@ -73,7 +73,7 @@ def _plain(records: list[Written]) -> bytes:
 
 
 def _compressed(codec: str, plain: bytes, of: Callable[[bytes], bytes] = bytes) -> bytes:
-    """A batch whose checksum is not looked at. `of`: what becomes of the compressed part."""
+    """Return a batch whose checksum is not checked. `of` changes the compressed part."""
     number, compress = CODECS[codec]
     body = of(compress(plain[61:]))
     head = bytearray(plain[:61])
@@ -129,7 +129,7 @@ def test_a_record_that_is_too_large_is_told_by_its_offset(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_poll_gives_no_more_than_fits(codec: str) -> None:
-    """A thousand records of a megabyte each are a few kilobytes."""
+    """A thousand records of a megabyte each compress to a few kilobytes."""
     reader = _reader(_compressed(codec, _plain([(b"a", bytes(1_000_000), [])] * 60)))
     counts = []
     while reader:

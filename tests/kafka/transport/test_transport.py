@@ -70,7 +70,7 @@ class TestChoice:
     def test_by_itself(
         self, monkeypatch: pytest.MonkeyPatch, installed: str | None, security: Security, chosen: str
     ) -> None:
-        """The quick one, where it is installed and can log in so; what somebody has said goes before that."""
+        """The faster library is chosen where it is installed and supports the login; an explicit choice goes first."""
 
         def version(_: str) -> str:
             if installed is None:
@@ -96,7 +96,7 @@ class TestChoice:
                 opened()
 
     def test_both_log_in_alike(self, tmp_path: Path) -> None:
-        """Each in its library's words."""
+        """Each gets the settings in its library's own terms."""
         for name, text in (("password", "secret\n"), ("ca.pem", "…"), ("key.pem", "…")):
             (tmp_path / name).write_text(text, encoding="utf-8")
         table = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-256", "username": "alice"}
@@ -165,7 +165,9 @@ class TestPromises:
     def test_records_stand_as_they_were_sent(
         self, topic: str, producer: Producer, consumer: Consumer, name: str
     ) -> None:
-        """In their order, with key, value and headers; null is not nothing. A key chooses as murmur2 does."""
+        """Records keep their order, key, value and headers; null is not empty. A key chooses its partition by
+        murmur2.
+        """
         key = b"nyc/alice"
         headers = [("abcast", b"2 message 1 1"), ("note", b""), ("note", "ä".encode())]
         sent = [producer.send(topic, value=b"%d" % number, key=key, headers=headers) for number in range(5000)]
@@ -219,7 +221,7 @@ class TestPromises:
             producer.send(topic, value=b"x").get(WAIT)
 
     def test_members_of_either_make_one_group(self, broker: EmbeddedBroker, name: str) -> None:
-        """Letters find the same partition, DATA reads the same, positions are the same."""
+        """Letters go to the same partition, DATA reads the same, and positions are the same."""
         ours, other = Connection(broker.bootstrap_servers, transport=name), Connection(broker.bootstrap_servers)
         group = f"transport-{next(_numbers)}"
         create_topics(ours, group, ["nyc"], partitions=3)

@@ -1,4 +1,4 @@
-"""Catching up: what a process that was away prints, and in which order."""
+"""A process that was away catches up: its output, and the order of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_member_that_is_slow_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("max_runs", "max_bytes"), [(5, 1_000), (100, 5)], ids=["runs", "bytes"])
 def test_what_is_held_back_is_bounded(max_runs: int, max_bytes: int) -> None:
-    """In number and in bytes. Beyond the bound it is asked for, too."""
+    """Their number and bytes are bounded. Runs beyond the bound are requested, too."""
     other, away = history(*range(1, 20)), history(max_runs=max_runs, max_bytes=max_bytes)
     away.miss(2)
     for seqno in range(3, 20):

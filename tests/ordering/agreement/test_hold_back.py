@@ -72,7 +72,7 @@ operations = st.lists(st.tuples(st.sampled_from("iud"), st.integers(0, 5), st.in
 
 @given(operations)
 def test_it_delivers_what_a_naive_queue_delivers(steps: list[tuple[str, int, int]]) -> None:
-    """A dictionary that is searched for its smallest key; and the heap never has more than two keys a run."""
+    """The naive queue searches a dictionary for its smallest key; the heap never has more than two keys a run."""
     queue, naive, counter = HoldBackQueue(64), dict[RunId, tuple[Key, bool]](), 0
     for operation, place, more in steps:
         if operation == "i":
@@ -112,7 +112,7 @@ class Counted(Key):
 
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_what_is_done_to_a_run_takes_as_many_comparisons_as_the_logarithm_of_the_queue(size: int) -> None:
-    """To look one up takes none."""
+    """A look-up compares no keys."""
     queue, dice = HoldBackQueue(size), random.Random(size)
     numbers = dice.sample(range(size), size)
 

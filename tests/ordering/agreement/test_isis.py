@@ -58,7 +58,7 @@ class View:
         return outputs
 
     def carry(self, dice: random.Random | None = None) -> None:
-        """Carry all letters, in their order or in any."""
+        """Deliver all letters, in their order or in any."""
         while self.letters:
             sender, receiver, message = self.letters.pop(dice.randrange(len(self.letters)) if dice else 0)
             self.take(receiver, Received(sender, message))

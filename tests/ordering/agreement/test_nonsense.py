@@ -54,7 +54,7 @@ KINDS: tuple[Any, ...] = (
 
 
 class Babbler:
-    """Values of any type, of numbers and names that mean something."""
+    """Makes values of any type, with meaningful numbers and names."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -110,7 +110,7 @@ def test_whatever_is_said(is_fresh: bool) -> None:
 
 
 def test_a_value_of_another_view_is_not_voted_for() -> None:
-    """Nor one with places that the view does not have, nor one whose members are in no order."""
+    """Neither is a view with unknown places, nor one whose members are in no order."""
     view = first_view(LIVES)
     process = Process(member(LIVES[0], view))
     after = View(view.origin, 2, (LIVES[0], LIVES[1]))

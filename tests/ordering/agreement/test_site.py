@@ -1,4 +1,4 @@
-"""A site's part in the agreement: what leaves it and when, what it takes from others' logs, and how it goes on."""
+"""A site's part in the agreement: its entries and their times, its reading of others' logs, and its restarts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def state_told(name: str, log: Iterable[Entry | int]) -> SiteState:
 
 
 def sequence(sequenced: Sequenced, records: Iterable[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
-    """Decide the next run, whose records these are."""
+    """Decide the next run, of these records."""
     state, outputs = step(sequenced.state, sorted(records, key=lambda record: record.source))
     return (*outputs, *sequenced.end_run(state))
 
@@ -183,7 +183,7 @@ def test_a_job_that_goes_on_keeps_its_pace() -> None:
 def test_what_comes_while_a_run_is_under_way_is_one_run(
     monkeypatch: pytest.MonkeyPatch, is_heard: bool, begun: int
 ) -> None:
-    """The cost of agreement is a run's: few begin if no other site is heard, and never too many."""
+    """The cost of agreement is a run's: few runs begin if no other site is heard, and never too many."""
     if is_heard:  # as often as may be, though none of them says that a run is done
         monkeypatch.setattr(Site, "has_heard", property(lambda _: True, lambda *_: None), raising=False)
     cluster = Cluster()
@@ -220,7 +220,7 @@ def test_a_run_is_proposed_for_when_its_records_are_here() -> None:
 
 
 def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
-    """From the snapshot in it, and the runs that are not in the snapshot."""
+    """The job begins with the entry's snapshot, and the runs that the snapshot lacks."""
     cluster = Cluster()
     for _ in range(SNAPSHOT_EVERY_RUNS + 5):
         cluster.forward("nyc", 1)
@@ -294,7 +294,7 @@ def test_of_many_entries_one_has_the_snapshot() -> None:
 @pytest.mark.parametrize("of_format", [1, 2])
 @pytest.mark.parametrize("every_ms", [140, 300, 1000])
 def test_what_was_in_data_for_long_enough_is_in_a_snapshot(of_format: int, every_ms: int) -> None:
-    """At each step, whatever was said just before: a retention may drop it from then on, and the job be killed."""
+    """Each step may be the last before a kill, and a retention may drop the records from then on."""
     suspect_after_ms = 400
     after_ms = SNAPSHOT_AFTER_SUSPICIONS * suspect_after_ms
     cluster = Cluster(suspect_after_ms=suspect_after_ms, of_format=of_format)
@@ -392,7 +392,7 @@ def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: b
 
 
 def begun_anew(cluster: Cluster, name: str, left: int, epoch: int, entries: int) -> Site:
-    """A site of whose log so many entries are left; it writes so many before it hears anybody."""
+    """Return a site that has so many entries of its log left, and writes so many before it hears another site."""
     log = cluster.logs[name][:left]
     site = Site(state_told(name, [1, *log, epoch]), epoch)
     cluster.sites[name], cluster.logs[name] = site, log
@@ -438,7 +438,7 @@ def hear_all(site: Site, other: str, cluster: Cluster) -> None:
 
 
 def test_a_log_that_has_grown_beyond_the_lost_one_is_not_read() -> None:
-    """The others say so, with an entry for that alone. That tells the site."""
+    """The others say so, with an entry for that alone, and the site learns of it."""
     cluster = agreed()
     read = cluster.sites["sfo"].log_row("nyc")
     nyc = begun_anew(cluster, "nyc", 1, 2, read.number)
@@ -634,13 +634,13 @@ def test_what_is_no_run_is_refused(ranges: tuple[Range, ...]) -> None:
 
 
 def said(site: str, offset: int, sender: str, kind: str, number: int = 1, payload: bytes = b"") -> Forward:
-    """A record in FORWARD of a site, a second after the one before it."""
+    """Return a record in FORWARD of a site, a second after the one before it."""
     source = Source(forward_topic(site), 0, offset)
     return Forward(sender, 1, number, payload, source, kind=kind, timestamp_ms=1_000 * offset + 1_000)
 
 
 def decide(sequenced: Sequenced, *records: Forward, absent: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """Kind and payload of the DATA of one run that was ordered while these sites were absent."""
+    """Decide one run that was ordered while these sites were absent; return kind and payload of its DATA."""
     topic, _, offset = records[0].source
     run = run_of((Range(f"{topic}-0", offset, offset + len(records)),))
     sequenced.expect([OrderedRun(sequenced.position + 1, ProcessIncarnation("nyc"), run, absent)])

@@ -33,7 +33,7 @@ class Machine:
         self.large_ms, self.dice, self.now_ms = large_ms, random.Random(seed), 0
 
     def go_on(self) -> None:
-        """Some time goes by."""
+        """Let some time pass."""
         self.now_ms += STEP_MS
         arrived = [each for each in self.on_their_way if each[0] <= self.now_ms]
         self.on_their_way = [each for each in self.on_their_way if each[0] > self.now_ms]
@@ -60,7 +60,9 @@ class Machine:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("large_ms", [1, 300, 500])
 def test_a_view_comes_also_where_questions_come_faster_than_they_are_read(large_ms: float, seed: int) -> None:
-    """Else each question waits behind its own repeats, its answer is late, and rivals outbid each other for ever."""
+    """Otherwise each question waits behind its own repeats, its answer is late, and rivals outbid each other for
+    ever.
+    """
     machine = Machine("abcd", large_ms, seed)
     del machine.processes["d"]
     while any(process.view.id == 1 for process in machine.processes.values()):

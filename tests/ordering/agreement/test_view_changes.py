@@ -36,7 +36,7 @@ def with_state(number: int, state: bytes, **fields: object) -> Entry:
 
 @given(st.lists(STATES, min_size=2, max_size=5))
 def test_any_state_behind_any(values: list[object]) -> None:
-    """Whatever it looks like: what counts is the site that reads it, so the state that it is put into is one."""
+    """Only the reading site counts: it restores the same state from any base."""
     texts = [json.dumps(value).encode() for value in values]
     whole = stated(first_state("g", "lax", ("lax", "nyc")))
     steps = [*texts, whole]

@@ -37,7 +37,7 @@ SUSPECT_AFTER_MS = 200
 
 
 class Sites:
-    """Sites of one view that remember all; `cut` ones are reached by nobody, and nothing goes by a `cut_way`."""
+    """Sites of one view that keep their memory; `cut` ones are unreachable, and nothing passes a `cut_way`."""
 
     def __init__(self, names: str) -> None:
         self.view = first_view(ProcessIncarnation(name) for name in names)
@@ -102,7 +102,9 @@ def test_a_number_that_any_of_them_knows_is_kept_behind_all_that_was_delivered()
 
 
 def test_a_number_that_all_of_them_can_tell_together_is_kept() -> None:
-    """The sender is gone, and may have delivered what only its own proposal and theirs, together, tell."""
+    """The sender is gone, and may have delivered a run whose number only its proposal and the survivors' tell
+    together.
+    """
     reports = [
         ViewReport(0, (), (), (0, 0, 0), (proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 8, 0b001, 0))),
         ViewReport(0, (), (), (0, 0, 0), (proposed(0, 1, 4, 0b101, 2), proposed(0, 2, 9, 0b001, 0))),
@@ -111,7 +113,7 @@ def test_a_number_that_all_of_them_can_tell_together_is_kept() -> None:
 
 
 def test_a_run_is_not_kept_without_the_one_before_it() -> None:
-    """A proposal for the first one was lost, and one for the second was not: nobody can have delivered either."""
+    """The first run lacks a proposal that the second one has: no process can have delivered either."""
     runs = proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 4, 0b111, 1)
     assert settle([ViewReport(0, (), (), (0, 0, 0), runs)]) == ()
     assert settle([ViewReport(1, (), (), (1, 0, 0), runs[1:])]) == (Placed(2, RunId(0, 2), 1, Key(4, 1)),)
@@ -154,7 +156,7 @@ def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
     ids=["size", "sender", "proposer", "proposers"],
 )
 def test_a_promise_about_another_view_is_ignored(report: ViewReport) -> None:
-    """A process that has gone astray may have a view of that number with other members."""
+    """A faulty process may have a view of that number with other members."""
     sites = Sites("abc")
     for now_ms in (SUSPECT_AFTER_MS + 1, SUSPECT_AFTER_MS + 3):
         sites.take("a", Tick(now_ms))
@@ -217,7 +219,7 @@ def test_proposals_of_an_old_view_are_ignored() -> None:
 
 
 def test_two_coordinators_of_one_view_change_install_the_same() -> None:
-    """b suspects a, which is there: both open ballots; the lower one is refused, or its value is taken over."""
+    """b suspects a live a: both open ballots; the lower one is refused, or its value is taken over."""
     sites = Sites("abc")
     sites.take("a", Tick(SUSPECT_AFTER_MS), Tick(SUSPECT_AFTER_MS + 5))
     sites.take("b", Tick(2 * SUSPECT_AFTER_MS), Tick(4 * SUSPECT_AFTER_MS))
@@ -249,7 +251,7 @@ def test_a_view_comes_also_where_a_way_takes_nearly_as_long_as_a_suspicion(way_m
 
 
 def test_a_value_that_may_be_decided_is_taken_over() -> None:
-    """a's value was accepted by b, and nobody has heard that it is decided: the next ballot brings the same."""
+    """b accepted a's value, and neither knows whether it is decided: the next ballot brings the same."""
     sites = Sites("abc")
     report = ViewReport(0, (), (), (0, 0, 0))
     value = next_view(sites.view, {0: report, 1: report}, [ProcessIncarnation("x")])
@@ -306,7 +308,7 @@ def test_with_two_only_the_operator_goes_on_without_one() -> None:
 
 
 def test_who_is_excluded_has_promised_and_does_not_accept() -> None:
-    """The view that the ballot is about has it still: it is decided, and left by the next decision."""
+    """The ballot's view still has the process: its value is decided, and the next decision removes the process."""
     sites = Sites("ab")
     while (attempt := sites.states["a"].attempt) is None or attempt.value is None:
         if attempt is not None and sites.letters:
@@ -363,8 +365,8 @@ def test_what_a_site_accepted_while_it_was_away_is_ordered_once_in_the_new_view(
 
 @pytest.mark.parametrize("ways", [{("a", "c"), ("c", "a")}, {("a", "c")}, {("a", "b")}], ids=["both", "one", "other"])
 def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
-    """Two can't hear each other, and a third hears both. One is outside then, and stays there: the two others go on,
-    and do not take it in again and again, to wait for it and put it out.
+    """Two processes can't hear each other, and a third hears both. One of the two stays outside: the others go
+    on, and do not take it in again and again, to wait for it and exclude it.
     """
     sites = Sites("abc")
     sites.cut_ways = ways
@@ -423,7 +425,7 @@ def test_an_earlier_life_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_codec_round_trips(seed: int) -> None:
-    """States of processes in the middle of histories, ballots among them."""
+    """The states are from the middle of histories, some with ballots."""
     world = World(seed)
     for _ in range(60):
         world._act()
@@ -452,7 +454,7 @@ def test_a_decided_view_of_another_group_is_ignored() -> None:
 
 @pytest.mark.parametrize("names", ["abc", "abcd"])
 def test_a_cut_of_one_link_under_load_heals_by_itself(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both its ends answer the one that sends, and never learn what the other has delivered."""
+    """Both ends of the link answer the sender, and never learn of each other's deliveries."""
     monkeypatch.setattr("ordering.agreement.state.window_for", lambda _: 4)
     sites, sent = Sites(names), 0
     bound = 4 * len(names)

@@ -48,7 +48,7 @@ def _sent(sender: str, offset: int, local_seqno: int = 1, kind: str = MESSAGE, p
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for some twenty senders."""
+    """Leave room for some twenty senders."""
     monkeypatch.setattr(capacity, "MAX_SENDERS_BYTES", 20 * 36)
     monkeypatch.setattr(capacity, "_SURELY_SENDERS", 3)
 
@@ -56,7 +56,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny")
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 300), max_size=5))
 def test_rows_and_columns_refuse_the_same(seed: int, at: list[int]) -> None:
-    """Wherever batches are cut; and the table stays within its bound."""
+    """Both forms refuse the same in any batches, and the table stays within its bound."""
     rng = random.Random(seed)
     names, numbers = [_name(rng, rng.randint(1, 9), "s") for _ in range(60)], dict[str, int]()
     log: list[Forward | Malformed] = []

@@ -1,4 +1,4 @@
-"""Names: what goes in comes out again, and what Kafka or the protocol can't carry does not go in."""
+"""Names round-trip, and names that Kafka or the protocol can't carry are refused."""
 
 from __future__ import annotations
 

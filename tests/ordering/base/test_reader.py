@@ -103,7 +103,7 @@ def test_a_gap_is_a_violation() -> None:
 
 
 class Log:
-    """A DATA log as sequencers may leave it: takeovers, what fenced ones still write, the end of a torn batch."""
+    """A DATA log as sequencers may leave it: takeovers, late writes of fenced ones, the end of a torn batch."""
 
     def __init__(self) -> None:
         self.records = [(EPOCH, 1, 0)]

@@ -28,7 +28,7 @@ VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(A, B, C))
 
 
 def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
-    """A receiver in view 1, of A, B and C."""
+    """Return a receiver in view 1, of A, B and C."""
     receiver = CausalReceiver(max_held=max_held, max_waiting=max_waiting)
     assert receiver.step(VIEW_1).deliveries == (VIEW_1,)
     return receiver
@@ -80,7 +80,7 @@ class TestTheSourcesRules:
         assert receiver.step(fifo(A, 3)) == CastStep(CastVerdict.DISCARD)
 
     def test_the_senders_own_entry_is_its_local_seqno(self) -> None:
-        """A producer in another language may fill it in; it changes nothing."""
+        """A producer in another language may fill it in, without an effect."""
         assert member().step(causal(A, 1, "1")).verdict is CastVerdict.ACCEPT
 
 
@@ -109,7 +109,7 @@ class TestTotalOrder:
 
     @pytest.mark.parametrize("depends", [Depends(1, "+1"), Depends(1, "?"), Depends(1, "1,1,1,1"), Depends(7, "9")])
     def test_what_no_member_writes_is_no_dependency(self, depends: Depends) -> None:
-        """Everybody reads the same of it, so everybody takes it at its seqno."""
+        """Each member reads the same of it, and takes the record at its seqno."""
         assert member().step(OrderedRecord(2, MESSAGE, *A, 1, depends)).verdict is CastVerdict.ACCEPT
 
     def test_a_repeat_is_discarded_and_a_gap_is_a_violation(self) -> None:
@@ -145,7 +145,7 @@ class TestViews:
         assert receiver.step(fifo(B, 3)) == CastStep(CastVerdict.OVER)
 
     def test_a_flush_delivers_what_is_agreed_and_nothing_else(self) -> None:
-        """C is dead. B had delivered its first cast, nobody its second."""
+        """C is dead. B had delivered its first cast, and no member its second."""
         receiver = member()
         for record in (total(2, kind=START_FLUSH), fifo(C, 1), fifo(C, 2), fifo(A, 1)):
             receiver.step(record)
@@ -229,7 +229,7 @@ class TestAFullQueue:
 
 @pytest.mark.parametrize("clock", ["", "?", "+1", "0,0,0,0"])
 def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
-    """At once, or when its turn comes: by everybody alike, so nobody waits for it."""
+    """Each member skips it alike, at once or at its turn, so no member waits for it."""
     receiver = member()
     bad = causal(A, 1, clock)
     assert receiver.step(bad) == CastStep(CastVerdict.MALFORMED, (), (bad,))
@@ -243,7 +243,7 @@ def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
 
 
 def test_it_is_not_passed_over_in_a_flush() -> None:
-    """Unless it is agreed: or a dead member's entry would not be the same for all who go on."""
+    """In a flush it is skipped only if it is agreed: otherwise a dead member's entry would differ between survivors."""
     receiver = member()
     receiver.step(total(2, kind=START_FLUSH))
     assert receiver.step(causal(C, 1, "?")).verdict is CastVerdict.HOLD
@@ -321,7 +321,7 @@ def test_in_any_order_with_repeats_the_same_is_delivered_as_the_slow_and_simple_
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 30))
 def test_a_late_joiner_goes_on_from_a_state(dice: random.Random, members: int, length: int) -> None:
-    """Whatever was held is read again; what the other had delivered is discarded."""
+    """Casts that were held are read again; casts that the supplier had delivered are discarded."""
     casts = [sent.cast for sent in a_history(dice, members, length)]
     log = list(casts)
     dice.shuffle(log)

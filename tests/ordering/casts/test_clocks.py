@@ -23,7 +23,7 @@ def test_the_first_clock_round_trip(numbers: list[int]) -> None:
 
 @given(increments, st.data())
 def test_a_later_clock_round_trip(more: list[int], data: st.DataObject) -> None:
-    """Whatever form is the shortest; and a clock is never longer than as it is."""
+    """The shortest form is written: a clock is never longer than in full."""
     base = tuple(data.draw(st.lists(st.integers(0, 10**6), min_size=len(more), max_size=len(more))))
     clock = tuple(before + one for before, one in zip(base, more, strict=True))
     field = clocks.write(clock, base)
@@ -85,7 +85,7 @@ def test_no_text_raises_anything_else(field: str, base: Clock | None) -> None:
 
 
 def mean_bytes(members: int, talkers: int, casts: int) -> tuple[float, float]:
-    """Bytes of a clock as it is and as it is written, when everybody has delivered nearly everything."""
+    """Return the mean bytes of a clock in full and as written, when each member has delivered nearly everything."""
     dice = random.Random(1)
     log: list[int] = []
     known = [[0] * members for _ in range(talkers)]

@@ -12,7 +12,7 @@ A, B, C = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 2), MemberIncarn
 
 
 def hub(*records: Cast | OrderedRecord) -> CausalReceiver:
-    """A member of the view 1 of a, b and c, to which that has come."""
+    """Return the receiver of a member of view 1, with a, b and c, that has read these records."""
     receiver = CausalReceiver()
     for record in (OrderedRecord(1, VIEW, view=1, lives=(A, B, C)), *records):
         receiver.step(record)
@@ -20,7 +20,7 @@ def hub(*records: Cast | OrderedRecord) -> CausalReceiver:
 
 
 def without_c(agreed: str) -> tuple[OrderedRecord, ...]:
-    """A flush, in which a says that clock, and the view 2."""
+    """Return the records of a flush, with that clock of a, and of view 2."""
     said = OrderedRecord(3, FLUSH_OK, *A, 1, Depends(1, agreed))
     return (
         OrderedRecord(2, START_FLUSH),

@@ -34,7 +34,7 @@ def test_senders_do_not_wait_for_each_other() -> None:
 
 
 def test_a_new_life_begins_at_1() -> None:
-    """Its predecessor is over, with all that is held of it; a number ahead does not begin a life."""
+    """The earlier incarnation is over, with its held casts; an early cast does not begin an incarnation."""
     receiver = FifoReceiver()
     receiver.step(cast(1))
     receiver.step(cast(3))
@@ -77,7 +77,7 @@ incarnations = st.tuples(st.sampled_from("ab"), st.integers(1, 3))
 def test_whatever_comes_a_life_is_delivered_from_1_without_a_gap(
     log: list[tuple[tuple[str, int], int]], max_held: int
 ) -> None:
-    """In any order, with any repeats, whatever is FULL; and incarnations never go down."""
+    """Any order, any repeats, any FULL: incarnations never go down."""
     receiver = FifoReceiver(max_held=max_held)
     delivered: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
     for (sender, incarnation), local_seqno in log:

@@ -60,7 +60,7 @@ def test_the_next_view_tells_what_was_delivered(own: MemberIncarnation) -> None:
 
 
 def test_a_life_that_was_gone_before() -> None:
-    """DATA tells: what its members had said in the flush."""
+    """DATA tells it, by its members' clocks in the flush."""
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
     held = OrderedRecord(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
     data = [

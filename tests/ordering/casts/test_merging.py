@@ -21,7 +21,7 @@ def view(number: int, *lives: MemberIncarnation, in_flush: bool) -> OrderedRecor
 
 
 def read(*records: OrderedRecord) -> Merger:
-    """A merger that has read these."""
+    """Return a merger that has read these records."""
     merger = Merger()
     for seqno, record in enumerate(records, 1):
         assert merger.step(record._replace(seqno=seqno)).verdict is CastVerdict.ACCEPT

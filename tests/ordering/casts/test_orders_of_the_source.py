@@ -35,7 +35,7 @@ class Member:
         return message
 
     def cast(self, order: str, payload: str) -> Cast:
-        """Send it; it is written, and read back by its sender."""
+        """Send a cast: it is written, and read back by its sender."""
         message = self.send(order, payload)
         assert isinstance(message, Cast)
         self.receive(message)
@@ -58,7 +58,7 @@ def test_the_deposit_and_the_cheque_of_one_sender() -> None:
 
 
 def the_shop_cashes_my_cheque(order: str) -> Member:
-    """I send my deposit, and the shop, which has seen it, the cheque. The mail is slow with the first."""
+    """I send my deposit, and the shop, which has seen it, the cheque. The deposit's way is slow."""
     me, shop, bank = Member(ME), Member(SHOP), Member(BANK)
     deposit = me.cast(order, "deposit")
     shop.receive(deposit)

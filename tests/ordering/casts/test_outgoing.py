@@ -157,7 +157,7 @@ def test_an_order_that_does_not_exist() -> None:
 
 
 def test_it_is_bounded() -> None:
-    """In messages that wait; the caller asks first."""
+    """The number of waiting messages is bounded; the caller asks first."""
     member = Member()
     member.send(FIFO, TOTAL, TOTAL)
     assert member.outgoing.has_room

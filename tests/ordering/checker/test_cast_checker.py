@@ -49,7 +49,7 @@ def anomalies(*deliveries: str) -> list[str]:
     ["6 a1 b1 7 a2 b2", "6 a1 b1 a2 7 b2", "x1 6 a1 x2 b1 7 a2 b2", "7 b2", "a2 b2", "x2"],
 )
 def test_orders_that_hold(deliveries: str) -> None:
-    """Whatever is missing: who joins late begins late."""
+    """Missing casts are no anomaly at a member that joins late."""
     assert anomalies(*deliveries.split()) == []
 
 
@@ -101,7 +101,7 @@ def test_a_line_without_numbers_is_no_delivery() -> None:
 
 C, Z = MemberIncarnation("s/c", 1), MemberIncarnation("s/z", 1)
 Line = tuple[MemberIncarnation, int, int] | int
-"""A cast (its life, number and view), or the id of a view."""
+"""A cast (its sender's incarnation, number and view), or the id of a view."""
 
 
 def of_logs(

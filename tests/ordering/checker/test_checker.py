@@ -55,7 +55,7 @@ def deliver(checker: Checker, *seqnos: int, member: str = "s/b") -> Checker:
 
 
 def test_a_clean_run_has_no_anomaly() -> None:
-    """Repeats, what a fenced sequencer left, an interrupted write that was written again: all normal."""
+    """Repeats, leftovers of a fenced sequencer, an interrupted write that was repeated: all are normal."""
     checker = Checker(causal=True)
     log = [
         seal(1),

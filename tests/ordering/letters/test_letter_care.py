@@ -45,7 +45,9 @@ class World:
             yield from self._wrong()
 
     def _send(self) -> None:
-        """The next letter, a repeat, or one behind a gap; of this life or another; a state; nothing of the kind."""
+        """Append the next letter, a repeat, or one behind a gap; of this incarnation or the next; a state; or a
+        stray.
+        """
         offset, mark = len(self.log), self.random.choice((*[""] * 20, "c/inbox-0", "d/inbox-0"))
         if self.random.random() < 0.1:
             self.log.append(InboxEntry(offset, relayed_from=mark))
@@ -58,7 +60,7 @@ class World:
         self.log.append(InboxEntry(offset, receiver, sender, *numbers, is_own=is_own, relayed_from=mark))
 
     def _truth(self, receiver: str, end: int | None = None) -> tuple[dict[str, ReceivedRow], list[InboxEntry]]:
-        """The table that the whole log makes, and the letters that are taken by the rule."""
+        """Return the table of the whole log, and the letters that the rule takes."""
         return self._read(receiver, InboxReader(), 0, end)
 
     def _read(
@@ -82,7 +84,7 @@ class World:
         return letter_care.base_at(self._bases().get(receiver, ()), self.beginning)
 
     def _take(self) -> None:
-        """A receiver goes on for some time. Without a position, or if letters are gone, it begins at the beginning."""
+        """Let a receiver read on. Without a position, or if letters are gone, it begins at the beginning."""
         receiver = self.random.choice(RECEIVERS)
         position, end = self.positions.get(receiver, 0), self.random.randint(self.beginning, len(self.log))
         _, letters = self._read(receiver, InboxReader(self._base(receiver).received), self.beginning)
@@ -90,7 +92,7 @@ class World:
         self.positions[receiver] = max(position, end)
 
     def _forget(self) -> None:
-        """Kafka forgets a position."""
+        """Let Kafka forget a position."""
         receiver = self.random.choice(RECEIVERS)
         if self.positions.pop(receiver, None) is not None:
             self.forgotten.add(receiver)
@@ -146,7 +148,7 @@ class World:
 
 
 def ever_shows(wrong: str) -> bool:
-    """Whether some history has it; a rare one is looked for longer."""
+    """Whether some history has it; rare events are searched for longer."""
     return any(wrong in World(seed).run() for seed in range(10 * SEEDS))
 
 
@@ -155,7 +157,7 @@ def test_nothing_is_lost_and_nothing_comes_twice() -> None:
 
 
 def test_something_is_deleted() -> None:
-    """Else all would be well, too."""
+    """Otherwise nothing could go wrong."""
     worlds = [World(seed) for seed in range(100)]
     assert all(list(world.run()) == [] for world in worlds)
     assert sum(world.beginning for world in worlds) > 100

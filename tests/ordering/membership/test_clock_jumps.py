@@ -34,7 +34,7 @@ class Brokers:
     skew_ms: list[int]
     now_ms: int = 1_763_856_000_000
     away: set[int] = field(default_factory=set)
-    """The partitions that nobody can write."""
+    """The partitions that can't be written."""
     state: SequencerState = field(default_factory=opened)
     waiting: list[Forward] = field(default_factory=list)
     ends: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -81,7 +81,7 @@ class Brokers:
 
 
 def begun(dice: random.Random, *, flush: bool) -> Brokers:
-    """A group of three, each in a partition of its own; and the clocks apart from the first."""
+    """Return a group of three members, each in its own partition, with clocks that differ from the first."""
     brokers = Brokers([dice.choice((0, 0, dice.randint(-HOUR_MS, HOUR_MS))) for _ in range(3)])
     settings = Settings(flush=flush, suspect_after_ms=SUSPECT_AFTER_MS).to_json()
     brokers.write(0, "s/admin", SETTINGS, settings)
@@ -151,7 +151,9 @@ def test_jumps_delay_no_snapshot_and_bring_few(seed: int) -> None:
 
 
 def test_a_flush_is_not_held_by_a_partition_without_a_leader() -> None:
-    """No answer can come from there. The others wait for twice the time, as it may only be read late."""
+    """No answer can come from that partition. The others wait for twice the time, as an answer may only be read
+    late.
+    """
     brokers = begun(random.Random(0), flush=True)
     brokers.skew_ms = [0, 0, 0]
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Forgetting senders: which rows go, what that does to records of old and new lives, and that DATA tells it."""
+"""Forgetting senders: the dropped rows, the effect on records of old and new incarnations, and the traces in DATA."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Log:
         return self.feed(ADMIN, 1, incarnation, FORGET, to_payload(rows))
 
     def check(self) -> None:
-        """A successor knows the same, from all of DATA and from a snapshot; and the state is what it is written as."""
+        """Check that a successor knows the same from all of DATA and from a snapshot, and that the state
+        round-trips.
+        """
         read = absorb(opened(), self.data)
         assert (read.received, read.membership) == (self.state.received, self.state.membership.without_time())
         assert SequencerState.from_bytes(self.state.to_bytes()) == self.state
@@ -101,7 +103,7 @@ def test_who_has_sent_meanwhile_stays(log: Log) -> None:
     ids=str,
 )
 def test_what_is_refused(log: Log, row: SenderRow) -> None:
-    """Also a member that waits for its view, in the same batch."""
+    """Members, and members that wait for their view in the same batch, are not forgotten."""
     log.feed("s/member", 1, kind=JOIN)
     before = log.state.received
     assert log.forget(row) == REFUSED
@@ -125,7 +127,7 @@ def test_a_record_names_so_many_at_most() -> None:
 
 
 def test_a_life_that_has_just_begun_stays() -> None:
-    """Else the floor would be above lives that begin now, on machines whose clocks are behind."""
+    """Otherwise the floor would be above incarnations that begin now on machines whose clocks are behind."""
     at_ms, young = NOW_MS, (NOW_MS - CLOCK_AHEAD_MS) * INCARNATIONS_A_MS
     for incarnation, count in ((young, 1), (young + 1, 0)):
         row = SenderRow(ALICE, incarnation, 1)
@@ -133,7 +135,7 @@ def test_a_life_that_has_just_begun_stays() -> None:
 
 
 def test_what_is_read_again_is_no_news(log: Log) -> None:
-    """A successor that knows no positions reads FORWARD from its beginning: nothing is ordered, nothing refused."""
+    """A successor without positions reads FORWARD from its beginning: it orders nothing and refuses nothing."""
     log.forget(SenderRow(ALICE, 1, 2))
     successor = Log()
     successor.state = replace(absorb(opened(), log.data), positions={})

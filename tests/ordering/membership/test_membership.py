@@ -65,7 +65,7 @@ class Log:
         return Forward(sender, incarnation, local, payload, source, kind=kind, timestamp_ms=self.now)
 
     def batch(self, *records: tuple[object, ...], after_ms: int = 0) -> list[Data]:
-        """Decide `(sender, kind, payload, incarnation)` records; the DATA. There is a tick every second."""
+        """Decide `(sender, kind, payload, incarnation)` records; return the DATA. A tick comes every second."""
         ticks = []
         for _ in range((after_ms - 1) // 1_000):
             self.now += 1_000
@@ -94,7 +94,7 @@ class Log:
 
 
 def taken_over(state: SequencerState, horizon: int) -> SequencerState:
-    """A successor's, which knows the ledger only: it reads all of FORWARD again, which ends at `horizon`."""
+    """Return the log of a successor that knows the ledger only: it reads all of FORWARD again, up to `horizon`."""
     membership = replace(state.membership.without_time(), horizon={Partition(TOPIC, 0): horizon})
     return replace(state, positions={}, membership=membership)
 
@@ -112,7 +112,7 @@ def test_a_random_history_keeps_every_promise(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_somebody_dies_in_every_phase(all_of_them: bool) -> None:
-    """More of these histories, until members, requesters and the sequencer have crashed in each phase of a flush."""
+    """Run further histories until members, requesters and the sequencer have crashed in each phase of a flush."""
     crashes: set[tuple[str, FlushPhase]] = set()
     wanted = {(who, phase) for who in ("member", "requester", "sequencer") for phase in FlushPhase}
     none = {("requester", FlushPhase.RUNNING)}
@@ -165,7 +165,7 @@ def test_with_flush_a_view_waits_for_the_last_messages() -> None:
 
 
 def test_who_does_not_answer_in_time_leaves_the_view() -> None:
-    """By the log's clock; its messages of the old view can then come in no view that it shares."""
+    """Time is the log's; the member's messages of the old view are then in no view that it shares."""
     log = Log(flush=True, flush_timeout_ms=4_000)
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.tick(1_000, "s/a", "s/b")
@@ -336,7 +336,7 @@ def test_who_was_not_waited_for_is_out_whatever_happens_meanwhile() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"closed": True}, {"flush": True}])
 def test_a_life_that_was_suspected_is_over(settings: dict[str, object]) -> None:
-    """With flush or in a closed group: what it sent in a view comes in no later one. Else it is a stranger's."""
+    """With flush or in a closed group, its messages of a view come in no later one. Otherwise they are a stranger's."""
     log = Log(suspect_after_ms=2_000, flush_timeout_ms=1_000, **settings)
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.batch(("s/b", MESSAGE))
@@ -429,7 +429,7 @@ def test_a_fold_leaves_the_received_table_as_it_is() -> None:
 
 
 def test_a_life_is_no_longer_over_when_a_later_one_begins() -> None:
-    """Its entry goes with the view of the new life, so there is one at most for each received row."""
+    """Its entry is dropped with the new incarnation's view: there is one at most for each received row."""
     log = Log(closed=True, suspect_after_ms=2_000)
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.tick(1_000, "s/a", "s/b")
@@ -441,7 +441,7 @@ def test_a_life_is_no_longer_over_when_a_later_one_begins() -> None:
 
 
 def test_a_group_without_members_is_what_it_was() -> None:
-    """A snapshot says nothing of a membership that is empty."""
+    """A snapshot has no field for an empty membership."""
     state, _ = step(opened(), [Forward("s/a", 1, 1, b"", Source(TOPIC, 0, 0), timestamp_ms=5)])
     assert (end_batch(state), state.membership) == ((state, ()), core.NO_MEMBERS)
     assert SequencerState.from_bytes(state.to_bytes()) == state
@@ -479,7 +479,7 @@ def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
 
 
 def is_seen(wanted: str = "", from_seed: int = 0) -> bool:
-    """Whether the random histories show that of a rule that is broken on purpose."""
+    """Whether the random histories show a rule that is broken on purpose."""
     for seed in range(from_seed, from_seed + 40):
         try:
             problems = Group(seed).run()

@@ -1,4 +1,4 @@
-"""Views of neighbouring sites: what their relays tell, what their silence means, and that DATA has it all."""
+"""Views of neighbouring sites: their relays' reports, a relay's silence, and the traces in DATA."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Site:
         self.batch(("s/admin", SETTINGS, 1, 1, json.dumps({"suspect_after_ms": 3_000, **settings}).encode()))
 
     def batch(self, *records: tuple[str, str, int, int, bytes], after_ms: int = 0) -> list[Data]:
-        """Decide `(sender, kind, incarnation, local seqno, payload)` records; the DATA."""
+        """Decide `(sender, kind, incarnation, local seqno, payload)` records; return the DATA."""
         self.now += after_ms
         rows: list[Forward | Malformed] = []
         for sender, kind, incarnation, local, payload in records:
@@ -76,13 +76,13 @@ class Site:
         return self.batch((RELAY, REMOTE_VIEW, epoch, view_id, view(*members)))
 
     def wait(self, after_ms: int, *, beats: bool = False) -> list[Data]:
-        """Time passes; the job ticks each second, and in the end the relay may say that it is there."""
+        """Let time pass: the job ticks each second, and in the end the relay may beat."""
         seconds = (after_ms - 1) // 1_000
         found = [data for _ in range(seconds) for data in self.stand_still(1_000)]
         return found + self.stand_still(after_ms - 1_000 * seconds, beats=beats)
 
     def stand_still(self, after_ms: int, *, beats: bool = False) -> list[Data]:
-        """Time passes, and nobody can write; then there is a tick."""
+        """Let time pass without a record; then write a tick."""
         ticks = [(TICK, HEARTBEAT, 1, 1, b""), ("s/abcast.tick", HEARTBEAT, 1, 1, b"")]
         return self.batch(*ticks, *([(RELAY, HEARTBEAT, 1, 1, b"")] if beats else []), after_ms=after_ms)
 
@@ -100,7 +100,7 @@ class Site:
 
 
 def test_the_newest_view_counts() -> None:
-    """By (epoch, view id), which may leave numbers out; a repeat and what a fenced sequencer left count for nothing."""
+    """Views go by (epoch, view id), with gaps; repeats and leftovers of a fenced sequencer do not count."""
     site = Site()
     [told] = site.tell(2, 7, BOB)
     assert (told.kind, told.sender, told.incarnation, told.local_seqno) == (REMOTE_VIEW, RELAY, 2, 7)
@@ -230,7 +230,7 @@ def test_a_high_floor_does_not_shut_a_relay_out() -> None:
      b'{"members":' + b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_view_is_refused(payload: bytes) -> None:
-    """With a reason, in its place, as every control record."""
+    """The refused record gets a reason and keeps its place, as every control record."""
     assert remote_members(RELAY, payload) is None
     site = Site()
     [refused] = site.batch((RELAY, REMOTE_VIEW, 1, 1, payload))
@@ -243,7 +243,7 @@ def test_what_is_no_view_is_refused(payload: bytes) -> None:
 
 
 def test_an_event_says_what_is_new() -> None:
-    """A view told again under a new epoch is none; a reader may start anywhere, or from a state."""
+    """A view that is reported again under a new epoch is no event; a reader may start anywhere, or from a state."""
     reader = EventReader()
     assert reader.accept(REMOTE_VIEW, 1, 0, RELAY, view(BOB)) == RemoteView(1, "far", ("far/bob",))
     assert reader.accept(REMOTE_VIEW, 2, 0, RELAY, view(BOB)) is None

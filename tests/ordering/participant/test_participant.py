@@ -1,4 +1,4 @@
-"""The participant as a value: what follows from each event, in which phase. `tests.simulator.membership` runs many."""
+"""The participant as a value: the effects of each event in each phase. `tests.simulator.membership` runs many."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class TestQuietPoints:
         assert member.now.request is None
 
     def test_of_a_killed_process_are_stopped_by_the_next(self) -> None:
-        """With an outbox it goes on in the same life, and in the same view."""
+        """With an outbox it continues its incarnation, in the same view."""
         flush = NO_FLUSH.start(7, ALICE.address, requested=True)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
         bench.expect(ParticipantPhase.BLOCKING, "block", "ask 7", "stop-flush 7")
@@ -222,7 +222,7 @@ class TestQuietPoints:
 
 
 class TestRestarts:
-    """A process with an outbox goes on in its life."""
+    """A process with an outbox continues its incarnation."""
 
     def test_quiet_if_its_answer_was_ordered(self) -> None:
         """The messages in its table all follow the answer, so it waits for the end."""
@@ -309,7 +309,7 @@ class TestRetention:
         bench.expect(ParticipantPhase.OVER, "begin anew")
 
     def test_the_same_where_its_life_is_not_over(self) -> None:
-        """An open group without flush goes on to order what a member has sent that it excludes."""
+        """An open group without flush still orders messages of a member that it excludes."""
         received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         bench = Bench(joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
@@ -324,7 +324,7 @@ class TestRetention:
 
     @pytest.mark.parametrize("joining", [(), (ALICE,)])
     def test_not_its_first_view(self, joining: tuple[MemberIncarnation, ...]) -> None:
-        """Its JOIN is still to be ordered; or it is ordered, and the view is to come."""
+        """Its JOIN is not yet ordered; or it is ordered, and the view is not."""
         bench = Bench(joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), joining=joining), 5), not joining))
         bench.expect(ParticipantPhase.JOINING)
@@ -360,7 +360,7 @@ class TestForgotten:
         bench.expect(ParticipantPhase.FORGOTTEN, "begin anew")
 
     def test_a_later_life_of_its_name_is_heard(self) -> None:
-        """The row that is dropped, and the floor, are below it."""
+        """The dropped row and the floor are below the later incarnation."""
         bench = Bench(None)
         bench.tell(Began(ALICE, state(received={ALICE.address: ReceivedRow(ALICE.incarnation - 1, 1)})))
         bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
@@ -448,7 +448,7 @@ X, ASKS, ANSWERS = (
 
 
 class TestStranded:
-    """A closed group takes nothing of a stranger but its JOIN, and that not behind a gap."""
+    """A closed group takes only a stranger's JOIN, and not behind a gap."""
 
     @pytest.mark.parametrize(
         ("pending", "expected"),
@@ -503,7 +503,7 @@ class TestStranded:
 
 
 class TestUnheard:
-    """Its name is in the view with an earlier start, which may have answered the flush: what it says is dropped."""
+    """The view has an earlier start of its name, which may have answered the flush: its messages are dropped."""
 
     @pytest.fixture
     def bench(self) -> Bench:
@@ -559,7 +559,7 @@ def test_the_next_table_is_a_join_and_the_messages() -> None:
 
 
 class TestTable:
-    """Its rules, read off the rows."""
+    """The table's rules, read off its rows."""
 
     @pytest.mark.parametrize("phase", ParticipantPhase)
     def test_what_is_not_listed_raises_and_changes_nothing(self, phase: ParticipantPhase) -> None:

@@ -1,4 +1,4 @@
-"""Every row of the participant's table: how a life comes into the phase, what happens to it, and what follows."""
+"""Every row of the participant's table: the way into the phase, the event, and its effects."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def forgotten(bench: Bench) -> Bench:
 
 
 def unheard(*, joins: bool = False) -> Bench:
-    """An earlier start of its name is in a flush."""
+    """Begin while a flush has an earlier start of the name."""
     bench = of_strangers(joins=joins)
     bench.view(BOB, EARLIER, flush=FLUSH)
     return bench
@@ -107,24 +107,24 @@ def begin(bench: Bench, membership: Membership = NO_MEMBERS, *, joins: bool = Fa
 
 
 def begin_with_an_answer(bench: Bench, *, joins: bool) -> None:
-    """Its earlier start has left a FLUSH_OK in the outbox."""
+    """Begin with a FLUSH_OK of the earlier start in the outbox."""
     flush = NO_FLUSH.start(FLUSH, BOB.address, requested=True)
     begin(bench, replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), joins=joins, answered=FLUSH)
 
 
 def learn_that_it_is_over(bench: Bench) -> None:
-    """Retention has dropped its first view, and the one without it."""
+    """Let retention drop its first view, and the one without it."""
     membership = replace(NO_MEMBERS, settings=bench.now.settings, members=(BOB,), lives_over=dict([ALICE]))
     bench.tell(CaughtUp(state(membership, received={ALICE.address: ReceivedRow(ALICE.incarnation, 1)})))
 
 
 def learn_that_it_was_in(bench: Bench) -> None:
-    """The same, and the group goes on to order what it has sent."""
+    """Let retention drop them, in a group that still orders its messages."""
     bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,))), False))
 
 
 def learn_that_it_is_in(bench: Bench, *, flush: int = 0) -> None:
-    """Retention has dropped its first view."""
+    """Let retention drop its first view."""
     hand = NO_FLUSH.start(flush, BOB.address, requested=True) if flush else NO_FLUSH
     bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=hand))))
 
@@ -165,7 +165,7 @@ OTHERWISE: dict[tuple[ParticipantPhase, Cause], tuple[Callable[[], Bench], Calla
     (P.LEAVING, C.ADMITTED): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED]),
     (P.LEAVING, C.ADMITTED_IN_FLUSH): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED_IN_FLUSH]),
 }
-"""Rows to which another way leads than that of their phase and cause."""
+"""Rows that are reached in another way than others of their phase and cause."""
 
 TABLE, AGAIN, ANEW = "send the table", "ask 3", "begin anew"
 FOLLOWS: dict[tuple[ParticipantPhase, Cause], tuple[ParticipantPhase, list[str]]] = {

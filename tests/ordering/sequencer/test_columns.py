@@ -37,7 +37,9 @@ def test_columns_decide_what_rows_decide(log: Log, at: list[int]) -> None:
 
 @st.composite
 def states(draw: st.DrawFn) -> SequencerState:
-    """A group after some history: closed or not, with members, forgotten ones, and FORWARD that is read again."""
+    """Draw a group after some history: closed or not, with members, forgotten senders, and FORWARD that is read
+    again.
+    """
     rows = st.builds(ReceivedRow, st.integers(1, 3), st.integers(0, 3))
     received = draw(st.dictionaries(st.sampled_from(SENDERS[:3]), rows))
     members = draw(st.lists(st.builds(MemberIncarnation, st.sampled_from(SENDERS[:3]), st.integers(1, 2)), max_size=2))
@@ -86,7 +88,7 @@ def test_rows_out_of_log_order_are_refused() -> None:
 
 
 def test_columns_of_malformed_rows_are_not_read() -> None:
-    """Whatever the codec left in them."""
+    """Columns of malformed rows may have any values."""
     rows: Log = [Forward("s/a", 1, 1, b"", Source(TOPIC, 0, 0)), Forward("s/a", 1, 2, b"", Source(TOPIC, 0, 1))]
     columns = replace(to_columns(rows), well_formed=np.array([False, True]))
     decided = step_columns(SequencerState("g"), columns)

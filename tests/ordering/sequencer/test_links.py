@@ -1,4 +1,4 @@
-"""Links between sites: what a session brings is taken once, in its order, by either form, and after any crash."""
+"""Links between sites: a session's records are taken once, in order, by either form, and after any crash."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def linked(
     kind: str = MESSAGE,
     payload: bytes = b"",
 ) -> Forward:
-    """A record that the link from a neighbour has brought."""
+    """Return a record that the link from a neighbour has brought."""
     sender = f"{origin}/m" if kind == MESSAGE else relay_of(neighbour)
     source = Source(f"abcast.g.relayed-{neighbour}.s", 0, offset)
     return Forward(sender, 1, max(1, link[3]), payload, source, kind=kind, link=Link(*link))
 
 
 def start(neighbour: str, offset: int, epoch: int = 1, seqno: int = 0, **origins: int) -> Forward:
-    """The beginning of a session, whose name is the offset."""
+    """Return the beginning of a session, whose name is its offset."""
     source = Source(f"abcast.g.relayed-{neighbour}.s", 0, offset)
     payload = LinkStart(epoch, seqno, origins).to_json()
     return Forward(relay_of(neighbour), 1, 1, payload, source, kind=LINK_START)
 
 
 def ordered(outputs: Sequence[object]) -> list[tuple[str, int]]:
-    """The origin and the seqno there of each message that was taken."""
+    """Return the origin and its seqno of each message that was taken."""
     return [
         (record.sender.partition("/")[0], record.link.origin_seqno)
         for record in outputs
@@ -80,7 +80,7 @@ def test_a_session_is_taken_in_its_order_and_once() -> None:
 
 
 def test_a_member_that_has_joined_leaves_no_hole_in_its_messages() -> None:
-    """Its JOIN is a skip on the link, and took a local seqno."""
+    """Its JOIN is a skip on the link, with a local seqno."""
     joined = Data(JOIN, 1, 1, sender="a/m", incarnation=1, local_seqno=1)
     said = Data(MESSAGE, 1, 2, sender="a/m", incarnation=1, local_seqno=2, payload=b"x")
     records = [start("a", 0)]
@@ -140,7 +140,7 @@ def test_what_stands_behind_a_hole_is_not_taken() -> None:
 
 @pytest.mark.parametrize("decide", [step, step_by_columns])
 def test_a_session_is_over_where_retention_has_made_a_hole(decide: Callable[..., Step]) -> None:
-    """The hole has swallowed a seal and the right a-2: what a fenced sequencer left would be taken for it."""
+    """The hole has a seal and the right a-2: otherwise a leftover of a fenced sequencer would be taken for it."""
     state, _ = decide(opened(), [start("a", 0), linked("a", 1, (0, 1, 1, 1))])
     beat = replace(linked("a", 4, (0, 0, 0, 0), kind=HEARTBEAT), link=None)
     state, outputs = decide(state, [beat, linked("a", 5, (0, 1, 2, 2)), linked("a", 6, (0, 2, 3, 3))])
@@ -176,7 +176,7 @@ def test_a_closed_group_takes_what_links_bring() -> None:
 
 
 def test_a_message_without_a_number_is_none() -> None:
-    """No relay writes it; both forms drop it, and know nothing of its origin."""
+    """No relay writes such a message; both forms drop it, and learn nothing of its origin."""
     records = [linked("a", 1, (0, 1, 1, 0), "c")]
     state, _ = step(opened(), [start("a", 0)])
     assert step(state, records) == step_by_columns(state, records)
@@ -212,7 +212,7 @@ def test_a_link_start_round_trips() -> None:
 
 
 def test_what_a_relay_says() -> None:
-    """Messages that it carries, views, and a skip for all else."""
+    """A relay writes messages, views, and a skip for each other record."""
 
     def said(data: Data, carries: bool = True) -> tuple[str, str, tuple[int, ...]]:
         told = carry(data, "a", 5, lambda _: carries)

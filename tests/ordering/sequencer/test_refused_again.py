@@ -18,7 +18,9 @@ TOPIC = "abcast.g.forward.s"
 
 
 def forward(rng: random.Random, count: int) -> list[Forward]:
-    """Some join, leave and send, out of order, too; an operator opens and closes the group."""
+    """Return a log in which some join, leave and send, out of order, too, while an operator opens and closes the
+    group.
+    """
     last = {name: [1, 0] for name in "abc"}
     admin, ends, records = 0, [0, 0], list[Forward]()
     for _ in range(count):

@@ -81,7 +81,7 @@ def test_resending_a_prefix_changes_nothing(log: Log, length: int) -> None:
 
 @given(logs(), cuts, snapshot_every)
 def test_absorbing_the_outputs_gives_the_state(log: Log, at: list[int], every: int) -> None:
-    """Up to what DATA can't tell: positions lag behind dead letters and duplicates, and the counters."""
+    """The two differ only where DATA can't tell: positions lag behind dead letters and duplicates, and the counters."""
     with (
         patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
         patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
@@ -248,7 +248,7 @@ def test_bad_records_take_no_seqno() -> None:
 
 
 def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None:
-    """DATA behind it was written, the dead letter was not: the successor considers it again."""
+    """A later record of DATA was written, the dead letter was not: the successor considers it again."""
     log: Log = [Malformed(Source(TOPIC, 0, 0), "bad"), Forward("s/a", 1, 1, b"x", Source(TOPIC, 0, 1))]
     _, outputs = step(opened(), log)
     assert [type(output) for output in outputs] == [DeadLetter, Data]
@@ -272,7 +272,7 @@ def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
 
 
 def test_a_sender_that_was_forgotten_is_told_so() -> None:
-    """Unknown, and not above the incarnations of members that left long ago: a dead letter, not silence."""
+    """An unknown sender not above the incarnations of former members: a dead letter, not silence."""
     state = replace(opened(), membership=replace(NO_MEMBERS, incarnation_floor=7))
     log: Log = [Forward("s/old", 7, 1, b"x", Source(TOPIC, 0, 0)), Forward("s/new", 8, 1, b"x", Source(TOPIC, 0, 1))]
     for decide in (step, step_by_columns):
