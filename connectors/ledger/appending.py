@@ -18,20 +18,22 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import deltalake
 from delta.tables import DeltaTable
 from py4j.java_gateway import JVMView
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from connectors.ledger.delta_files import is_outdated, open_any, open_delta
-from connectors.ledger.group_column import new_name, rename_group_column
+from connectors.ledger.delta_files import LedgerOutdated
+from connectors.ledger.group_column import rename_group_column
 from connectors.ledger.table_lock import TableLock
 from connectors.ledger.table_state import (
     TRANSACTION,
@@ -93,7 +95,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
 
     Raises LedgerDamaged.
     """
-    table = open_table(path, open_any)
+    table = _open_or_rename(spark, path, layout)
     if table is None:
         # Delta takes a log directory without a commit for a table: a job killed in its first start leaves that.
         remove_empty(spark, path / "_delta_log")
@@ -107,13 +109,10 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
             return
         except (PySparkException, Py4JJavaError):
             # Without a lock another start may have been faster: then its table is brought up to date below.
-            table = open_table(path, open_any)
+            table = open_table(path)
             if table is None:
                 raise
     check_log(path)
-    if is_outdated(table) and [*map(new_name, table.metadata().partition_columns)] == layout.partitioned_by:
-        rename_group_column(spark, path)
-        table = open_delta(path)
     present = {column.name for column in table.schema().fields}
     lacking = {name: kind for name, kind in layout.columns.items() if name not in present}
     if strange := lacking.keys() - layout.added_later:
@@ -129,6 +128,29 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
     if lacking_properties:
         properties = ", ".join(f"'{key}' = '{value}'" for key, value in lacking_properties.items())
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({properties})")
+
+
+def _open_or_rename(spark: SparkSession, path: Location, layout: Layout) -> deltalake.DeltaTable | None:
+    """Open the table, after its group's column was renamed if need be; None if there is none.
+
+    Raises LedgerDamaged, LedgerContended.
+    """
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            return open_table(path)
+        except LedgerOutdated:
+            check_log(path)
+        try:
+            rename_group_column(spark, path, layout.partitioned_by)
+        except (PySparkException, Py4JJavaError) as error:
+            if not _is_conflict(error):
+                raise
+    raise contended(path)
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether another writer's commit made this one fail: Delta's own exceptions come through py4j unchanged."""
+    return re.search("DELTA_CONCURRENT|DELTA_METADATA_CHANGED|Concurrent[A-Za-z]*Exception", str(error)) is not None
 
 
 def _ddl(columns: Mapping[str, str]) -> str:
@@ -163,10 +185,7 @@ class AppendOnlyTable(Generic[State]):
 
     def contended(self) -> LedgerContended:
         """The error for a writer that has tried MAX_ATTEMPTS times."""
-        return LedgerContended(
-            f"another process changed the ledger at {self._path} {MAX_ATTEMPTS} times in a row without its lock: stop "
-            "whatever else writes there."
-        )
+        return contended(self._path)
 
     def look_again(self) -> None:
         """Read the state anew if others have committed since."""
@@ -197,8 +216,7 @@ class AppendOnlyTable(Generic[State]):
                 .save(str(self._path))
             )
         except (PySparkException, Py4JJavaError) as error:
-            # Delta's own exceptions come through py4j unchanged.
-            if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
+            if _is_conflict(error):
                 return None
             self.check()  # a replaced table explains the error
             raise
@@ -228,6 +246,14 @@ class LedgerContended(AbcastError):
     """Other writers kept changing the ledger."""
 
     retriable = True
+
+
+def contended(path: Location) -> LedgerContended:
+    """Return the error for a writer that has tried MAX_ATTEMPTS times."""
+    return LedgerContended(
+        f"another process changed the ledger at {path} {MAX_ATTEMPTS} times in a row without its lock: stop whatever "
+        "else writes there."
+    )
 
 
 def any_of(conditions: Iterable[Column]) -> Column:

@@ -32,23 +32,26 @@ def open_delta(path: Location) -> DeltaTable:
 
     Raises LedgerUnreadable, DeltaError; if a store refuses access, an error that says what to do.
     """
-    table = open_any(path)
-    if is_outdated(table):
-        raise LedgerOutdated(
-            f"an earlier version wrote the Delta table {path}, with a column `group`. Start `abcast ledger` or `abcast "
-            f"run` of this version once: it renames the column to `{GROUP}`."
-        )
+    try:
+        table = _open(path)
+    except DeltaError as error:
+        if any(f"Partition column {name} not found" in str(error) for name in (OLD_GROUP, GROUP)):
+            raise _outdated(path) from error  # it was set back to before the rename
+        raise
+    columns = {field.name for field in table.schema().fields}
+    if OLD_GROUP in columns and GROUP not in columns:
+        raise _outdated(path)
     return table
 
 
-def is_outdated(table: DeltaTable) -> bool:
-    """Whether the table names the group as 0.1.0 did."""
-    columns = {field.name for field in table.schema().fields}
-    return OLD_GROUP in columns and GROUP not in columns
+def _outdated(path: Location) -> LedgerOutdated:
+    return LedgerOutdated(
+        f"an earlier version wrote the Delta table {path}, with a column `group`. Start `abcast ledger` or `abcast "
+        f"run` of this version once: it renames the column to `{GROUP}`."
+    )
 
 
-def open_any(path: Location) -> DeltaTable:
-    """Like `open_delta`, but a table of 0.1.0 is opened, too."""
+def _open(path: Location) -> DeltaTable:
     try:
         if isinstance(path, RemotePath):
             return _readable(interruptibly(lambda: DeltaTable(str(path), storage_options=delta_options(path))), path)

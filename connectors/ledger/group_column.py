@@ -4,6 +4,10 @@ One commit renames the column of a table, so a crash leaves the table as it was 
 partitioned by the column, no file has it: the commit adds each file again, under the new name. The table of views is
 small, and its files are written anew. The directories of older files keep their names (`group=…`), which say nothing:
 a partition's value comes from Delta's log.
+
+A commit of another writer between the read and the commit makes the commit fail: where no lock keeps an earlier version
+away, that version may append or merge files meanwhile. RESTORE to a version before the rename leaves files with the new
+name in a table with the old one, as Delta compares only their paths. Renaming again mends that.
 """
 
 from __future__ import annotations
@@ -15,21 +19,27 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.row import GROUP, OLD_GROUP
+from connectors.ledger.table_state import damaged
 from connectors.storage.location import Location
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject, JVMView
 
 
-def rename_group_column(spark: SparkSession, path: Location) -> None:
-    """Rename the column of the Delta table at `path`. The caller holds the lock of the tables, if there is one."""
+def rename_group_column(spark: SparkSession, path: Location, partitioned_by: list[str]) -> None:
+    """Rename the column of the Delta table at `path`. The caller holds the lock of the tables, if there is one.
+
+    Raises LedgerDamaged if the table is partitioned otherwise, and errors of Delta.
+    """
     delta = cast("JVMView", spark._jvm).org.apache.spark.sql.delta  # noqa: SLF001
     transaction = delta.DeltaLog.forTable(spark._jsparkSession, str(path)).startTransaction()  # noqa: SLF001
     metadata = json.loads(transaction.metadata().json())
-    files = [json.loads(each.json())["add"] for each in transaction.snapshot().allFiles().collectAsList()]
-    is_partitioned = OLD_GROUP in metadata["metaData"]["partitionColumns"]
+    if [*map(_new_name, metadata["metaData"]["partitionColumns"])] != partitioned_by:
+        raise damaged(path, f"it is not partitioned by {partitioned_by or 'nothing'}")
+    read = transaction.filterFiles()  # unlike those of the snapshot, these count as read: Delta looks for conflicts
+    files = [json.loads(read.apply(place).json())["add"] for place in range(read.size())]
     transaction.updateMetadata(delta.actions.Action.fromJson(json.dumps(_renamed(metadata))), False)
-    if is_partitioned:
+    if partitioned_by:
         actions = [delta.actions.Action.fromJson(json.dumps({"add": _of_partition(each)})) for each in files]
     else:
         rows = spark.read.format("delta").load(str(path)).withColumnRenamed(OLD_GROUP, GROUP)
@@ -40,20 +50,20 @@ def rename_group_column(spark: SparkSession, path: Location) -> None:
 def _renamed(metadata: dict[str, Any]) -> dict[str, Any]:
     table = metadata["metaData"]
     schema = json.loads(table["schemaString"])
-    fields = [{**each, "name": new_name(each["name"])} for each in schema["fields"]]
-    columns = [*map(new_name, table["partitionColumns"])]
+    fields = [{**each, "name": _new_name(each["name"])} for each in schema["fields"]]
+    columns = [*map(_new_name, table["partitionColumns"])]
     return {
         "metaData": {**table, "schemaString": json.dumps({**schema, "fields": fields}), "partitionColumns": columns}
     }
 
 
-def new_name(column: str) -> str:
+def _new_name(column: str) -> str:
     """Return the name of a column of 0.1.0 in this version."""
     return GROUP if column == OLD_GROUP else column
 
 
 def _of_partition(added: dict[str, Any]) -> dict[str, Any]:
-    values = {new_name(name): value for name, value in added["partitionValues"].items()}
+    values = {_new_name(name): value for name, value in added["partitionValues"].items()}
     return {**added, "partitionValues": values, "dataChange": False}
 
 

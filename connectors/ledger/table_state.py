@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
 
@@ -96,10 +96,10 @@ def newest_commit(table: Location, version: int) -> Commit:
     return Commit(version, digest_of(table, version))
 
 
-def open_table(path: Location, opened: Callable[[Location], DeltaTable] = open_delta) -> DeltaTable | None:
+def open_table(path: Location) -> DeltaTable | None:
     """Return the table at `path`; None if nothing was ever committed there. Raises LedgerDamaged, LedgerUnreadable."""
     try:
-        return opened(path)
+        return open_delta(path)
     except TableNotFoundError:
         if any(name.endswith(".parquet") for name in files_below(path)):
             raise damaged(path, "its log is missing") from None

@@ -8,11 +8,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
@@ -21,6 +23,7 @@ from connectors.diagnosis.check import check_ledger
 from connectors.diagnosis.report import check_group
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
+from connectors.ledger import group_column
 from connectors.ledger.delta_files import LedgerOutdated
 from connectors.ledger.last_row import LedgerEnd
 from connectors.ledger.spark_sql import ask_spark
@@ -193,6 +196,58 @@ def test_a_ledger_with_the_column_group(spark: SparkSession, tmp_path: Path) -> 
     assert list(ask_spark(spark, tmp_path, sql).rows) == [(26, 4)]
     create_tables(spark, tmp_path)
     assert newest_commit(tmp_path / "ledger", 0) == state.newest
+
+
+def rows_of(table: Path) -> list[tuple[str, int]]:
+    rows = DeltaTable(table).to_pyarrow_table(columns=["group_name", "seqno"]).to_pylist()
+    return sorted((row["group_name"], row["seqno"]) for row in rows)
+
+
+def append_seqno(table: Path, seqno: int) -> None:
+    """Append a row as 0.1.0 does."""
+    row = DeltaTable(table).to_pyarrow_table().slice(0, 1)
+    column = row.column_names.index("seqno")
+    row = row.set_column(column, "seqno", pa.array([seqno], pa.int64()))
+    write_deltalake(table, row, mode="append", partition_by=["group"])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("between", [append_seqno, lambda table, _: DeltaTable(table).optimize.compact()])
+def test_an_earlier_version_writes_during_the_rename(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[[Path, int], object]
+) -> None:
+    """Object stores have no lock: what it appends is kept, and what it merges is there once."""
+    shutil.copytree(OF_0_1_0, tmp_path, dirs_exist_ok=True)
+    ledger, renamed, calls = tmp_path / "ledger", group_column._renamed, list[int]()
+    append_seqno(ledger, 27)
+
+    def disturbed(metadata: dict[str, Any]) -> dict[str, Any]:
+        if not calls:
+            between(ledger, 28)
+        calls.append(1)
+        return renamed(metadata)
+
+    monkeypatch.setattr(group_column, "_renamed", disturbed)
+    create_tables(spark, tmp_path)
+    last = 28 if between is append_seqno else 27
+    assert rows_of(ledger) == [("g", seqno) for seqno in range(1, last + 1)]
+    assert read_table_state(ledger).last_seqno == {"g": last}
+
+
+@pytest.mark.spark
+def test_a_ledger_that_is_set_back_to_before_the_rename(spark: SparkSession, tmp_path: Path) -> None:
+    """Readers and the job say what to do, and the job's next start renames the column again."""
+    shutil.copytree(OF_0_1_0, tmp_path, dirs_exist_ok=True)
+    ledger = tmp_path / "ledger"
+    version = DeltaTable(ledger).version()
+    create_tables(spark, tmp_path)
+    rows = rows_of(ledger)
+    spark.sql(f"RESTORE TABLE delta.`{ledger}` TO VERSION AS OF {version}")
+    with pytest.raises(LedgerOutdated, match="Start `abcast ledger`"):
+        read_table_state(ledger)
+    create_tables(spark, tmp_path)
+    assert rows_of(ledger) == rows
+    assert read_table_state(ledger).last_seqno == {"g": 26}
 
 
 def test_a_ledger_before_its_job_was_started() -> None:
