@@ -35,16 +35,14 @@ and to one that works off a backlog with more records in a batch than a run of e
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -55,34 +53,23 @@ from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from connectors.kafka.codec.inputs import Neighbours, of_log
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.sequencer import stored_state
-from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, part_of, sizes_of, without_repeats
-from connectors.sequencer.query import (
-    DATA_ROLE,
-    RUN_SCHEMA,
-    Decide,
-    assert_first_attempt,
-    decide_chunk,
-    frame_of,
-    in_blocks,
-    run_of,
-    unpack_headers,
-    without_first,
-)
+from connectors.sequencer.blocks import out_of_blocks, part_of, sizes_of, without_repeats
+from connectors.sequencer.kept_records import KeptRecords, StoredChunk, held_blocks, with_records
+from connectors.sequencer.query import Decide, assert_first_attempt, decide_chunk, in_blocks
+from connectors.sequencer.runs import DATA_ROLE, RUN_SCHEMA, frame_of, run_of, unpack_headers, without_first
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
 from connectors.takeover.notices import describe
 from ordering.agreement import group as isis_group
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.group import Group, going_on
-from ordering.agreement.log import OrderedRun, Range, ranges_of
+from ordering.agreement.log import OrderedRun, ranges_of
 from ordering.agreement.site import MAX_UNSNAPPED_RUNS
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
 
 BUFFER_BYTES = 256 * 1024 * 1024
 """The bound on a partition's records that are read and not sequenced, in arrow's form."""
-_MERGED_BYTES = 64 * 1024
-"""Batches below this size are merged with the next one: a waiting site would have very many chunks."""
 
 REPORT = "report"
 """The role of a row for the driver: JSON of a `StepReport`."""
@@ -91,25 +78,6 @@ FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
 """The kind of a row with the time: a step takes these rows last."""
 _HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
 _STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary"
-
-_KEPT = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("plain", pa.bool_()),
-        ("sender", pa.string()),
-        ("incarnation", pa.int64()),
-        ("local_seqno", pa.int64()),
-        ("kind", pa.int32()),
-        ("forwarded_at_ms", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("packed_headers", pa.string()),
-        ("block", pa.binary()),
-        ("records", pa.binary()),
-    ]
-)
 
 
 class StepReport(NamedTuple):
@@ -201,15 +169,6 @@ class StoredGroup(NamedTuple):
     changes: bytes
 
 
-class _Waiting(NamedTuple):
-    """A chunk in the spill store: its partition, its number there, its size in bytes and its first offset."""
-
-    place: str
-    number: int
-    size: int
-    first: int
-
-
 class _OfStep(NamedTuple):
     """The state of the query besides the group's.
 
@@ -220,7 +179,7 @@ class _OfStep(NamedTuple):
     at_ms: int = 0
     places: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
-    chunks: tuple[_Waiting, ...] = ()
+    chunks: tuple[StoredChunk, ...] = ()
     last: int = 0
 
 
@@ -252,16 +211,6 @@ def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, spill_of:
     return agree
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Records of a partition, in the order of their offsets: in the spill store, and loaded when needed."""
-
-    number: int
-    size: int
-    first: int
-    rows: pd.DataFrame | None = None
-
-
 class GroupStep:
     """A step of a group: `take` the inputs, then `decided`, then `stored`."""
 
@@ -273,15 +222,13 @@ class GroupStep:
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)
         # All of the batch before is written.
         self.group.written = self.group.sent
-        self._at_ms, places, logs, chunks, self._last = decode(_OfStep, before.of_step)
-        self._spill = spill
+        self._at_ms, places, logs, chunks, last = decode(_OfStep, before.of_step)
         self._skipped_places, self._skipped_logs = set(places), set(logs)
         self._neighbours = neighbours
         self._own_topic = str(Topic(self.group.site.group, "forward", neighbours.site))
-        self._kept: dict[str, list[_Chunk]] = {}
-        for place, *chunk in chunks:
-            self._kept.setdefault(place, []).append(_Chunk(*chunk))
-        self.group.keep_with(self._offsets)
+        self.kept = KeptRecords(spill, chunks, last)
+        """The records of FORWARD that are read and not sequenced."""
+        self.group.keep_with(self.kept.offsets)
 
     # Inputs
 
@@ -303,7 +250,7 @@ class GroupStep:
     def _take_forward(self, name: str, rows: pd.DataFrame) -> None:
         group = self.group
         group.start_of(name, 0, is_copy=False)  # of a partition that is new
-        if self._size(name) >= BUFFER_BYTES and not group.lacks(name):
+        if self.kept.size(name) >= BUFFER_BYTES and not group.lacks(name):
             self._skipped_places.add(name)
         if name in self._skipped_places:
             return
@@ -314,42 +261,7 @@ class GroupStep:
         kept_from = group.arrived(name, int(offset[0]), int(end[-1]) - 1, at, is_idle=is_idle)
         rows = part_of(without_repeats(rows, end), kept_from)
         if len(rows):
-            self._keep(name, rows)
-
-    def _keep(self, name: str, rows: pd.DataFrame) -> None:
-        chunks = self._kept.setdefault(name, [])
-        if chunks and chunks[-1].size < _MERGED_BYTES:
-            last = chunks.pop()
-            rows = pd.concat([self._rows(last), rows], ignore_index=True)
-            self._spill.drop(last.number)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _KEPT) as writer:
-            writer.write_table(pa.Table.from_pandas(rows[_KEPT.names], _KEPT, preserve_index=False))
-        encoded = sink.getvalue()
-        self._last += 1
-        self._spill.put(self._last, encoded)
-        chunks.append(_Chunk(self._last, encoded.size, int(rows["offset"].iloc[0]), rows))
-
-    def _rows(self, chunk: _Chunk) -> pd.DataFrame:
-        if chunk.rows is None:
-            chunk.rows = pa.ipc.open_stream(self._spill.get(chunk.number)).read_all().to_pandas()
-        return chunk.rows
-
-    def _offsets(self, part: Range) -> list[tuple[int, int]]:
-        """Return the offset ranges of a run that have records. Reads only chunks that have some: very many may wait."""
-        found: list[tuple[int, int]] = []
-        chunks = self._kept.get(part.place, [])
-        begins, ends = (bisect_right(chunks, at, key=lambda chunk: chunk.first) for at in (part.first, part.end - 1))
-        for chunk in chunks[max(0, begins - 1) : ends]:
-            rows = self._rows(chunk)
-            offset = rows["offset"].to_numpy()
-            first, end = np.maximum(offset, part.first), np.minimum(offset + sizes_of(rows), part.end)
-            inside = first < end
-            found += zip(first[inside].tolist(), end[inside].tolist(), strict=True)
-        return found
-
-    def _size(self, name: str) -> int:
-        return sum(chunk.size for chunk in self._kept.get(name, ()))
+            self.kept.add(name, rows)
 
     def _take_log(self, topic: str, rows: pd.DataFrame) -> None:
         group, source = self.group, self._neighbours.input(_topic(topic), 0)
@@ -386,7 +298,7 @@ class GroupStep:
     def _sequence(self, run: OrderedRun) -> Iterator[pd.DataFrame]:
         group = self.group
         parts = sorted(ranges_of(run.run), key=lambda part: Partition.parse(part.place))
-        rows = [piece for part in parts for piece in self._take_kept(part)]
+        rows = [piece for part in parts for piece in self.kept.take(part)]
         state, decided = group.site.sequenced.state, list[pd.DataFrame]()
         before = state.seqno
         for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
@@ -396,21 +308,9 @@ class GroupStep:
         closing, written, has_dead_letters = group.decided(state, is_refused=is_refused)
         if not has_dead_letters:
             decided = [runs[runs["role"] == DATA_ROLE] for runs in decided]
-        held = _held(rows)
-        yield from (_with_records(without_first(runs, before + written), held) for runs in decided)
+        held = held_blocks(rows)
+        yield from (with_records(without_first(runs, before + written), held) for runs in decided)
         yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + written)
-
-    def _take_kept(self, part: Range) -> Iterator[pd.DataFrame]:
-        """Yield the records of a run, and drop them."""
-        chunks = self._kept.get(part.place, [])
-        while chunks:
-            rows = self._rows(chunks[0])
-            piece = part_of(rows, part.first, part.end)
-            if len(piece):
-                yield piece
-            if rows["offset"].iloc[-1] + sizes_of(rows)[-1] > part.end:
-                return
-            self._spill.drop(chunks.pop(0).number)
 
     def _report(self) -> str:
         site = self.group.site
@@ -421,7 +321,7 @@ class GroupStep:
     def _has_room(self) -> bool:
         """Whether inputs that were left out could be read now."""
         for_records = any(
-            self._size(name) < BUFFER_BYTES // 2 or self.group.lacks(name) for name in self._skipped_places
+            self.kept.size(name) < BUFFER_BYTES // 2 or self.group.lacks(name) for name in self._skipped_places
         )
         return for_records or (bool(self._skipped_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
 
@@ -432,35 +332,10 @@ class GroupStep:
             self._at_ms,
             tuple(sorted(self._skipped_places)),
             tuple(sorted(self._skipped_logs)),
-            tuple(
-                _Waiting(name, each.number, each.size, each.first)
-                for name in sorted(self._kept)
-                for each in self._kept[name]
-            ),
-            self._last,
+            self.kept.stored(),
+            self.kept.last,
         )
         return _stored(self.group, sequencer, of_step)
-
-
-def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:
-    """Return the messages that came in blocks, by partition."""
-    held: dict[Partition, HeldBlocks] = {}
-    for piece in rows:
-        columns = *(piece[name] for name in ("topic", "partition", "offset", "records")), sizes_of(piece)
-        for topic, number, offset, records, size in zip(*columns, strict=True):
-            if records is not None:
-                held.setdefault(Partition(topic, number), HeldBlocks()).add(Records(offset, offset + size, records))
-    return held
-
-
-def _with_records(runs: pd.DataFrame, held: Mapping[Partition, HeldBlocks]) -> pd.DataFrame:
-    """Give each run that is `aside` its messages from `held`; the other runs have theirs already."""
-    columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
-    records = [
-        held[Partition(topic, number)].packed(first, first + size) if aside else None
-        for aside, topic, number, first, size in zip(*columns, strict=True)
-    ]
-    return runs.assign(records=pd.Series(records, runs.index, object))
 
 
 def _topic(name: str) -> Topic:

@@ -27,10 +27,7 @@ before it writes them. So the JVM holds a whole micro-batch, Python holds the pa
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,38 +44,29 @@ from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
+from connectors.sequencer.runs import (
+    DATA_ROLE,
+    RUN_COLUMNS,
+    RUN_SCHEMA,
+    frame_of,
+    header_columns,
+    record_columns,
+    run_of,
+    unpack_headers,
+)
 from connectors.sequencer.stored_state import StoredState, load, store
 from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.base.errors import ProtocolViolation
 from ordering.base.names import Topic
-from ordering.base.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
+from ordering.base.records import JOIN, MESSAGE, DeadLetter, Link, Malformed, Partition, Source
 from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
 from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import begin_batch, end_batch
 from ordering.sequencer.state import SequencerState
 
-RUN_SCHEMA = (
-    "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
-    "epoch long, view long, size int, aside boolean, senders array<string>, incarnations array<long>, "
-    "sender array<int>, local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
-    "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
-    "link_seqno array<long>, link_origin_seqno array<long>, records binary"
-)
-"""A run: consecutive records for the same topic. `names` and `values` have the headers behind abcast's own; without
-`senders`, they have all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
-null if no link has brought the records.
-
-The arrays are empty for records that are `aside`, in the JVM's buffer; but for dead letters, `names` and `values` have
-the headers to append. The records are in this task, or in `records`, as in a block (`connectors.sequencer.blocks`).
-"""
-DATA_ROLE = "data"
 READERS_A_GROUP_AT_ONCE = 4
 """Reading tasks for each group that is decided at the same time: while some have much to read, others do the rest."""
-_RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
-_RUN_INDEX = pd.Index(_RUN_COLUMNS)
-_OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
-"""The columns of a run of DATA with an element for each row. It has no keys, and no links in a job that uses this."""
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
@@ -161,8 +149,8 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
         behind_seqno.alias("behind_seqno"),
         "group",
         F.when(F.col("topic") != own_topic, F.col("topic")).alias("topic"),  # as `forward_rows` has it
-        *_RUN_COLUMNS[_RUN_COLUMNS.index("partition") : _RUN_COLUMNS.index("epoch")],
-        *_RUN_COLUMNS[_RUN_COLUMNS.index("size") :],
+        *RUN_COLUMNS[RUN_COLUMNS.index("partition") : RUN_COLUMNS.index("epoch")],
+        *RUN_COLUMNS[RUN_COLUMNS.index("size") :],
     )
     return runs.select(rows_of_runs(run, VERSION, HEADER))
 
@@ -262,7 +250,7 @@ def decide_chunk(
         # A control record is a run of its own, with the kind and the payload of the decision.
         of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
         travelling = rows["headers"][run].tolist()
-        headers = _columns(of_row or () for of_row in travelling) if any(travelling) else {}
+        headers = header_columns(of_row or () for of_row in travelling) if any(travelling) else {}
         runs.append(
             {
                 **decided,
@@ -325,7 +313,7 @@ def _read_irregular(
 def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
     """Return the headers to append to refused records in the JVM's buffer."""
     sources = zip(*(rows[name].tolist() for name in _SOURCE), strict=True)
-    return _columns(
+    return header_columns(
         dead_letter_headers(DeadLetter(Source(*source), reason), ())
         for source, reason in zip(sources, reasons, strict=True)
     )
@@ -352,38 +340,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
             )
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append(encode_dead_letter(letter, key, value, headers))
-    return _record_columns(letters)
-
-
-def unpack_headers(packed: str | None) -> Headers:
-    """Unpack headers of `connectors.spark.forward_rows`. A null value, which Kafka allows, stays null."""
-    return (_remembered if len(packed or "") <= _REMEMBERED_LENGTH else _unpacked)(packed)
-
-
-def _unpacked(packed: str | None) -> Headers:
-    found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
-    return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
-
-
-_REMEMBERED_LENGTH = 4096
-_remembered = functools.lru_cache(maxsize=100)(_unpacked)  # an application often repeats its headers
-
-
-def _record_columns(
-    records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]],
-) -> dict[str, list[Any]]:
-    """Return the columns of a run of (key, value, headers)."""
-    keys, values, headers = zip(*records, strict=True)
-    return {"key": list(keys), "value": list(values), **_columns(headers)}
-
-
-def _columns(headers: Iterable[Sequence[tuple[str, bytes]]]) -> dict[str, list[list[Any]]]:
-    """Return each record's headers, as columns of a run."""
-    of_rows = list(headers)
-    return {
-        "names": [[name for name, _ in row] for row in of_rows],
-        "values": [[value for _, value in row] for row in of_rows],
-    }
+    return record_columns(letters)
 
 
 def assert_first_attempt() -> None:
@@ -395,41 +352,6 @@ def assert_first_attempt() -> None:
     task = TaskContext.get()
     if task is not None and task.attemptNumber() > 0:
         raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
-
-
-def without_first(runs: pd.DataFrame, last: int) -> pd.DataFrame:
-    """Return a sequencer's runs without the DATA up to seqno `last`, which is written already."""
-    if all(first is None or first > last for first in runs["first_seqno"]):
-        return runs
-    return frame_of([rest for run in runs.to_dict("records") if (rest := _beyond(run, last)) is not None])
-
-
-def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
-    """Return the part of a run with seqnos above `last`; None if there is none."""
-    left_out = last - run["first_seqno"] + 1 if run["role"] == DATA_ROLE else 0
-    if left_out <= 0:
-        return run
-    if left_out >= run["size"]:
-        return None
-    begins = {name: run[name] + left_out for name in ("first_offset", "first_seqno")}
-    of_rows = {name: run[name][left_out:] for name in _OF_ROWS if run[name] is not None}
-    return {**run, **begins, **of_rows, "size": run["size"] - left_out}
-
-
-def run_of(group: str, record: Data) -> pd.DataFrame:
-    """Return the run of a single record of the sequencer's own (a snapshot, a view)."""
-    encoded = _record_columns([codec.encode_data(record)])
-    return frame_of([{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, **encoded}])
-
-
-def frame_of(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return runs as rows; columns that a run does not name are null."""
-    # As one array: a series for each column would take longer than the decision of a small group's batch.
-    cells = np.empty((len(runs), len(_RUN_COLUMNS)), dtype=object)
-    for row, run in enumerate(runs):
-        for column, name in enumerate(_RUN_COLUMNS):
-            cells[row, column] = run.get(name)
-    return pd.DataFrame(cells, columns=_RUN_INDEX)
 
 
 def _runs(

@@ -36,7 +36,7 @@ from connectors.sequencer.agreeing_query import (
     agreer,
     begun,
 )
-from connectors.sequencer.query import DATA_ROLE
+from connectors.sequencer.runs import DATA_ROLE
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.takeover.agreement import AgreementSettings, known_state

@@ -37,7 +37,7 @@ from connectors.kafka.log.entries import last_state
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
-from connectors.sequencer import agreeing_query
+from connectors.sequencer import agreeing_query, kept_records
 from connectors.sequencer.agreeing_query import GroupStep, begun
 from connectors.sequencer.spill_store import SpillStore
 from connectors.takeover.agreement import AgreementSettings
@@ -390,7 +390,7 @@ def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
 def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site on Spark waits for the other, and keeps no more than it may. Then it asks for a new query."""
     monkeypatch.setattr(agreeing_query, "BUFFER_BYTES", 20_000)
-    monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
+    monkeypatch.setattr(kept_records, "_MERGED_BYTES", 0)
     both = ("nyc", "sfo")
     with running(kafka, "nyc", names=both, engine=SPARK) as (nyc,):
         for first in range(1, 601, 20):
@@ -993,7 +993,7 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
 
 def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that waits has very many chunks in its spill store, and each run has some records of one or two."""
-    monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
+    monkeypatch.setattr(kept_records, "_MERGED_BYTES", 0)
     read: list[int] = []
     get = SpillStore.get
 
@@ -1005,12 +1005,12 @@ def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, m
     place, alone = f"{forward('nyc').topic}-0", Neighbours("nyc", ("nyc",))
     group = after_takeover(first_state("g", "nyc", ["nyc"]), SequencerState("g", epoch=1))
     step = GroupStep(begun(group), alone, SpillStore(tmp_path, "query"))
-    rows = pd.DataFrame([dict.fromkeys(agreeing_query._KEPT.names)] * 10)
+    rows = pd.DataFrame([dict.fromkeys(kept_records._KEPT.names)] * 10)
     for first in range(0, 200, 10):
-        step._keep(place, rows.assign(offset=range(first, first + 10)))
+        step.kept.add(place, rows.assign(offset=range(first, first + 10)))
     for first, end, chunks in ((0, 10, 1), (95, 115, 3), (199, 300, 1), (300, 301, 1)):
         again = GroupStep(step.stored(), alone, SpillStore(tmp_path, "query"))
-        found = again._offsets(Range(place, first, end))
+        found = again.kept.offsets(Range(place, first, end))
         assert [offset for offset, _ in found] == list(range(first, min(end, 200)))
         assert len(read) <= chunks
         read.clear()

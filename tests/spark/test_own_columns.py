@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer.blocks import out_of_blocks
-from connectors.sequencer.query import RUN_SCHEMA, encode_decided, sequence
+from connectors.sequencer.query import encode_decided, sequence
+from connectors.sequencer.runs import RUN_SCHEMA
 from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
 from connectors.spark.jvm import jvm
 from connectors.spark.own_columns import (

@@ -15,7 +15,7 @@ from connectors.kafka.codec import codec
 from connectors.kafka.codec.headers import HEADER, parse_number
 from connectors.kafka.connection.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
-from connectors.sequencer.query import unpack_headers
+from connectors.sequencer.runs import unpack_headers
 from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
 from ordering.base.records import (
     FLUSH_OK,
