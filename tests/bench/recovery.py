@@ -14,7 +14,7 @@ from typing import Any
 
 from connectors import Member
 from connectors.kafka.log.data_log import DataLog
-from connectors.spark.job import STOP_S
+from connectors.spark.running_query import STOP_S
 from ordering.base.errors import NotOrderedInTime
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab, Place

@@ -27,6 +27,7 @@ from connectors.relay.job import Relay
 from connectors.sequencer.agreeing_shard import RoomAgain
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
+from connectors.spark.running_query import RunningQuery
 from jobs.terminal.streaming import JobThread, raise_failures
 from ordering.base.errors import (
     AbcastError,
@@ -367,9 +368,6 @@ class _Unwritten(_Failing):
     def select_topics(self, _: list[Topic]) -> dict[str, list[str]]:
         return {g: [f"abcast.{g}.forward.nyc"] for g in "gh"}
 
-    def _stop_query(self, _: object) -> None:
-        pass
-
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_group_of_which_kafka_takes_nothing_is_left_out(
@@ -377,6 +375,7 @@ def test_a_group_of_which_kafka_takes_nothing_is_left_out(
 ) -> None:
     """Kafka answers for other topics."""
     monkeypatch.setattr(Connection, "leaders", lambda _, topics: {name: {1} for name in topics} if answers else {})
+    monkeypatch.setattr(RunningQuery, "stop", lambda *_: None)
     expired = StreamingQueryException(
         "[STREAM_FAILED] Query terminated with exception: org.apache.kafka.common.errors.TimeoutException: "
         "Expiring 1 record(s) for abcast.h.data.nyc-0:60000 ms has passed since batch creation"
@@ -407,19 +406,15 @@ class _Serving(StreamingJob):
         self.served.append(list(topics))
         return query_with([], awaitTermination=lambda _: False)
 
-    def _works(self, *_: object) -> bool:
-        return True
-
-    def _stop_query(self, _: object) -> None:
-        pass
-
 
 def test_a_group_that_is_left_out_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others go on; the query restarts for the groups that are tried again, but seldom."""
     patience = SimpleNamespace(ends=lambda *_: False, since=math.inf)
-    monkeypatch.setattr("connectors.spark.job.Patience", lambda _: patience)
+    monkeypatch.setattr("connectors.spark.running_query.Patience", lambda _: patience)
+    monkeypatch.setattr(RunningQuery, "works", lambda *_: True)
+    monkeypatch.setattr(RunningQuery, "stop", lambda *_: None)
     job = _Serving(tmp_path)
     thread = threading.Thread(target=job.run, daemon=True)
     thread.start()

@@ -57,7 +57,7 @@ def test_only_what_counts_once_it_is_committed_is_read_so_on_spark(role: Role) -
     kafka = MemoryConnection()
     topic = str(Topic("g", role, "nyc", "sfo" if role in ("relayed", "entries") else ""))
     kafka.topics.partitions[TopicPartition(topic, 0)] = []
-    job = SimpleNamespace(options=SimpleNamespace(connection=kafka), _max_batch_records=10, _skip_large=lambda *_: None)
+    job = SimpleNamespace(options=SimpleNamespace(connection=kafka), _batches=SimpleNamespace(begin=lambda *_: 10))
     source = StreamingJob.kafka_source(cast("Any", job), [topic], {})
     assert json.loads(source["startingOffsets"]) == {topic: {"0": 0}}
     committed = role in ("forward", "relayed")
