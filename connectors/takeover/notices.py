@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from ordering.agreement.messages import Installed, NotExcluded, Outside
+from ordering.agreement.messages import Hindrance, Installed, NotExcluded, Outside
 from ordering.agreement.site_state import Dropped, Notice, OtherLog
+
+_ADVICE = {
+    Hindrance.OUTSIDE: "this site is outside the view. Give the command for a site of the view",
+    Hindrance.NOT_OTHERS: "the view has no other site of that name",
+    Hindrance.TOO_FEW: "too few sites would be left. Bring another site back first",
+}
 
 
 def describe(notice: Notice) -> tuple[int, str]:
@@ -15,7 +21,7 @@ def describe(notice: Notice) -> tuple[int, str]:
     if isinstance(notice, Outside):
         return logging.WARNING, "the other sites go on without this one; it asks to join again"
     if isinstance(notice, NotExcluded):
-        return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
+        return logging.WARNING, f"the exclusion of {', '.join(notice.names)} has no effect: {_ADVICE[notice.hindrance]}"
     if isinstance(notice, OtherLog):
         return logging.WARNING, (
             f"the log of site {notice.site} was lost and begun anew: its entries do not count here. Exclude the site"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from ordering.agreement.formation import Hello, ProcessIncarnation, View
@@ -186,13 +187,19 @@ class Stuck(NamedTuple):
     needed: int
 
 
-class NotExcluded(NamedTuple):
-    """The notice that an operator's exclusion is not carried out here.
+class Hindrance(Enum):
+    """The reason why an operator's exclusion has no effect."""
 
-    Too few members would be left, none of the named is another member of the view, or this process is no member.
-    """
+    OUTSIDE = "this process is no member of the view"
+    NOT_OTHERS = "none of the named is another member of the view"
+    TOO_FEW = "too few members would be left"
+
+
+class NotExcluded(NamedTuple):
+    """The notice that an operator's exclusion is not carried out here."""
 
     names: tuple[str, ...]
+    hindrance: Hindrance
 
 
 Output = To | DeliverRun | Installed | Missing | Outside | Stuck | NotExcluded | Refused

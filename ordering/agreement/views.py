@@ -88,6 +88,7 @@ from ordering.agreement.messages import (
     Event,
     From,
     Hears,
+    Hindrance,
     Installed,
     Join,
     Message,
@@ -242,13 +243,19 @@ class Process:
 
     def exclude(self, names: Iterable[str]) -> None:
         """Wait for these members no longer."""
-        asked = set(names) - {self.me.name}
-        gone = {life for life in self.view.members if life.name in asked} | self._excluded
-        is_member = self.agreement is not None
-        if not is_member or not gone or not may_exclude(len(self.view.members), map(self._places.__getitem__, gone)):
-            self._outputs.append(NotExcluded(tuple(sorted(asked))))
+        asked = set(names)
+        others = {member for member in self.view.members if member.name in asked and member != self.me}
+        gone = others | self._excluded
+        if self.agreement is None:
+            hindrance = Hindrance.OUTSIDE
+        elif not others:
+            hindrance = Hindrance.NOT_OTHERS
+        elif not may_exclude(len(self.view.members), map(self._places.__getitem__, gone)):
+            hindrance = Hindrance.TOO_FEW
+        else:
+            self._excluded = gone
             return
-        self._excluded = gone
+        self._outputs.append(NotExcluded(tuple(sorted(asked)), hindrance))
 
     # Messages of others
 

@@ -17,6 +17,7 @@ from ordering.agreement.messages import (
     DeliverRun,
     Exclude,
     From,
+    Hindrance,
     Installed,
     Missing,
     NotExcluded,
@@ -27,7 +28,7 @@ from ordering.agreement.messages import (
     To,
     ViewReport,
 )
-from ordering.agreement.process import ProcessState, member
+from ordering.agreement.process import ProcessState, fresh, member
 from ordering.agreement.state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
 from ordering.agreement.views import Process, step
 from ordering.base.errors import ProtocolViolation
@@ -331,8 +332,16 @@ def test_who_is_excluded_has_promised_and_does_not_accept() -> None:
 
 def test_too_many_can_not_be_excluded() -> None:
     sites = Sites("abc")
-    assert sites.take("a", Exclude(("b", "c"))) == (NotExcluded(("b", "c")),)
-    assert sites.take("a", Exclude(("nobody",))) == (NotExcluded(("nobody",)),)
+    assert sites.take("a", Exclude(("b", "c"))) == (NotExcluded(("b", "c"), Hindrance.TOO_FEW),)
+    assert sites.take("a", Exclude(("nobody",))) == (NotExcluded(("nobody",), Hindrance.NOT_OTHERS),)
+    assert sites.take("a", Exclude(("a",))) == (NotExcluded(("a",), Hindrance.NOT_OTHERS),)
+    assert sites.take("a", Exclude(("b",))) == ()
+    assert sites.take("a", Exclude(("c",))) == (NotExcluded(("c",), Hindrance.TOO_FEW),)
+
+
+def test_a_process_outside_the_view_excludes_nobody() -> None:
+    _, outputs = step(fresh(ProcessIncarnation("c")), [Exclude(("b",))])
+    assert NotExcluded(("b",), Hindrance.OUTSIDE) in outputs
 
 
 @pytest.mark.parametrize(
