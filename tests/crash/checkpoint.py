@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a running query, looked at from outside, and spoilt on purpose."""
+"""Spark's checkpoint of a running query, read and spoilt from outside."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Checkpoint:
         return {(topic, int(partition)): offset for topic, ends in topics.items() for partition, offset in ends.items()}
 
     def newest_files(self, count: int = 8) -> list[Path]:
-        """The files written last, whatever they are: logs, state, checksums."""
+        """Return the newest files, of any kind: logs, state, checksums."""
         files = [path for path in self.jobs.rglob("*") if path.is_file()]
         return sorted(files, key=lambda path: path.stat().st_mtime_ns)[-count:]
 
     def corrupt_newest_files(self, count: int = 8) -> int:
-        """Overwrite them with garbage; returns how many."""
+        """Overwrite them with garbage; return their number."""
         spoilt = 0
         for path in self.newest_files(count):
             try:

@@ -39,7 +39,7 @@ def _nothing_is_left(directory: Path) -> bool:
 
 @pytest.fixture
 def make_scenario(tmp_path: Path, temporary_files: Path) -> Iterator[MakeScenario]:
-    """Makes scenarios, and ends what they started."""
+    """Return a maker of scenarios; end their processes."""
 
     def make(bootstrap_servers: str, **options: Any) -> Scenario:
         scenario = Scenario(bootstrap_servers, tmp_path / f"scenario-{len(_open)}", **options)
@@ -63,13 +63,13 @@ def scenario(broker: EmbeddedBroker, make_scenario: MakeScenario) -> Scenario:
 
 @pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.soak), "process"])
 def on_either_engine(scenario: Scenario, request: pytest.FixtureRequest) -> None:
-    """The test runs twice: its sequencers have this engine. On Spark, which takes longer, it belongs to the soak."""
+    """Run the test on each engine. On Spark, which takes longer, it belongs to the soak."""
     scenario.engine = request.param
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Show what the processes said, when a test has failed."""
+    """Show the processes' output when a test has failed."""
     outcome: Any = yield
     report = outcome.get_result()
     if call.when == "call" and report.failed:

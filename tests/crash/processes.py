@@ -32,7 +32,7 @@ class Process:
     """A command with its children. `name` identifies it in a failure's report."""
 
     def __init__(self, name: str, arguments: Sequence[object], directory: Path) -> None:
-        """Start it, in `directory`, with pipes as its input and files as its output."""
+        """Start the command in `directory`, with pipes as its input and files as its output."""
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.out = directory / f"{name}.out"
@@ -72,7 +72,7 @@ class Process:
         return self.out.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, words: str, timeout: float = READY_S, times: int = 1) -> None:
-        """Wait until it has said `words` on standard error, `times` times; in the soak for longer than `timeout`."""
+        """Wait until it has printed `words` on standard error, `times` times; in the soak for longer than `timeout`."""
         timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while self.stderr().count(words) < times:
@@ -86,7 +86,7 @@ class Process:
         self._first_to_die = [*self.members("java")[:1], self.pid]
 
     def wait_exit(self, timeout: float) -> int:
-        """Its exit code. Fails if it does not end in time, or leaves a child process behind."""
+        """Return its exit code. Fail if it does not end in time, or leaves a child process behind."""
         timeout *= PATIENCE
         try:
             code = self.popen.wait(timeout)
@@ -96,7 +96,7 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """SIGKILL to everything at once, the JVM first: if there is one, it is what writes."""
+        """Send SIGKILL to all its processes at once, the JVM first, as it is the writer."""
         # Two system calls in a row: the Python half shall not see the other die, and tidy up.
         if self.running():
             for pid in self._first_to_die:
@@ -131,13 +131,13 @@ class Process:
         self.assert_no_stack_trace(already_said)
 
     def assert_no_stack_trace(self, since: int = 0) -> None:
-        """Neither Python's nor Java's, after the first `since` characters of standard error."""
+        """Assert that neither Python nor Java printed one, after the first `since` characters of standard error."""
         said = self.stderr()[since:]
         for words in ("Traceback", "\tat org.", "\tat java."):
             assert words not in said, f"{self.name} printed a stack trace"
 
     def tail(self) -> str:
-        """The end of what it said, for a failure's report."""
+        """Return the end of its output, for a failure's report."""
         state = "running" if self.running() else f"ended with {self.popen.returncode}"
         lines = [f"--- {self.name}: pid {self.pid}, {state}"]
         for file in (self.out, self.err):
@@ -153,7 +153,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session that are alive: no zombies."""
+    """Return the living processes of a session: no zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -40,7 +40,7 @@ class Scenario:
         self.data = directory / "data"
         self.connection = Connection(bootstrap_servers)
         self.engine = "spark"
-        """The one that `sequencer` starts."""
+        """The engine that `sequencer` starts."""
         self.processes: list[Process] = []
         self._closers: list[Member] = []
         self._loads: list[Load] = []
@@ -51,7 +51,7 @@ class Scenario:
     # --- processes ---
 
     def start(self, name: str, *arguments: object, ready: bool = False) -> Process:
-        """Start a process; `ready`: a streaming job, and return when it works."""
+        """Start a process; `ready`: it is a streaming job, so wait until it works."""
         process = Process(f"{len(self.processes)}-{name}", arguments, self.directory / "logs")
         self.processes.append(process)
         if ready:
@@ -76,7 +76,7 @@ class Scenario:
         return f"{self.site}/{name}"
 
     def member(self, name: str, **options: object) -> Member:
-        """A member in this process, closed at the end."""
+        """Return a member in this process; close it at the end."""
         member = Member(self.group, self.address(name), connection=self.connection, **options)  # type: ignore[arg-type]
         self._closers.append(member)
         return member
@@ -88,7 +88,7 @@ class Scenario:
         return load
 
     def probe(self, timeout: float = 90.0) -> float:
-        """Broadcast one message and wait until it is ordered; how many seconds that took."""
+        """Broadcast a message and wait until it is ordered; return the seconds."""
         if self._probe is None:
             self._probe = self.member("probe")
         started = time.monotonic()
@@ -133,12 +133,12 @@ class Scenario:
             return list(log.records(max(start, log.beginning()), log.end()))
 
     def end(self) -> int:
-        """The offset after DATA's last record."""
+        """Return the offset after DATA's last record."""
         with DataLog(self.connection, self.group, self.site) as log:
             return log.end()
 
     def effective(self, after_seqno: int = 0) -> list[Data]:
-        """DATA as a reader takes it that has everything up to `after_seqno`."""
+        """Return DATA as taken by a reader that has all up to `after_seqno`."""
         reader = Reader(0, after_seqno)
         taken = []
         for stored in self.records():
@@ -148,7 +148,7 @@ class Scenario:
         return taken
 
     def epochs(self) -> list[int]:
-        """Every epoch record, in their order."""
+        """Return every epoch record, in their order."""
         return [stored.data.epoch for stored in self.records() if stored.data.kind == EPOCH]
 
     def forward_ends(self) -> dict[tuple[str, int], int]:
@@ -204,7 +204,7 @@ class Scenario:
         return highest
 
     def close(self) -> None:
-        """End everything; what can't end is an error."""
+        """End all processes; one that can't end is an error."""
         for load in self._loads:
             load.halt()
         for process in self.processes:
@@ -244,7 +244,7 @@ class Load:
             self.problem = error
 
     def burst(self, count: int) -> None:
-        """Broadcast `count` messages at once, beside what the threads do."""
+        """Broadcast `count` messages at once, besides the threads' messages."""
         for number in range(count):
             receipt = self.member.broadcast(f"{self.member.address} burst {number}".encode(), timeout=120)
             with self._lock:
@@ -294,7 +294,7 @@ class Observer:
 
 
 def ledger_seqno(ledger: Location, group: str) -> int:
-    """The table's last seqno of the group, 0 before there is one."""
+    """Return the table's last seqno of the group, 0 before there is one."""
     from connectors.ledger.table import read_table_state
 
     return read_table_state(ledger).last_seqno.get(group, 0)

@@ -59,12 +59,12 @@ class Sites:
         return told
 
     def view(self, name: str) -> list[str]:
-        """The sites that a site agrees with; none while it waits."""
+        """Return the sites that a site agrees with; none while it waits."""
         agreement: Any = self.status(name)["agreement"]
         return [] if agreement is None or agreement["waits"] else list(agreement["sites"])
 
     def ends(self) -> set[int]:
-        """The last seqno at each."""
+        """Return the last seqno at each site."""
         return {int(str(self.status(name)["last_seqno"])) for name in self.names}
 
 

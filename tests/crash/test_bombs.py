@@ -23,7 +23,7 @@ WITHIN_S = 60.0
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_record_that_fits_into_no_memory(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the job runs, and when it begins again, with nothing before it that DATA tells, or with messages."""
+    """The record comes while the job runs, and again at its start, after no message in DATA, or after some."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 800m pyspark-shell")
     process = scenario.sequencer()
     member = scenario.member("alice")

@@ -115,12 +115,12 @@ def roles_of_nodes(scenario: Scenario) -> dict[str, int]:
 
 
 def longest_silence_ms(taken: Sequence[Delivery]) -> int:
-    """Between two records of DATA, by the broker's time."""
+    """Return the longest time between two records of DATA, by the broker's time."""
     return max(later.sequenced_at_ms - earlier.sequenced_at_ms for earlier, later in itertools.pairwise(taken))
 
 
 def in_sync(scenario: Scenario) -> bool:
-    """Whether every partition of our topics has three in-sync replicas: what a careful operator waits for."""
+    """Whether every partition of our topics has three in-sync replicas: a careful operator waits for it."""
     with scenario.connection.admin() as admin:
         topics = admin.describe_topics([name for name in admin.list_topics() if name.startswith("abcast.")])
     return all(len(partition["isr_nodes"]) == 3 for topic in topics for partition in topic["partitions"])

@@ -95,7 +95,7 @@ def restart_with_the_clock_set_back(scenario: Scenario, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB."""
+    """Yield a file system of 3 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
@@ -110,7 +110,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the space there is."""
+    """Fill the file system."""
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as out:
         try:

@@ -67,7 +67,7 @@ def test_spoilt_while_running(scenario: Scenario) -> None:
 
 
 def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -> None:
-    """The group is idle after it, and has no members: still a snapshot follows."""
+    """The group is idle after the batch, and has no members: a snapshot still follows."""
     count = SNAPSHOT_EVERY_RECORDS + 1
     sender = scenario.member("bulk", max_pending_records=count)
     receipts = [sender.broadcast(b"%d" % number) for number in range(count)]

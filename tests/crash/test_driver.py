@@ -103,7 +103,7 @@ def classify(scenario: Scenario, checkpoint: Checkpoint) -> str:
 def _forward_ids(
     scenario: Scenario, begins: dict[tuple[str, int], int], ends: dict[tuple[str, int], int]
 ) -> set[MessageId]:
-    """The messages of a range of FORWARD."""
+    """Return the messages of a range of FORWARD."""
     found: set[MessageId] = set()
     consumer = scenario.connection.consumer()
     try:

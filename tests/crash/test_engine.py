@@ -1,4 +1,4 @@
-"""The process engine: killed at any moment, and what it takes until messages are ordered again."""
+"""The process engine, killed at any moment: the time until messages are ordered again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 BURST = 3000
 AGAIN_S = 20.0
-"""From a kill to the next delivery, at most, or ten times what the first start took: a busy machine delays both."""
+"""Most seconds from a kill to the next delivery, unless ten times the first start's is more: a busy machine
+delays both.
+"""
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(scenario: Scenario, kills: int) -> None:
-    """At random moments, in half of the cases amid a burst: so with batches in flight, and parts of them written."""
+    """The kills come at random moments, half of them amid a burst: with batches under way, and parts of them
+    written.
+    """
     scenario.engine = "process"
     rng = random.Random(16)
     loads = [scenario.load("alice"), scenario.load("bob", threads=3)]

@@ -1,4 +1,4 @@
-"""An idle group on a real broker for ten minutes: files, threads, words and bytes are flat."""
+"""An idle group on a real broker for ten minutes: files, threads, log lines and bytes stay flat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.soak]
 MINUTES = 10.0
 WARM_MINUTES = 0.5
 HEARTBEAT_BYTES = 200
-"""A member's heartbeat, or a tick, with what Kafka takes for a batch of one."""
+"""Bytes of a member's heartbeat, or of a tick, with Kafka's for a batch of one."""
 
 
 class Sample(NamedTuple):
@@ -52,7 +52,7 @@ def sample(scenario: Scenario, job: Process) -> Sample:
 
 @pytest.mark.timeout(60 * MINUTES + 300)
 def test_ten_idle_minutes_on_a_broker(scenario: Scenario) -> None:
-    """A member that joined, and says nothing: FORWARD gets its heartbeats and ticks, and nothing else grows."""
+    """A member joins and stays silent: FORWARD gets its heartbeats and ticks, and nothing else grows."""
     scenario.engine = "process"
     job = scenario.sequencer()
     alice = scenario.member("alice")

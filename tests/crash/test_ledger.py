@@ -23,7 +23,7 @@ ATTEMPTS = 4
 
 
 def kill_between_the_commits(scenario: Scenario, process: Process) -> bool:
-    """Kill it as soon as Delta has a new version; whether the batch was in Delta and not in the commit log."""
+    """Kill it as soon as Delta has a new version; return whether the commit log lacks the batch."""
     ledger = scenario.data / "ledger"
     eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
     checkpoint = Checkpoint(scenario.data, "ledger")
@@ -105,7 +105,7 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_its_directory_is_deleted(scenario: Scenario) -> None:
-    """The job says so and ends, although nothing comes; started again, it rebuilds the ledger from DATA.
+    """The job says so and ends, although no record comes; started again, it rebuilds the ledger from DATA.
 
     In `make test`, tests/spark shows the parts: `test_a_data_directory_that_goes_stops_the_job` and
     `test_deleted_under_the_writer`.

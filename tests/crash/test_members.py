@@ -1,4 +1,4 @@
-"""kill -9 of members between `broadcast` and the ordering of what they broadcast."""
+"""kill -9 of members between `broadcast` and the ordering of their messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def accepted(process: Process, address: str) -> dict[MessageId, str]:
 
 
 def ordered(process: Process) -> set[int]:
-    """The local seqnos whose receipt told a seqno."""
+    """Return the local seqnos whose receipt has a seqno."""
     rows = [line.split() for line in process.stdout().splitlines() if line.startswith("ordered ")]
     return {int(row[1]) for row in rows if len(row) == 3}
 

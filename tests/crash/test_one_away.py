@@ -17,7 +17,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.soak]
 
 WITHIN_S = {"process": 40.0, "spark": 90.0}
-"""Kafka takes up to ten seconds to see that a broker is dead, and a loaded machine some more."""
+"""Seconds by engine: Kafka notices a dead broker within ten seconds, and a loaded machine takes longer."""
 LATER_S = 10.0
 
 

@@ -1,4 +1,4 @@
-"""A JVM with Delta's and Hadoop's classes and no Spark in it: up in half a second, for tests of what a JVM does."""
+"""A JVM with Delta's and Hadoop's classes, without Spark: up in half a second, for tests of a JVM's work."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from connectors.spark.session import SETTINGS
 
 @contextmanager
 def bare_jvm() -> Iterator[JVMView]:
-    """A JVM of this process's own; it ends with the process, however that ends."""
+    """Yield a JVM that ends with this process, however that ends."""
     with bare_gateway() as gateway:
         yield gateway.jvm
 
 
 @contextmanager
 def bare_gateway(*more: Path) -> Iterator[JavaGateway]:
-    """The same, with its process (`java_process`), and `more` jars."""
+    """Yield its gateway and its process (`java_process`), with `more` jars."""
     own = Path(pyspark.__file__).parent / "jars"
     gateway = JavaGateway.launch_gateway(
         jarpath=str(next(own.glob("py4j-*.jar"))),
@@ -60,7 +60,7 @@ class Store:
         self._store = jvm.io.delta.storage.HDFSLogStore(self._settings)
 
     def put_if_absent(self, file: Path, line: str) -> bool:
-        """Whether it was absent, as Delta sees it."""
+        """Write if absent; return whether it was, as Delta sees it."""
         lines = self._jvm.java.util.ArrayList()
         lines.add(line)
         try:

@@ -11,7 +11,7 @@ from connectors.ledger.batches import BatchWriter
 
 
 class Failing(BatchWriter):
-    """Its tables can't be written, and while it tries, the job may end."""
+    """A writer whose tables can't be written; the job may end while it tries."""
 
     ends = False
 

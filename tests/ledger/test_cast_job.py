@@ -50,7 +50,7 @@ def test_empty_topics_are_not_read(
 
 
 def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Behind the table's last row; at the beginning where the topic was made anew, or has lost what follows."""
+    """Reading goes on behind the table's last row; at the beginning if the topic was made anew, or has lost its end."""
     job: Any = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
     for _ in range(5):
         write(connection, OWN)

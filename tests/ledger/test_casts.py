@@ -41,7 +41,7 @@ def taken(state: CastTableState, *numbers: int, first_offset: int = 0) -> tuple[
 
 @given(st.lists(st.integers(1, 12), min_size=1))
 def test_numbers_are_a_set(added: list[int]) -> None:
-    """In whatever order they come, and however often; no two runs touch."""
+    """Numbers come in any order and any number of times; no two runs touch."""
     numbers, seen = NONE, set[int]()
     for number in added:
         assert numbers.has(number) == (number in seen)
@@ -55,7 +55,7 @@ def test_numbers_are_a_set(added: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), min_size=1))
 def test_runs_of_numbers_are_a_set(added: list[tuple[int, int]]) -> None:
-    """However they touch and overlap."""
+    """Runs may touch and overlap."""
     numbers, seen = NONE, set[int]()
     for first, more in added:
         numbers = numbers.with_run(first, first + more)
@@ -66,7 +66,7 @@ def test_runs_of_numbers_are_a_set(added: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([None, 1, 2]), st.integers(1, 9)), min_size=1))
 def test_what_rows_hold(rows: list[tuple[int | None, int]]) -> None:
-    """By runs where there is no hole, else one by one: the same numbers, and no others."""
+    """Numbers are read by runs where there is no hole, else one by one: the same numbers, and no others."""
     views, numbers = ([row[at] for row in rows] for at in (0, 1))
     columns = {"group_name": ["g"] * len(rows), "sender": ["nyc/a"] * len(rows), "incarnation": [7] * len(rows)}
     table = pa.table({**columns, "view_id": pa.array(views, pa.int64()), "local_seqno": numbers})
@@ -75,14 +75,14 @@ def test_what_rows_hold(rows: list[tuple[int | None, int]]) -> None:
 
 
 def test_a_hole_costs_no_more_than_a_run() -> None:
-    """Retention has dropped a cast, say: all numbers behind it come as before."""
+    """Retention has dropped a cast, say: all later numbers come as before."""
     missing, state = taken(CastTableState(), 1, *range(3, 20_000))
     assert len(missing) == 19_998
     assert state.numbers[place(0, 1).numbering] == Numbers(((1, 1), (3, 19_999)))
 
 
 def test_what_is_written_again_is_left_out() -> None:
-    """A request without its first record, and then all of it; what a relay repeats; a batch that is tried again."""
+    """A request without its first record, and then all of it; a relay's repeats; a batch that is tried again."""
     first, state = taken(CastTableState(), 2, 3, 1, 2, 3, 4, 3, 4, 5)
     assert first == [2, 3, 1, 4, 5]
     assert taken(state, 2, 3, 1, 2, 3, 4, 3, 4, 5)[0] == []
@@ -90,7 +90,7 @@ def test_what_is_written_again_is_left_out() -> None:
 
 
 def test_a_number_may_come_again_in_another_view() -> None:
-    """A life that goes on in another process counts from what the view has settled."""
+    """An incarnation that continues in another process counts from the view's agreed clock."""
     missing, state = _missing(CastTableState(), [place(0, 1), place(1, 2), place(2, 2, view=2), place(3, 2, view=2)])
     assert [each.offset for each in missing] == [0, 1, 2]
     assert state.offsets == {(TOPIC, 0): 3}, "behind the last row"
@@ -119,7 +119,7 @@ def test_spans() -> None:
 
 
 def written(path: Path, *rows: tuple[int, int, int]) -> None:
-    """Rows of offset, local seqno and second, in a commit of their own."""
+    """Write rows of offset, local seqno and second, in a commit of their own."""
     columns = {
         "group_name": "g",
         "site": "nyc",
@@ -146,7 +146,9 @@ def written(path: Path, *rows: tuple[int, int, int]) -> None:
 
 
 def test_where_a_topic_that_was_made_anew_is_read_on(tmp_path: Path) -> None:
-    """Behind its own last row, not at the offset that the old one had reached: between them, casts would be missed."""
+    """Reading goes on behind the new topic's own last row, not at the old one's offset: casts between would be
+    missed.
+    """
     path = tmp_path / "casts"
     written(path, (5_000, 1, 10), (5_001, 2, 11))
     assert read_cast_state(path).offsets == {(TOPIC, 0): 5_002}
@@ -157,7 +159,7 @@ def test_where_a_topic_that_was_made_anew_is_read_on(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_of_casts_is_the_one_to_move_away(tmp_path: Path) -> None:
-    """The ledger itself is whole, and DATA may have its beginning no more."""
+    """The ledger itself is whole, and DATA may have lost its beginning."""
     path = tmp_path / "casts"
     written(path, (0, 1, 10))
     commit_file(path, 0).write_text("{ no commit", encoding="utf-8")

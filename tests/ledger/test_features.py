@@ -1,4 +1,4 @@
-"""Features of Delta that only Spark reads, in a table that has them already: each reader says what to do."""
+"""A table has features of Delta that only Spark reads: each reader says what to do."""
 
 from __future__ import annotations
 

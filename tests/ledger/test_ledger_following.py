@@ -1,4 +1,4 @@
-"""The ledger's reading of DATA batch by batch: what it makes of offsets that are left out."""
+"""The ledger reads DATA batch by batch, and tells missing offsets from empty ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def follower(start: Start, beginning: int = 0) -> _RuleFollower:
 
 
 def accept(reader: _RuleFollower, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-    """The seqnos taken of (offset, epoch, seqno); seqno 0 is a seal."""
+    """Return the seqnos that are taken of (offset, epoch, seqno); seqno 0 is a seal."""
     offset, epoch, seqno = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     taken = reader.accept(offset, seqno == 0, epoch, seqno, np.ones_like(seqno))
     return [int(number) for number in seqno[taken]]
@@ -39,7 +39,7 @@ def test_batches_follow_each_other() -> None:
 
 
 def test_retention_that_overtakes_the_query_is_noticed() -> None:
-    """The ledger holds 100, retention has dropped 101 to 150: nothing that comes would ever be taken."""
+    """The ledger has 100, retention has dropped 101 to 150: no later record would ever be taken."""
     reader = follower(Start(101, Reader(3, 100)), beginning=151)
     with pytest.raises(DataSkipped, match="was to be read from offset 101 on") as caught:
         accept(reader, run(151, 3, *range(151, 1151)))

@@ -1,4 +1,4 @@
-"""Members that read the ledger's part of the history, in memory; and where the ledger itself reads on."""
+"""Members read the ledger's part of the history, in memory; and the ledger continues at its own position."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def ledger_rows(connection: MemoryConnection) -> list[dict[str, Any]]:
 
 
 def without_times(what: Delivery | Event) -> Delivery | Event:
-    """The rows of this test's ledger have none."""
+    """Remove the times of this test's rows."""
     return what._replace(forwarded_at_ms=0, sequenced_at_ms=0) if isinstance(what, Delivery) else what
 
 
@@ -112,7 +112,7 @@ def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
-    """Rows of an earlier layout do not tell it: there the next seqno is looked for from where it can't be before."""
+    """Rows of an earlier layout have no offset: there the next seqno is searched from below."""
     view = {"members": [["nyc/a", 7]], "joined": [], "left": [], "suspected": [], "flush": 0}
     common = {"group_name": "g", "epoch": 1, "view_id": 1, "incarnation": 7, "local_seqno": 1}
     rows = pa.Table.from_pylist(

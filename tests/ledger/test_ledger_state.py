@@ -1,4 +1,4 @@
-"""The state that the ledger tells: in a mesh, with how far each origin is known. No Spark."""
+"""The state that the ledger tells: in a mesh, with each origin's last seqno. No Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row(seqno: int, site: str, origin_seqno: int | None, kind: str = MESSAGE) ->
 
 
 def test_the_ledger_tells_how_far_each_origin_is_known(tmp_path: Path) -> None:
-    """A sequencer that takes over from it knows what links have brought, and what its own site has said."""
+    """A sequencer that takes over from it knows each link's last message, and its own site's."""
     rows = [
         row(1, "a", None), row(2, "b", 7), row(3, "a", None), row(4, "c", 2), row(5, "b", 9),
         row(6, "b", None, REMOTE_VIEW), row(7, "b", 0, REMOTE_VIEW),

@@ -1,4 +1,4 @@
-"""SQL over the Delta tables without a JVM: what it answers, and that it does nothing else."""
+"""SQL over the Delta tables without a JVM: its answers, and that it does nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_tables(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Below a directory whose name has to be quoted everywhere."""
+    """Return tables in a directory whose name must be quoted everywhere."""
     data = tmp_path_factory.mktemp("it's a ledger ü") / "data"
     data.mkdir()
     return write_tables(data)
@@ -84,7 +84,7 @@ def test_an_answer_as_arrow(asked: Question) -> None:
 
 
 def test_files_from_before_a_column_was_added(tmp_path: Path) -> None:
-    """Their rows have null there; a column that no file has yet is there, too, with its type."""
+    """Their rows have null there; a column that no file has yet exists, too, with its type."""
     first, second = (
         pa.table({"group_name": ["g"], "seqno": [1]}),
         pa.table({"group_name": ["g"], "seqno": [2], "more": ["x"]}),
@@ -99,7 +99,7 @@ def test_files_from_before_a_column_was_added(tmp_path: Path) -> None:
 
 
 def test_only_what_the_newest_version_names_is_read(tmp_path: Path) -> None:
-    """Not what a compaction has replaced, and no file that was never committed."""
+    """Files that a compaction has replaced, and files that were never committed, are not read."""
     write_tables(tmp_path)
     ledger = DeltaTable(tmp_path / "ledger")
     [file] = (tmp_path / "ledger" / "group_name=g").glob("*.parquet")

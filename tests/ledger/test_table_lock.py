@@ -33,7 +33,7 @@ def lock(jvm: JVMView, tmp_path: Path) -> TableLock:
 
 
 def is_free(jvm: JVMView, path: Path) -> bool:
-    """For another JVM."""
+    """Whether it is free for another JVM."""
     file = jvm.java.io.RandomAccessFile(str(path), "rw")
     try:
         return file.getChannel().tryLock() is not None
@@ -77,7 +77,7 @@ def test_it_is_free_when_its_jvm_is_dead(lock: TableLock, tmp_path: Path) -> Non
 
 
 def test_threads_take_turns(lock: TableLock) -> None:
-    """In one JVM Java would refuse the second with an OverlappingFileLockException."""
+    """In one JVM, Java would refuse the second thread with an OverlappingFileLockException."""
     inside: list[int] = []
     most = 0
 
@@ -126,7 +126,7 @@ def test_an_error_inside_frees_it(lock: TableLock) -> None:
 def test_who_waits_says_for_whom(
     lock: TableLock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Soon, and then seldom."""
+    """The wait is reported soon, and then seldom."""
     monkeypatch.setattr(table_lock, "TELL_AFTER_S", 0.1)
     tries = itertools.count()
     with (

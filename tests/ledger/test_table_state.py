@@ -31,7 +31,7 @@ HOW = "With the job stopped, move {0}/ledger and {0}/views away, and start it ag
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Versions 0 to 4."""
+    """Write versions 0 to 4."""
     path = tmp_path / "ledger"
     for version in range(5):
         append(path, version)
@@ -74,7 +74,7 @@ def test_after_a_checkpoint_what_is_before_it_may_go(table: Path) -> None:
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    """Also what a kill has left of the very first commit."""
+    """Also the leftovers of a kill during the very first commit."""
     assert read_table_state(tmp_path / "none") == TableState()
     log = tmp_path / "begun" / "_delta_log"
     log.mkdir(parents=True)
@@ -100,7 +100,7 @@ def remove_log(table: Path) -> None:
 
 
 def make_unpartitioned(table: Path) -> None:
-    """Delta itself does so, with the rows of one append, if the table was deleted before it."""
+    """Do as Delta does with the rows of one append, if the table was deleted before it."""
     shutil.rmtree(table)
     append(table, 6, partitioned=False)
 
@@ -134,7 +134,7 @@ def test_a_commit_that_stands(table: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_in_its_place(table: Path) -> None:
-    """Another one of the same length, an earlier copy of it, and none."""
+    """Another table of the same length, an earlier copy of it, and none."""
     before = table.parent / "before"
     shutil.copytree(table, before)
     commit_file(before, 4).unlink()
@@ -149,7 +149,7 @@ def test_a_table_in_its_place(table: Path) -> None:
 
 
 class Nested:
-    """A condition, and through how many others it is reached."""
+    """A condition, with the depth of its nesting."""
 
     depth = 0
 

@@ -73,10 +73,10 @@ def relays_in_memory() -> Iterator[None]:
 
 
 class Carrier:
-    """A relay that has started: it knows from where on it carries. Kill it by forgetting it."""
+    """A started relay, which knows its positions. Kill it by dropping it."""
 
     def __init__(self, kind: type[Relay], sites: Sites, direction: Direction, group: str) -> None:
-        """Raises what a relay that starts raises."""
+        """Start the relay; raise the error of its start."""
         options = JobOptions(sites.connection(direction.source), direction.source, Path("nowhere"))
         self.job = kind(None, options, sites, direction)  # type: ignore[arg-type]
         self._source, self._target = memory(self.job.source), memory(self.job.target)
@@ -94,7 +94,7 @@ class Carrier:
 
     @property
     def is_over(self) -> bool:
-        """Whether something has gone that it was to read: its query fails, and the relay starts again."""
+        """Whether records that it was to read are gone: its query fails, and the relay starts again."""
         source, there = self._source, self._target.partitions
         return not all(
             place in source.partitions
@@ -107,7 +107,7 @@ class Carrier:
         return TopicPartition(str(self.job.filled(_parsed(place))), place.partition)
 
     def carry(self, most: int = 1 << 30) -> int:
-        """Carry so many records of each partition at most; return how many were written."""
+        """Copy so many records of each partition at most; return the number of written ones."""
         written = 0
         for place, position in () if self.is_over else self.positions.items():
             filled = self._filled(place)
@@ -131,7 +131,7 @@ def _parsed(place: TopicPartition) -> Topic:
 
 
 def _carried(job: Relay, record: PlainRecord) -> Headers | None:
-    """The headers of what a relay writes of a record; None if it writes nothing."""
+    """Return the headers of a record's copy, or None if the relay does not copy it."""
     if isinstance(job, HomeData):
         stray = decode_data(record.key, record.value, record.headers).kind == STRAY
         return None if stray else list(record.headers)
@@ -149,7 +149,7 @@ def _carried(job: Relay, record: PlainRecord) -> Headers | None:
 
 
 def been_at(record: PlainRecord, at: int) -> set[str]:
-    """The sites whose relays have brought it here, as the marks say."""
+    """Return the sites whose relays have copied it here, by its marks."""
     marks: Collection[bytes] = first_fields(record.headers, 1 << 20)[at:]
     return {mark.partition(b"/")[0].decode() for mark in marks if b"/" in mark}
 

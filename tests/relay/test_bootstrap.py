@@ -147,7 +147,7 @@ class There:
         return len(messages)
 
     def relay(self, log: Sequence[Data], begin: int, end: int) -> None:
-        """A session of the relay, as `connectors.relay.mesh` begins it."""
+        """Run a session of the relay, as `connectors.relay.mesh` begins it."""
         start = link_start(
             absorb(SequencerState("g"), log[:begin]), "nyc", lambda origin: self.sites.carries(WAY, origin)
         )
@@ -191,7 +191,7 @@ def test_a_mesh_site_gets_all_that_it_lacks(tmp_path: Path, relayed: int) -> Non
 
 
 def test_a_session_begins_before_what_is_lacking(tmp_path: Path) -> None:
-    """No more than that is written: the beginning, and each row from there on, in the form of a relay."""
+    """Only the beginning, and each row from there on, are written, in the form of a relay."""
     log = decided(linked=True)
     rows = effective(log)
     ledger = write_ledger(tmp_path / "ledger", rows)

@@ -26,13 +26,13 @@ NAMES = "abcd"
 
 
 def deployment(mode: Mode, kafkas: str, links: set[frozenset[str]]) -> Sites:
-    """Sites a, b, c …, each in the Kafka that `kafkas` names in its place."""
+    """Return sites a, b, c …, each in the Kafka that `kafkas` names in its place."""
     connections = {name: Connection(f"k{kafka}:1") for name, kafka in zip(NAMES, kafkas, strict=False)}
     return Sites(mode, "a" if mode == "hub" else None, "micro-batch", connections, frozenset(links))
 
 
 def ways(sites: Sites, origin: str) -> list[str]:
-    """The directions that carry an origin's casts, between different Kafkas."""
+    """Return the directions that carry an origin's casts, between different Kafkas."""
     found = []
     for direction in sites.directions():
         source, target = direction
@@ -74,7 +74,7 @@ def test_who_carries_what(
     st.sets(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), min_size=1),
 )
 def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], links: set[str]) -> None:
-    """However the sites are linked, and share Kafkas: by a path from the original, once."""
+    """Each Kafka gets the casts by one path from the original, however the sites are linked and share Kafkas."""
     sites = deployment("mesh", "".join(kafkas), pairs(*links))
     kafka_of = dict(zip(NAMES, kafkas, strict=True))
     for origin in NAMES:
@@ -95,7 +95,7 @@ def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], l
 
 
 def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
-    """With a thousand groups, one look at the other Kafka's topics for each topic here would take a second of work."""
+    """With a thousand groups, a look at the other Kafka's topics for each topic here would cost a second."""
     sites = deployment("isis", "12", pairs("ab"))
     job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
     job.is_apart = True

@@ -1,4 +1,4 @@
-"""A relay's source that is another log than the one which the copy was made from: a start sees it."""
+"""A start notices that a relay's source is another log than the one of the copy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(kafka: MemoryConnection, topic: Topic) -> None:
 
 
 def relay(source: MemoryConnection, target: MemoryConnection, topic: Topic, filled: Topic) -> None:
-    """Copy all of it, each record with where it came from."""
+    """Copy the whole log, each record with its source."""
     at = _place_of_mark(str(filled))
     for record in source.topics.partitions[TopicPartition(str(topic), 0)]:
         name, text = record.headers[0]

@@ -1,5 +1,5 @@
-"""Relays that run by sites' files of different age, as while a new one rolls out: letters and casts don't go round, and
-all that a file has a way for arrives by it.
+"""Relays run by sites' files of different age, while a new one rolls out: letters and casts don't go round, and
+each arrives that a file has a way for.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class World:
         return Sites(mode, home, "micro-batch", dict(self.at), frozenset(map(frozenset, links)))
 
     def give(self, site: str, file: Sites) -> None:
-        """The site's relays start again with that file."""
+        """Restart the site's relays with that file."""
         self.files[site] = file
         self.running = {key: carrier for key, carrier in self.running.items() if key[1].source != site}
 
     def write(self, source: str, target: str) -> None:
-        """A letter of a member at the source to one at the target, and a cast."""
+        """Write a letter of a member at the source to one at the target, and a cast."""
         self.letters[source, target] += 1
         topic = Topic(GROUP, "inbox", target)
         make(self.at[source], topic, 1)
@@ -72,7 +72,7 @@ class World:
         memory(self.at[source]).append(place, cast.sender.encode(), b"", cast_headers(cast))
 
     def relays(self) -> list[tuple[type, Direction]]:
-        """Each site's, by its file."""
+        """Return each site's relays, by its file."""
         directions = [way for site, file in self.files.items() for way in file.directions() if way.source == site]
         return [(kind, way) for way in directions for kind in (Letters, Casts)]
 
@@ -83,13 +83,13 @@ class World:
         return self.running[relay].carry(most)
 
     def carry_all(self) -> None:
-        """Until nothing is left; each record has a way of as many steps as there are Kafkas at most."""
+        """Run all relays until no record is left; each has a way of as many steps as there are Kafkas at most."""
         for _ in range(len(self.names) + 1):
             carried = sum(self.carry(relay, 1000, starts=True) for relay in self.relays())
         assert carried == 0, "records go round"
 
     def check_copies(self) -> None:
-        """Each has come by a way of its own, on which no Kafka is twice; so there are few."""
+        """Check that each copy has come by a way of its own, without a Kafka twice: so there are few."""
         for site, kafka in self.at.items():
             for place, records in memory(kafka).partitions.items():
                 topic = Topic.parse(place.topic)

@@ -1,4 +1,4 @@
-"""From where a new site may take the history."""
+"""Choose the site that a new one copies the history from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sites(directory: Path, head: str) -> Sites:
 
 
 def test_in_a_hub(tmp_path: Path) -> None:
-    """From the home, whether it is named or not; the home itself has nobody to copy from."""
+    """The source is the home, named or not; the home itself has no source."""
     hub = sites(tmp_path, 'mode = "hub"\nhome = "a"')
     assert direction_of_history(hub, "b", None, from_ledger=True) == Direction("a", "b")
     assert direction_of_history(hub, "b", "a", from_ledger=True) == Direction("a", "b")
@@ -31,7 +31,7 @@ def test_in_a_hub(tmp_path: Path) -> None:
 
 
 def test_in_a_mesh(tmp_path: Path) -> None:
-    """From a neighbour, which must be named."""
+    """The source is a neighbour, which must be named."""
     mesh = sites(tmp_path, 'mode = "mesh"\nlinks = [["a", "b"], ["b", "c"]]')
     assert direction_of_history(mesh, "c", "b", from_ledger=True) == Direction("b", "c")
     assert direction_of_history(mesh, "c", None, from_ledger=False) is None

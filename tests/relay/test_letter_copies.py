@@ -29,7 +29,7 @@ CHAIN = "abc"
 
 @pytest.fixture
 def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
-    """A chain of three; letters from a to c are copied at a and at b."""
+    """Return a chain of three; letters from a to c are copied at a and at b."""
 
     def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
         def delete(below: dict[TopicPartition, int]) -> None:
@@ -71,7 +71,7 @@ def relay(sites: Sites, source: str, target: str) -> Letters:
 
 
 def carry(sites: Sites, source: str, target: str, count: int) -> None:
-    """A relay that starts, and carries so many at most."""
+    """Start a relay that copies so many records at most."""
     position = 1 + last_relayed(sites.connection(target), INBOX.topic, 0, source, INBOX.topic, 0)
     first = relay(sites, source, target).first_to_carry(INBOX, position, beginning(sites, source))
     for record in log(sites, source)[first : first + count]:
@@ -120,7 +120,7 @@ def test_a_kafka_that_is_shared_is_left_alone(sites: Sites) -> None:
 
 
 def test_the_inbox_itself_is_left_alone(sites: Sites) -> None:
-    """c has the Kafka of a by another address. An earlier version had its letters go round, so there are marks."""
+    """c has the Kafka of a by another address. An earlier version sent its letters round, which left marks."""
     kafka = sites.connection("a")
     assert isinstance(kafka, MemoryConnection)
     by_another = MemoryConnection("other:1", topics=kafka.topics)

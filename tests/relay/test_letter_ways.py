@@ -1,4 +1,6 @@
-"""Letters between sites, in memory, by the relays' own rules: however sites are linked and share Kafkas, all arrive."""
+"""Letters between sites, in memory, by the relays' own rules: each arrives, however sites are linked and share
+Kafkas.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class World:
         self.sent: dict[tuple[str, str, int], int] = {}
 
     def link(self, links: Iterable[str]) -> None:
-        """A new sites' file."""
+        """Use a new sites' file."""
         self.sites = replace(self.sites, links=links_of(links))
 
     def kafka(self, site: str) -> MemoryConnection:
@@ -65,7 +67,7 @@ class World:
         return kafka
 
     def send(self, source: str, target: str, number: int) -> bool:
-        """A member's next letter to one at the target; whether there is a topic for it."""
+        """Send a member's next letter to one at the target; return whether it has a topic."""
         place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
         if place not in self.kafka(source).topics.partitions:
             return False
@@ -76,11 +78,11 @@ class World:
         return True
 
     def carry(self, direction: Direction, most: int) -> int:
-        """A relay that starts, carries so many of each partition at most, and is killed; how many."""
+        """Start a relay that copies so many records of each partition at most, and kill it; return their number."""
         return Carrier(Letters, self.sites, direction, GROUP).carry(most)
 
     def carry_all(self) -> None:
-        """Until all is where it should be; a letter needs a step for each link of its way at most."""
+        """Run the relays until all letters have arrived; a letter needs a step for each link of its way at most."""
         for _ in range(len(self.names) + 1):
             carried = sum(self.carry(direction, 1000) for direction in self.sites.directions())
         assert carried == 0, "letters go round"

@@ -1,4 +1,4 @@
-"""The only broker of a hub's copy loses the end of DATA. The relay carries the records again, or says that it can't."""
+"""The only broker of a hub's copy loses the end of DATA. The relay copies the records again, or says that it can't."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     ("lost", "goes_on", "before", "after"), [*itertools.product((1, 2, 4, 7), (False, True), (0, 3), (0, 3))]
 )
 def test_a_copy_is_whole_again_or_is_refused(ends: Ends, lost: int, goes_on: bool, before: int, after: int) -> None:
-    """Neither the base, nor whether the relay goes on or begins anew, nor takeovers in between make a difference.
+    """The result is the same with any base, for a running and a new relay, and with takeovers between.
 
     `before`, `after`: messages ordered before and after another takeover.
     """
@@ -135,7 +135,7 @@ def _drop(ends: Ends, seqno: int) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_copy_with_a_retention_is_whole_again(ends: Ends, lost: int) -> None:
-    """An earlier base takes the place of the one that counts lost records."""
+    """An earlier base replaces the one that counts lost records."""
     relay = ends.start()
     for _ in range(3):
         ends.order(3)

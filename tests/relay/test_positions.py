@@ -106,7 +106,7 @@ def test_that_something_was_dropped_is_told(caplog: pytest.LogCaptureFixture) ->
 def test_of_a_source_that_was_made_anew_all_is_carried(
     kind: type[Relay], before: int, carried: int, after: int
 ) -> None:
-    """However far it has come when the relay starts."""
+    """The whole new source is copied, however long it is when the relay starts."""
     way = Way(kind)
     for number in range(1, before + 1):
         way.write(1, number)

@@ -27,7 +27,7 @@ BEAT = (HEARTBEAT, 1, 1, b"")
 
 
 class Ends:
-    """The DATA of `far`, and what its presence says to `here`."""
+    """The DATA of `far`, and its presence's records for `here`."""
 
     def __init__(self) -> None:
         self.far, self.here = MemoryConnection(), MemoryConnection()
@@ -47,7 +47,7 @@ class Ends:
         return Data(VIEW, epoch, seqno, view_id, payload=json.dumps(body).encode())
 
     def begin(self, *not_carried: str) -> int:
-        """A session that begins where DATA ends; return its name."""
+        """Begin a session at the end of DATA; return its name."""
 
         def carries(origin: str) -> bool:
             return origin not in not_carried
@@ -108,7 +108,7 @@ def test_the_first_session_of_a_silent_group(ends: Ends) -> None:
 
 
 def test_a_session_tells_the_view_in_force(ends: Ends) -> None:
-    """With the epoch of now: it is not lower than the one that decided the view, and the query brings the next."""
+    """Its epoch is the current one, no lower than that of the view's decision, and the query brings the next view."""
     ends.write(seal(1), own(1, kind=JOIN), ends.view(1, 2, 1, "far/a"), seal(2))
     ends.begin()
     (kind, *_), view = ends.new()
@@ -149,7 +149,7 @@ def test_a_first_view_is_noticed(ends: Ends, behind: int) -> None:
 
 
 def test_the_query_starts_anew(ends: Ends) -> None:
-    """A presence may begin several sessions of a group; what it has noticed stays noticed."""
+    """A presence may begin several sessions of a group; the views that it has noticed stay noticed."""
     ends.write(seal(1), own(1))
     ends.begin()
     ends.told()

@@ -1,4 +1,4 @@
-"""A copy is made the home of a hub, on a Kafka in memory: with the old home there, without it, and cut off midway."""
+"""A copy becomes the home of a hub, on a Kafka in memory: with the old home, without it, and cut off midway."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Hub:
         return DataLog(self.connections[site], GROUP, site)
 
     def order(self, site: str, name: str, count: int) -> None:
-        """Some messages, ordered by the site's own sequencer."""
+        """Order some messages by the site's own sequencer."""
         connection = self.connections[site]
         with TinySequencer(connection, GROUP, site), Member(GROUP, f"{site}/{name}", connection=connection) as member:
             for number in range(count):
@@ -114,7 +114,7 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
 
 
 def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:
-    """The new one has nothing of the group then, as there is nothing."""
+    """The new home has no record of the group, as there is none."""
     for name, connection in hub.connections.items():
         connection.create("new", name)
     take_over(hub.connections["nyc"], "new", "nyc")

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 PATIENCE_S = 90.0
 SUSPECT_AFTER_MS = 60_000
-"""Longer than Spark takes to begin on a machine that is busy."""
+"""Longer than Spark's start on a busy machine."""
 
 
 @contextlib.contextmanager

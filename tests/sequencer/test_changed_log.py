@@ -1,4 +1,4 @@
-"""DATA that has lost its end, or was made anew: a start finds out, by all that know how far it went."""
+"""DATA has lost its end, or was made anew: a start finds out, by all witnesses of its length."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
 def test_topics_that_were_made_anew_are_a_new_group(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sequencer serves it. The ledger, which has another group's rows, leaves it out, and all say so."""
+    """The sequencer serves the new group. The ledger, with another group's rows, leaves it out, and each command
+    says so.
+    """
     order(kafka, 5)
     ledger = write_ledger(kafka, tmp_path / "ledger")
     kafka.topics.ahead_ms = CLOCKS_APART_MS + 1
@@ -193,7 +195,7 @@ NOBODY = json.dumps({"members": [], "joined": [], "left": [], "suspected": [], "
 
 
 class History:
-    """A group whose sequencers are killed and started again, by its log alone; each broker has its own clock."""
+    """A group whose sequencers are killed and restarted, by its log alone; each broker has its own clock."""
 
     def __init__(self, rng: random.Random, kafka: MemoryConnection) -> None:
         self.rng, self.kafka, self.at_ms = rng, kafka, 10**12
@@ -225,7 +227,9 @@ class History:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_a_ledger_and_data_by_what_both_have(seed: int) -> None:
-    """Grown, cut, cut and grown again, purged, made anew: by the log alone, whatever the brokers' clocks say."""
+    """DATA grows, is cut, grows again, is purged or made anew: only the log counts, whatever the brokers' clocks
+    say.
+    """
     rng, kafka = random.Random(seed), MemoryConnection()
     kafka.create("g", SITE)
     history = History(rng, kafka)

@@ -47,7 +47,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) -> None:
-    """The others are there within a second; the one fails when its time is over, unless nothing of it is needed."""
+    """The others are served within a second; the one fails when its time is over, unless it needs no answer."""
     kafka.topics.take_away(name(role), *what)
     started, found, took = time.monotonic(), dict[str, SequencerState | AbcastError](), dict[str, float]()
     with closing(Takeover(Claimer(kafka, "nyc"), FORWARD)) as takeover:
@@ -178,7 +178,7 @@ class TestMaintenance:
     def test_many_groups_of_a_leader_that_hangs(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, led: bool
     ) -> None:
-        """The others are looked at soon, and the hanging ones cost them nothing after that."""
+        """The others are maintained soon, and the hanging ones cost them no more time after that."""
         hanging = [f"a{number:02}" for number in range(20)]
         for group in hanging:
             kafka.create(group, "nyc")

@@ -133,7 +133,7 @@ def test_only_the_group_that_changed_is_read_back(
 
 
 class Decided(Exception):
-    """In the place of a query."""
+    """Replaces a query."""
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_so_does_a_shard_that_agrees(
 def test_what_a_shard_has_left_out_is_tried_again(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a shard of its own, for which the job does not end; it is taken over once that can be."""
+    """A shard of its own tries it, and the job does not end; the group is taken over once it can be."""
     monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.2)
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
     taken = []
@@ -261,9 +261,7 @@ def test_the_oldest_shard_may_fail_beside_others(
     caplog: pytest.LogCaptureFixture,
     error: AbcastError,
 ) -> None:
-    """Its groups are tried again; before, the groups of all other shards went down with it. Of a group that another
-    sequencer has taken over, that one tells.
-    """
+    """Its groups are tried again, and the other shards' groups go on."""
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     fails = threading.Event()

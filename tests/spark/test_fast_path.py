@@ -1,4 +1,4 @@
-"""The ledger's one pass: what it hands on, against the reading rule on random logs; and what the writer makes of it."""
+"""The ledger's fast path, against the reading rule on random logs; and the writer behind it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def snapshot_at(seqno: int, epoch: int, group: str) -> Data:
 
 
 def by_the_rule(log: Log) -> tuple[list[int], bool]:
-    """The seqnos up to the first record that is not in line, and whether there is none."""
+    """Return the seqnos up to the first record that is not contiguous, and whether there is none."""
     offset, seqno, epoch = log.next
     reader, taken = Reader(epoch, seqno - 1), list[int]()
     for at, record in log.records:
@@ -121,14 +121,14 @@ def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
 
 
 def test_a_row_that_is_in_its_place_again(spark: SparkSession) -> None:
-    """2 comes twice and 3 is lost: 4 has the place of the fourth message, and 3 is lacking before it."""
+    """2 comes twice and 3 is lost: 4 is the fourth message, and 3 is missing before it."""
     rows = log_of(message(1), message(2), message(2), message(4), group="g")
     line = contiguous(ledger_rows(source_frame_by_task(spark, rows)), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
 
 
 def test_a_topic_that_two_tasks_read(spark: SparkSession) -> None:
-    """The second task can't know its place, so nothing of it is in line."""
+    """The second task does not know the place of its records, so none counts as contiguous."""
     log = log_of(*map(message, range(1, 5)), group="g")
     line = contiguous(ledger_rows(source_frame_by_task(spark, log[:2], log[2:])), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
@@ -146,7 +146,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.slow
 def test_contiguous_records_are_read_once(spark: SparkSession, table: Path) -> None:
-    """After the first batch, which begins with a seal, nobody asks the reading rule; snapshots disturb nothing."""
+    """The reading rule is asked for the first batch, which begins with a seal, and never again, also with snapshots."""
     groups = ("once", "other")
     batches: list[dict[str, Sequence[Data]]] = [
         {group: [seal(1), message(1)] for group in groups},

@@ -88,7 +88,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A neighbour that was cut for too long, say, until somebody mends that."""
+    """A neighbour was cut off for too long, say, until an operator mends it."""
     cut, away = HistoryUnavailable("sfo lacks offsets 3 to 7."), BrokerUnreachable("no Kafka broker answers.")
     relay = _Relay(tmp_path, *[cut] * 20, *[away] * 20, cut, cut)
     with caplog.at_level(logging.WARNING):
@@ -114,7 +114,7 @@ def test_a_sequencer_ends_with_what_will_not_pass(tmp_path: Path) -> None:
 
 
 def test_to_begin_anew_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However often, and nobody is warned."""
+    """A job may begin anew any number of times, without a warning."""
     with caplog.at_level(logging.WARNING):
         _Failing(tmp_path, *[RoomAgain("there is room again.")] * 20).run()
     assert not caplog.records
@@ -177,7 +177,7 @@ def test_a_relay_that_fails_does_not_end_the_sequencer(caplog: pytest.LogCapture
 def test_what_is_wrong_with_the_ledgers_groups_does_not_end_the_sequencer(
     caplog: pytest.LogCaptureFixture, failure: AbcastError
 ) -> None:
-    """No restart would mend it. Whatever else ends the ledger ends both."""
+    """A restart would not mend it. Any other error of the ledger ends both jobs."""
     for error, ends_both in ((failure, False), (EnvironmentProblem("disk full"), True)):
         ledger, sequencer = _Job("ledger", ends_alone_with=LedgerJob.ends_alone_with), _Job("sequence")
         threads = [JobThread(ledger), JobThread(sequencer)]
@@ -202,7 +202,7 @@ _JOBS: dict[str, Any] = {
 @pytest.mark.parametrize("other", _JOBS)
 @pytest.mark.parametrize("ends", _JOBS)
 def test_each_jobs_end_beside_each_other(ends: str, other: str) -> None:
-    """The process ends with it where nothing is left that somebody asked for; a job of its groups' own ends alone."""
+    """The process ends with the job if no requested group is left; a job of its own groups ends alone."""
 
     def job(name: str) -> _Job:
         kind = _JOBS[name]
@@ -314,7 +314,7 @@ def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.
 
 
 def test_a_list_that_is_doubted_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that is away is found in seconds, though looks are seldom; not more often than that."""
+    """An absent partition is found in seconds, though looks are seldom; doubts cause no more looks than that."""
     now = [0.0]
     monkeypatch.setattr("connectors.kafka.groups.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
@@ -353,7 +353,9 @@ def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Pat
 
 
 class _Unwritten(_Failing):
-    """Its query ends, as Kafka does not take a record of h in time; then it is asked which groups are left."""
+    """A job whose first query ends, as Kafka does not take a record of h in time; the next one's error names its
+    groups.
+    """
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> Any:
         del checkpoint

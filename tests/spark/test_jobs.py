@@ -59,7 +59,7 @@ def epoch(options: JobOptions, group: str) -> int:
 
 
 class _Trickle:
-    """A message every 200 ms; when each was sent and when it was ordered."""
+    """Sends a message every 200 ms; records the times of sending and ordering."""
 
     def __init__(self, member: Member) -> None:
         self._spans: list[tuple[float, float]] = []
@@ -117,7 +117,7 @@ def test_many_groups_are_taken_over_side_by_side(spark: SparkSession, options: J
 
 
 def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, options: JobOptions) -> None:
-    """The records that Kafka puts at a transaction's end are offsets without a record: nothing waits for them."""
+    """Kafka's records at a transaction's end are offsets without a record: no reader waits for them."""
     create_topics(options.connection, "tx", [options.site])
     forward, sender = str(Topic("tx", "forward", options.site)), f"{options.site}/flink"
 
@@ -171,7 +171,7 @@ def test_a_data_directory_that_goes_stops_the_job(
 def test_decisions_that_do_not_count_are_noticed(
     spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seal of an epoch that nobody has claimed: readers ignore the sequencer from there on."""
+    """DATA has a seal of an epoch without a claim: readers ignore the sequencer from there on."""
     monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.5)
     monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 1.0)
     create_topics(options.connection, "forged", [options.site])
@@ -227,7 +227,7 @@ def test_groups_that_go_leave_the_others_in_peace(spark: SparkSession, options: 
 
 
 def refused(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:
-    """Exit code and standard error of a job that can't start."""
+    """Return exit code and standard error of a job that can't start."""
     done = abcast(*arguments, cwd=cwd, variables=variables)
     assert "ready" not in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The ledger, and a mesh's relay: what earlier versions left behind, and what later ones may write."""
+"""The ledger and a mesh's relay read records of earlier and of later versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def writer_of(directory: Path, start: Start) -> LedgerWriter:
 
 
 def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession, tmp_path: Path) -> None:
-    """However the batches are cut, and also where the table has a part of a record's numbers."""
+    """The batches may be cut anywhere, and the table may have some of a record's numbers."""
     wanted = [
         *((1, "message", b"m1"), (2, "pause", b"{}"), (3, "pack", b"of three"), (4, "pack", None), (5, "pack", None)),
         *((6, "message", b"m6"), (7, "pack", b"of two"), (8, "pack", None), (9, "message", b"m9")),

@@ -69,7 +69,7 @@ def log_of(*records: Data, group: str = "g", first_offset: int = 0) -> list[Row]
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty ledger. Making one takes Spark a while, so the tests share it: each has a group of its own in it."""
+    """Return an empty ledger. Spark takes a while to make one, so the tests share it: each has its own group."""
     directory = tmp_path_factory.mktemp("ledger")
     create_tables(spark, directory)
     assert read_table_state(directory / "ledger") == TableState()
@@ -80,7 +80,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> str:
-    """A group of the test's own."""
+    """Return a group of the test's own."""
     return str(request.node.name)
 
 
@@ -97,7 +97,7 @@ BEGINNING = Start(0, Reader())
 
 
 def writer_of(table: Path, start: Start, *groups: str, dropped: int = 0, **options: Any) -> LedgerWriter:
-    """A writer of the groups, of whose DATA retention has dropped everything below an offset."""
+    """Return a writer of the groups; retention has dropped their DATA below an offset."""
     return LedgerWriter(table, dict.fromkeys(groups, start), lambda _: dropped, **options)
 
 
@@ -107,7 +107,7 @@ def expected(*seqnos: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_table_that_is_set_back(spark: SparkSession, tmp_path: Path, after: int) -> None:
-    """Between any two batches. Nothing is written behind the hole, and who begins anew fills it."""
+    """The table is set back between any two batches. No row is written behind the hole, and a new start fills it."""
     group = "g"
     create_tables(spark, tmp_path)
     table = tmp_path / "ledger"
@@ -207,7 +207,9 @@ def test_ledger_rows(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
-    """Repeats within a batch and between batches, what runs ahead, and what a fenced sequencer left are not written."""
+    """Repeats within a batch and between batches, early records, and leftovers of a fenced sequencer are not
+    written.
+    """
     writer = writer_of(table, BEGINNING, group)
     first = log_of(seal(1), message(1), message(2), message(2), message(1), message(4), message(3), group=group)
     writer.write(source_frame(spark, first), 0)
@@ -314,7 +316,7 @@ def test_views(spark: SparkSession, table: Path, group: str) -> None:
 
 @pytest.mark.slow
 def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: str) -> None:
-    """A successor that has the ledger alone decides about them as one that has DATA, however many have left since."""
+    """A successor with the ledger alone decides about them as one with DATA, however many have left since."""
     log = Log(closed=True, suspect_after_ms=2_000)
     with patch.object(membership, "MAX_LEFT", 2):
         log.batch(("s/a", JOIN), ("s/b", JOIN))
@@ -379,9 +381,8 @@ def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, gro
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_writers_in_two_jvms(spark: SparkSession, table: Path, group: str) -> None:
-    """Each seqno once: each finds what the other has written, or waits for it.
-
-    In `make test`, two ledger jobs do the same in `test_each_seqno_once` of tests/crash/test_ledger.py.
+    """Each writer finds the other's rows, or waits for it. In `make test`, two ledger jobs do the same in
+    `test_each_seqno_once` of tests/crash/test_ledger.py.
     """
     count = 6
     rival = subprocess.Popen(

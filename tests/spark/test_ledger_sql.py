@@ -1,4 +1,4 @@
-"""SQL over tables that Spark has written: DuckDB reads the same, and Spark, asked itself, only reads too."""
+"""SQL over tables that Spark has written: DuckDB reads the same, and Spark only reads, too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS = "SELECT max(a.id) FROM range(1000000) a, range(1000000) b"
 
 @pytest.fixture(scope="module")
 def data(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two groups in the real tables, one of them with a view."""
+    """Return two groups in the real tables, one of them with a view."""
     data = tmp_path_factory.mktemp("spark sql")
     create_tables(spark, data)
     for group in ("orders.eu", "2024-01-01"):
@@ -156,7 +156,7 @@ def test_what_spark_can_not_run_is_told_in_a_sentence(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seconds", [*(pytest.param(early, marks=pytest.mark.soak) for early in (1.0, 2.5)), 6.0])
 def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
-    """However far Spark has come with its start. A terminal sends it to all processes, the JVM among them."""
+    """Ctrl-C comes at any point of Spark's start. A terminal sends it to all processes, the JVM among them."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
 
 
 def left_of(session: int) -> list[str]:
-    """The processes of a session that are still there."""
+    """Return the processes of a session that still run."""
     found = subprocess.run(
         ["ps", "-ww", "-s", str(session), "-o", "stat=,args="], capture_output=True, text=True, check=False
     )
@@ -202,7 +202,9 @@ def test_from_the_command_line(data: Path) -> None:
 
 @pytest.mark.parametrize(("stages", "percent"), [({1: (3, 4), 2: (0, 8)}, 25.0), ({1: None}, -1.0), ({}, -1.0)])
 def test_how_much_is_done(stages: dict[int, tuple[int, int] | None], percent: float) -> None:
-    """By the tasks of all that is under way. A stage that has ended is unknown, and so is all at Spark's end."""
+    """Progress counts the tasks of all running stages. A stage that has ended is unknown, and so are all at
+    Spark's end.
+    """
     told = {
         number: None if tasks is None else SimpleNamespace(numCompletedTasks=tasks[0], numTasks=tasks[1])
         for number, tasks in stages.items()

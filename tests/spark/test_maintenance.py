@@ -1,4 +1,4 @@
-"""The care of the Delta tables, for real: small files merged, old ones deleted, and not a row more or less."""
+"""Maintain real Delta tables: small files are merged, old ones deleted, and the rows stay the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAYS_AGO_S = 3 * 86_400
 
 
 def ranges_of(table: Path, group: str) -> list[tuple[int, int]]:
-    """The seqnos of each file."""
+    """Return the seqnos of each file."""
     actions = DeltaTable(str(table)).get_add_actions(flatten=True)
     columns = {name: actions.column(name).to_pylist() for name in ("partition.group_name", "min.seqno", "max.seqno")}
     found = zip(*columns.values(), strict=True)
@@ -97,7 +97,7 @@ def test_who_has_set_another_retention_keeps_it(spark: SparkSession, tmp_path: P
 
 @pytest.mark.broker
 def test_beside_other_jobs(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Once and again, until it is stopped. What fails is tried again."""
+    """Maintenance repeats until it is stopped. A failed run is tried again."""
     create_tables(spark, tmp_path)
     writer = writer_of(tmp_path / "ledger", BEGINNING, "a")
     job = MaintenanceJob(

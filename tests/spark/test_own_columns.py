@@ -65,7 +65,7 @@ def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Col
 
 
 def record_of(value: Column) -> Column:
-    """A record to set aside, with this value."""
+    """Return a record to set aside, with this value."""
     own = F.struct(F.lit(HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
     known = {"key": F.lit(b"s/a"), "value": value, "incarnation": F.lit(1), "local_seqno": F.lit(2), "at_ms": F.lit(3)}
     known["headers"] = F.array(own)
@@ -78,7 +78,7 @@ def record_of(value: Column) -> Column:
 
 
 def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
-    """The values by these rows' names, behind a step that sees all rows before the first goes on."""
+    """Return the values by these rows' names, behind a step that sees all rows before the first goes on."""
     known = {
         "partition": F.col("partition"),
         "first_offset": F.col("offset") if offset is None else offset,
@@ -138,7 +138,7 @@ def test_all_else_fails(spark: SparkSession, case: str) -> None:
 
 
 def test_where_there_is_no_task() -> None:
-    """There is nothing to hold records by then."""
+    """Without a task there is no store for records."""
     with pytest.raises(Exception, match="in a task of Spark's only"):
         jvm().abcast.RecordsAside.takeBlock(None, None, 0, 1)
 
@@ -219,7 +219,7 @@ def rows_of_two() -> list[Row]:
 
 @pytest.mark.parametrize("wrong", ["nothing", "first_offset", "partition", "size", "topic", "again"])
 def test_a_wrong_decision_fails(spark: SparkSession, wrong: str) -> None:
-    """Whatever a run says wrongly of where its records are: the batch ends there."""
+    """A run that names a wrong place of its records ends the batch."""
     rows = rows_of_two()
     with instead_of_state(["topic", "partition", "offset"], 10_000):
         runs = sequence(source_frame(spark, rows), SITE, {"g": STATE})

@@ -31,7 +31,7 @@ def settings(line: str) -> dict[str, str]:
 
 
 def test_what_is_written(tmp_path: Path) -> None:
-    """The workers' daemon is there under the name by which the driver knows it; a second call replaces all."""
+    """The workers' daemon has the name that the driver uses; a second call replaces all files."""
     pack(tmp_path, with_libraries=False)
     (tmp_path / "jars" / "old.jar").touch()
     packed = pack(tmp_path, with_libraries=False)
@@ -47,7 +47,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tables_on_s3_take_their_jars_along(tmp_path: Path) -> None:
-    """The line has them, and where the tables are; it has no login."""
+    """The command names the jars and the tables' place, and no login."""
     url, secret = "s3a://tables/abcast", "not-to-be-seen"
     login = {"ABCAST_STORAGE_ACCESS_KEY_ID": "key", "ABCAST_STORAGE_SECRET_ACCESS_KEY": secret}
     asked = ("package", tmp_path / "packed", "--no-libraries", "--master", "spark://h:1")

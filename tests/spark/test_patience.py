@@ -22,7 +22,7 @@ def query(reports: list[dict[str, Any]]) -> Any:
 
 
 def told_at(patience: Patience, query: Any, until: int, first: int = 0, *, runs_tasks: bool = False) -> list[int]:
-    """The seconds at which somebody is told, if it is asked each second."""
+    """Return the seconds at which the batch is reported, with a question each second."""
     return [second for second in range(first, until) if patience.ends(second, query, lambda: runs_tasks)]
 
 
@@ -34,7 +34,7 @@ def test_a_batch_without_a_task_is_told_of_again_and_again(query: Any) -> None:
 
 
 def test_a_batch_that_takes_long_is_not(query: Any) -> None:
-    """Nor is one that has lost its executor, before it has waited as long itself."""
+    """A batch that has lost its executor is not reported either, before it has waited as long."""
     patience = Patience(0)
     assert told_at(patience, query, 60, runs_tasks=True) == []
     assert told_at(patience, query, 80, 60) == [66, 77]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_a_worker_begins_with_what_it_needs(spark: SparkSession) -> None:
-    """Imported, from where there is bytecode, and out of the way of its garbage collection after each batch."""
+    """The module is imported, with bytecode, and left out of its garbage collection after each batch."""
 
     def look(_: Iterable[int]) -> Iterator[tuple[str, bool, int]]:
         yield sys.modules["pyspark"].__file__ or "", "connectors.sequencer.query" in sys.modules, gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""The reason of a failure, out of what Spark says of it."""
+"""Find the reason of a failure in Spark's error."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def carried(record: Data, topic: str) -> SinkRow:
 
 
 def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
-    """Every record of DATA, whatever it is, in its place."""
+    """Every record of DATA, of any kind, in its place."""
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
     news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
     expected = [carried(record, "abcast.g.relayed-sfo.nyc") for record in log()]
@@ -142,7 +142,7 @@ def test_the_neighbour_reads_all_of_it(spark: SparkSession) -> None:
 
 
 def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
-    """Also where there is nothing that is not carried."""
+    """Also where every record is carried."""
     message = Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", OWN, TRACE, link=None)
     rows = [
         data(message, 0, site="sfo"),
@@ -174,7 +174,7 @@ ASKED: list[tuple[list[Any], list[Any]]] = [
     ([("abcast", b"2 message 7 \xf0 - 7")], [("abcast", b"2 message 7 \xf0 MARK - - 7")]),
     ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - \xff\0")]),
 ]
-"""Headers as a client wrote them, and as the relay of a hub passes them on; a text is that of the header `abcast`."""
+"""Headers as a client writes them, and as a hub's relay passes them on; a text is the header `abcast`."""
 FORWARDED, BROUGHT = "abcast.a.b-c.forward.sfo", "abcast.a.b-c.relayed-sfo.nyc"
 INBOX, CAST = "abcast.a.b-c.inbox.lax", "abcast.a.b-c.cast.sfo"
 THERE = ("nyc", "oak")
@@ -256,8 +256,8 @@ def test_whatever_a_client_writes_is_carried(
     fields: tuple[int, int],
     said: str,
 ) -> None:
-    """With its key and its headers, but for the mark, and no more of its value than shows that it is too large. (Of
-    headers larger than that, see below.)
+    """The copy has its key and its headers, except for the mark, and only as much of its value as shows that it
+    is too large. (For larger headers, see below.)
     """
     rows = [
         Row(source, offset % 3, 10**12 + offset, case.key, case.value, case.headers, case.timestamp_ms)
@@ -274,7 +274,7 @@ def test_whatever_a_client_writes_is_carried(
 
 
 def _marked(headers: Sequence[tuple[str, Any]], said: bytes, begin: int, end: int) -> list[tuple[str, Any]]:
-    """The headers with that in the place of these fields of the first one of abcast's, which comes first then."""
+    """Return the headers with that text in these fields of abcast's first one, which comes first then."""
     others = list(headers)
     own = next((header for header in headers if header[0] == "abcast"), None)
     if own is not None:
@@ -325,7 +325,7 @@ def test_of_another_site_nothing_is_carried(spark: SparkSession) -> None:
 
 
 def test_spark_asks_once_for_a_row(spark: SparkSession) -> None:
-    """Though its columns are used apart, and none of it where it is null."""
+    """Its columns are used separately, and none of them where it is null."""
     for relay in (relay_home_data, relay_agreed):
         relayed = relay(source_frame(spark, []), WAY).where("octet_length(value) > 0").select("topic", "headers")
         plan = relayed._jdf.queryExecution().optimizedPlan().toString()
@@ -358,12 +358,12 @@ NO_TOPIC_TAKES = {
     "a number": (b"sfo/bob", b"x", [("abcast", b"2 message 7 1" + BIG.replace(b"n", b"0"))]),
     "all of it": (b"sfo/" + BIG, BIG, [*LINE, *LINE, ("h", BIG)]),
 }
-"""Kafka takes these, as they are compressed."""
+"""Kafka takes these records compressed."""
 
 
 @pytest.mark.parametrize("what", NO_TOPIC_TAKES)
 def test_what_no_topic_takes_is_cut_and_judged_as_before(spark: SparkSession, what: str) -> None:
-    """The relay goes on, and at the other site the record is what it is at home: good, or a dead letter."""
+    """The relay goes on, and the record is judged at the other site as at home: good, or a dead letter."""
     row = Row("abcast.g.forward.sfo", 0, 0, *NO_TOPIC_TAKES[what])
     at_home = codec.decode_forward(row.source, row.key, row.value, row.headers, TIMESTAMP_MS)
     frame = source_frame(spark, [row])
@@ -450,7 +450,7 @@ BACK = ["nyc/a-0:1", "oak/a-0:1", "fra/a-0:1 nyc/a-0:1", "fra/a-0:1 oak/a-0:1 la
 def test_what_has_been_there_is_not_carried_back(
     spark: SparkSession, relay: Callable[[DataFrame, Direction], DataFrame], topic: str, before: str
 ) -> None:
-    """However long its way was: of the Kafkas on it, none is the target's. All others are carried."""
+    """Whatever its way, a record is not copied to a Kafka that it has passed. All others are copied."""
     rows = [
         Row(f"abcast.g.{topic}", 0, offset, b"lax/al", b"x", _whole([f"{before} {marks}"]))
         for offset, marks in enumerate([*CARRIED_ON, *BACK])
@@ -496,7 +496,7 @@ def test_casts_are_marked(spark: SparkSession) -> None:
 
 
 def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSession) -> None:
-    """To the home, what a member of the other site wrote under the relay's name is a dead letter, as it is there."""
+    """At the home, a record that a member of the other site wrote under the relay's name is a dead letter."""
     rows = [
         Row("abcast.g.forward.sfo", 0, offset, b"sfo/abcast.relay", b"{}", codec.forward_headers(1, 1, kind=kind))
         for offset, kind in enumerate(codec.FORWARD_KINDS)
@@ -514,7 +514,7 @@ def _said(header: str | bytes) -> Any:
 
 
 def _whole(headers: list[Any], row: Row | None = None) -> list[tuple[str, Any]]:
-    """Headers of the tables above, with the mark of that row."""
+    """Return headers of the tables above, with the mark of that row."""
     mark = f"sfo/{row.source}".encode() if row is not None else b""
     named = [("abcast", header.encode()) if isinstance(header, str) else header for header in headers]
     return [(name, value and value.replace(b"MARK", mark)) for name, value in named]

@@ -42,7 +42,7 @@ START = SequencerState("g", epoch=3, seqno=41, view=2, received={"local/old": Re
 
 
 def of_senders(lengths: Mapping[str, int], *, partitions: int = 1, group: str = "g") -> list[Row]:
-    """Messages 1 … n of each sender, taking turns; a sender stays in one partition."""
+    """Return messages 1 … n of each sender, taking turns; a sender stays in one partition."""
     rows, ends = [], [0] * partitions
     for local_seqno in range(1, max(lengths.values()) + 1):
         for index, (sender, length) in enumerate(lengths.items()):
@@ -197,7 +197,7 @@ def test_go_back_n_and_incarnations(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 2), pytest.param(2, 5, marks=pytest.mark.slow), (3, 10_000)])
 def test_rows_in_any_order(spark: SparkSession, seed: int, chunk_rows: int) -> None:
-    """However Spark deals the rows out, in whatever pieces, the numbers are the log's."""
+    """In whatever order and pieces Spark hands out the rows, the numbers are the log's."""
     rows = of_senders({"local/a": 9, "local/b": 4, "local/c": 7}, partitions=2)
     _, expected = decide_rows(START, rows)
     shuffled = random.Random(seed).sample(rows, len(rows))
@@ -280,7 +280,7 @@ def test_nothing_to_write(spark: SparkSession) -> None:
 
 
 def test_many_partitions_of_kafka_are_read_by_few_tasks(spark: SparkSession) -> None:
-    """Spark plans a task for each, and with a message in each of a thousand groups that is nearly all it does."""
+    """Spark would plan a task for each, which with a message in each of a thousand groups is nearly all its work."""
     rows = source_frame(spark, []).repartition(50, "offset").filter("offset > 0")
     decoded = forward_rows(read_by_few(rows, 2), SITE).repartition(2, "group")
     plan = decoded._jdf.queryExecution().executedPlan().toString()

@@ -172,7 +172,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
 
 
 def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
-    """Requests, with and without headers of the application, and news, also from a site behind the neighbour."""
+    """Requests, with and without headers of the application, and reports, also from a site behind the neighbour."""
     trace = (("trace", b"1"),)
     way = Direction("local", "nyc")
     asked = [forward("local/alice", number + 1, number, application=trace[number:]) for number in (0, 1)]
@@ -211,11 +211,11 @@ def link_of(row: SparkRow) -> tuple[int, ...]:
 
 
 SILENT = {"heartbeat", "leave", "link-start"}
-"""Kinds of a relay's own that no DATA and no dead letter comes of."""
+"""Kinds of relays' own records that lead to no DATA and no dead letter."""
 
 
 def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
-    """Each record, in a group of its own, becomes the same DATA or the same dead letter, whatever bytes are in it."""
+    """Each record, in a group of its own, becomes the same DATA or the same dead letter, whatever its bytes."""
     rows, states = [], []
     expected: list[SinkRow] = []
     for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK, *TOO_LARGE_TO_BE_WRITTEN]):

@@ -46,7 +46,7 @@ def python_path(pid: int) -> set[str]:
 
 
 def last_in(ledger: Path) -> int:
-    """The last seqno of the group there."""
+    """Return the last seqno of the group there."""
     return read_table_state(ledger).last_seqno.get(GROUP, 0)
 
 
@@ -78,7 +78,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) ->
 
 
 def test_an_executor_with_what_was_shipped(running: Running) -> None:
-    """Sequencer and ledger work there."""
+    """Sequencer and ledger work on that executor."""
     (executor,) = executors_of(running.worker)
     (python,) = children(executor, "python_workers")
     assert {place for place in python_path(python) if not place.startswith(str(SPARK))} == {"abcast-python"}
@@ -109,7 +109,7 @@ def test_an_executor_is_killed_under_load(running: Running) -> None:
 
 @pytest.mark.soak
 def test_a_job_without_a_core_says_so(running: Running) -> None:
-    """The other one has them all."""
+    """The other job has all cores."""
     options = ("--site", "nowhere", "--data", "other", "--bootstrap-servers", running.connection.bootstrap_servers)
     with submitted(running.where, running.line, *options) as waiting:
         waiting.wait_for(f"Does {running.where.url} have a free core for this job", 90)

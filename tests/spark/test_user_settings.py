@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def defaults(tmp_path: Path) -> Path:
-    """A directory with a spark-defaults.conf."""
+    """Return a directory with a spark-defaults.conf."""
     (tmp_path / "spark-defaults.conf").write_text(
         "# a comment\n\nspark.ui.enabled true\nspark.eventLog.dir=hdfs://a:1/logs\n  spark.driver.memory :  3g \n"
         "other.setting 1\nspark.executor.extraJavaOptions -Da=b -Dc=d\n",
@@ -92,7 +92,7 @@ def test_what_breaks_no_promise(defaults: Path) -> None:
 
 
 def test_who_waits_for_a_task_is_asked_the_right_question() -> None:
-    """An executor that can't reach the driver looks like none."""
+    """An executor that can't reach the driver looks like no executor."""
     context = SimpleNamespace(master="spark://h:7077", getConf=lambda: {"spark.driver.host": "d.example"})
     asked = what_tasks_need(context)  # type: ignore[arg-type]
     assert "Does spark://h:7077 have a free core" in asked
@@ -124,7 +124,7 @@ session.stop()
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_session_of_the_users(defaults: Path) -> None:
-    """For real: what counts in the JVM."""
+    """The settings of a real JVM."""
     arguments = "--conf spark.ui.port=0 --driver-memory 900m pyspark-shell"
     environment = {**os.environ, "SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": arguments}
     done = subprocess.run(
