@@ -173,7 +173,8 @@ class SameLogConsumer:
     def _note_passed(self) -> None:
         """Note how far the consumer has come, before it is moved: no record tells of a marker."""
         for place in self._places:
-            self._passed[place] = max(self._passed.get(place, 0), self._consumer.position(place))
+            with contextlib.suppress(KeyError):  # the consumer's owner has read other partitions with it since
+                self._passed[place] = max(self._passed.get(place, 0), self._consumer.position(place))
 
     def _go_back(self) -> None:
         self._note_passed()

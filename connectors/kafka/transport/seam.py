@@ -140,6 +140,7 @@ class Consumer(Protocol):
     def position(self, partition: TopicPartition) -> int:
         """Return the offset after everything polled of an assigned partition. It also counts offsets without a record:
         a transaction's marker, aborted and compacted records. To read up to an end, wait until the position reaches it.
+        Raises KeyError for a partition that is not assigned.
         """
 
     def rest(self) -> None:
