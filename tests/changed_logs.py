@@ -46,7 +46,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def change(kafka: MemoryConnection, topic: str, how: Change) -> None:
-    """The topic becomes another one, of like records, while nobody looks."""
+    """Replace the topic by another one, of like records, between two looks."""
     place = TopicPartition(topic, 0)
     with kafka.topics.changed:
         then, kafka.topics.ahead_ms = list(kafka.topics.partitions[place]), kafka.topics.ahead_ms + 5_000

@@ -47,7 +47,7 @@ TOGETHER = {
     "tests/storage/": "tests/storage/",
     "tests/test_wheel.py": "tests/test_wheel.py",
 }
-"""Tests that share what takes long to start: with several processes (`pytest -n 2`), one of them runs all of these."""
+"""Tests that share something slow to start: with several processes (`pytest -n 2`), one of them runs all of these."""
 
 FIRST = (
     "tests/sites/",
@@ -152,14 +152,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 @pytest.fixture(scope="session")
 def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """The same with TLS, users and rights."""
+    """Yield a broker with TLS, users and rights."""
     with started(tmp_path_factory.mktemp("secure-broker"), secure=True) as running:
         yield running
 
 
 @contextmanager
 def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
-    """A broker for as long as tests last."""
+    """Yield a broker that runs for all tests."""
     broker = EmbeddedBroker(directory, port=0, secure=secure)
     try:
         broker.start(timeout=200)  # several processes of tests start at a time
@@ -170,7 +170,7 @@ def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBro
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The application's own kind of session, so that tests see the settings that the jobs run with."""
+    """Yield a session of the application's own kind, so that tests see the jobs' settings."""
     from connectors.spark.session import build_session
 
     session = build_session("abcast tests", cores=2)

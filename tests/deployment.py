@@ -22,7 +22,7 @@ def commands(name: str) -> list[list[str]]:
 
 
 def command(name: str, first: str) -> list[str]:
-    """The one that begins with this word."""
+    """Return the command that begins with this word."""
     [words] = {tuple(words) for words in commands(name) if words[:1] == [first]}
     return list(words)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def assert_nothing_is_left(action: Callable[[], object], times: int) -> None:
-    """Do it once, and so often again: no thread more than after the first, and of files less than one each time."""
+    """Act once, and then so often again: no more threads than after the first time, and less than one open file
+    each time.
+    """
     threads, files = _after(action)
     for _ in range(times):
         threads_now, files_now = _after(action)

@@ -23,7 +23,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def doc(name: str) -> str:
-    """A page of docs/."""
+    """Return a page of docs/."""
     return PAGES[f"docs/{name}.md"]
 
 
@@ -36,17 +36,17 @@ def section(page: str, heading: str) -> str:
 
 
 def fences(page: str, language: str) -> list[str]:
-    """The code blocks in a language."""
+    """Return the code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
 def prose(page: str) -> str:
-    """The page without its code blocks."""
+    """Return the page without its code blocks."""
     return _FENCED.sub("", page)
 
 
 def tables(text: str) -> list[list[tuple[str, ...]]]:
-    """The rows of each table, without its head."""
+    """Return the rows of each table, without its head."""
     found = re.findall(r"^\|.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.MULTILINE)
     return [[_cells(row) for row in body.splitlines()] for body in found]
 
@@ -61,6 +61,6 @@ def spans(text: str) -> list[str]:
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -25,7 +25,7 @@ FILES = sorted(path.name for path in deployment.DIRECTORY.iterdir() if not path.
 
 
 def parse(words: list[str]) -> None:
-    """Raise what the command line would say of these words."""
+    """Raise the command line's error for these words."""
     name, below = words[0], command().commands[words[0]]
     rest = words[1:]
     while isinstance(below, TyperGroup):
@@ -35,7 +35,7 @@ def parse(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_commands(name: str) -> None:
-    """Each is one of abcast's, with options that it has."""
+    """Each is a command of abcast, with options that it has."""
     found = [words for words in deployment.commands(name) if words]
     assert found
     for words in found:

@@ -80,7 +80,7 @@ def test_the_list_of_protocols_has_each() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named(page: str) -> None:
-    """A path of the repository in backticks is there."""
+    """Each path of the repository in backticks exists."""
     for path in re.findall(r"`((?:ordering|connectors|jobs|tests|conf|docs)/[^`\s]*)`", PAGES[page]):
         assert any(ROOT.glob(path.rstrip("/"))), path
 
@@ -101,7 +101,7 @@ def test_what_contributors_are_told() -> None:
 
 
 def test_make_targets() -> None:
-    """The targets that the pages name are there."""
+    """The targets that the pages name exist."""
     blocks = "\n".join(block for page in PAGES.values() for block in fences(page, "sh"))
     named = set(re.findall(r"(?<![\w-])make ([a-z-]+)(?=[ `\n])", blocks + " ".join(PAGES.values())))
     assert {"demo", "test", "setup", "lint"} <= set(re.findall(r"make ([a-z-]+)", "".join(fences(README, "sh"))))
@@ -265,7 +265,7 @@ def test_commands(table: str) -> None:
 
 
 def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
-    """The environment variables of all options."""
+    """Return the environment variables of all options."""
     for name, below in group.commands.items():
         prefix = f"{path}_{name.upper()}"
         for parameter in below.params:
@@ -277,7 +277,7 @@ def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
 
 
 def test_variables() -> None:
-    """The environment variables that are named mean something."""
+    """Each environment variable that the pages name is an option's."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("configuration"), "## Where a setting comes from")))
     assert named - {
         *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT", "ABCAST_STORAGE_"),
@@ -292,7 +292,7 @@ def test_variables() -> None:
 
 
 def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The examples of a configuration file and of a sites' file are what they say."""
+    """The examples of a configuration file and of a sites' file are valid, with the values that they claim."""
     file = tmp_path / "abcast.toml"
     [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("configuration"), "toml")
     file.write_text(described, encoding="utf-8")

@@ -26,7 +26,7 @@ def test_no_private_name_is_imported_across_modules(path: Path) -> None:
 
 
 def test_what_completion_shows() -> None:
-    """The names that applications use, and none that the package has for itself."""
+    """Completion shows the names for applications, and none that the package has for itself."""
     import abcast
     from abcast import _public
 

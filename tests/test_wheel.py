@@ -1,4 +1,4 @@
-"""The wheel, installed where an application has modules of its own that are named as ours are in the repository."""
+"""The wheel, installed beside an application whose modules have the names of ours in the repository."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ EXAMPLE = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("u
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment that has the wheel and some dependencies, and an application's directory to start from."""
+    """An environment with the wheel and some dependencies, and an application's directory to start from."""
 
     python: Path
     application: Path
 
     def run(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run something of the environment to its end."""
+        """Run a program of the environment to its end."""
         command = [str(self.python.parent / arguments[0]), *arguments[1:]]
         return subprocess.run(
             command, input=text, capture_output=True, text=True, cwd=self.application, env=self.variables(), timeout=150
@@ -49,7 +49,9 @@ class Installed:
         return done.stdout
 
     def variables(self) -> dict[str, str]:
-        """The repository and its environment are not there; the jars, which both use, need not be fetched again."""
+        """Return variables without the repository and its environment; the jars, which both use, are not fetched
+        again.
+        """
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         return environment(PATH=path, PYTHONPATH="", ABCAST_TRANSPORT="", ABCAST_JARS=str(jars_directory()))
 
@@ -88,7 +90,7 @@ def required_by(wheel: Distribution, extra: str) -> list[Distribution]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, as hatchling builds it."""
+    """Build the wheel with hatchling."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
@@ -98,7 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of an application. It goes first on Python's path, and has modules of the names of ours."""
+    """Return an application's directory. It comes first on Python's path, and has modules with the names of ours."""
     directory = tmp_path_factory.mktemp("application")
     for name in ("connectors", "jobs", "ordering"):
         (directory / name).mkdir()
@@ -142,7 +144,7 @@ def test_what_moves() -> None:
 
 
 def test_names(base: Installed) -> None:
-    """The public names are there beside the application's own modules, with their types, and load nothing but Kafka."""
+    """The public names exist beside the application's own modules, with their types, and load only Kafka."""
     code = """
 import sys
 import abcast
@@ -202,7 +204,7 @@ def test_without_the_extra(base: Installed, arguments: str, needed: str) -> None
 
 
 def test_no_jars_without_the_extra(base: Installed, tmp_path: Path) -> None:
-    """The embedded broker's jars are fetched by what pyspark brings."""
+    """pyspark's Ivy fetches the embedded broker's jars."""
     code = f"import os; os.environ['ABCAST_JARS'] = {str(tmp_path)!r}; from abcast.jobs.cli import main; main()"
     done = base.run("python", "-c", code, "broker", "start")
     assert done.returncode == 2

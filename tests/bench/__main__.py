@@ -178,7 +178,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """End as on Ctrl-C, for which Spark has a handler of its own: it cancels what runs."""
+    """End as on Ctrl-C. Spark has a handler of its own for it, which cancels its work."""
     signal.raise_signal(signal.SIGINT)
 
 

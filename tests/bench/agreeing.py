@@ -82,7 +82,7 @@ def measure(lab: Lab) -> dict[str, Any]:
 
 
 def _write_file(lab: Lab, mode: Mode, trigger: Trigger) -> Path:
-    """The sites' file. No two name their Kafka alike: so they are taken for different ones."""
+    """Write the sites' file. Each site names the Kafka differently, so relays take it for several."""
     server = lab.connection.bootstrap_servers
     own = {"hub": f'home = "{HOME}"\n', "isis": f"suspect_after_ms = {_SUSPECT_AFTER_MS}\n", "mesh": ""}
     head = f'mode = "{mode}"\ntrigger = "{trigger}"\n' + own[mode]
@@ -132,12 +132,14 @@ def _running(lab: Lab, way: Way) -> Iterator[list[int]]:
 
 
 def _cpu(roots: Sequence[int]) -> float:
-    """CPU seconds of the jobs and all that they started."""
+    """Return the CPU seconds of the jobs and their children."""
     return sum(sum(cpu_seconds(root).values()) for root in roots)
 
 
 def _order(lab: Lab, group: str, numbers: range, rate: float = 0.0) -> None:
-    """At each site messages of these local seqnos, at `rate` a second together, or at once; until all have all."""
+    """Send messages of these local seqnos at each site, at `rate` a second together, or at once; wait until all
+    sites have all.
+    """
     producer = lab.member_connection("confluent").producer()
     began = time.monotonic()
     for number in numbers:

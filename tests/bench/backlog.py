@@ -1,4 +1,4 @@
-"""Filling a FORWARD topic with what members would have sent, as fast as Spark's Kafka sink writes."""
+"""Fill a FORWARD topic with records like members', as fast as Spark's Kafka sink writes."""
 
 from __future__ import annotations
 

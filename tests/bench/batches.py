@@ -18,9 +18,9 @@ _OF_DURATION = {
     "run": "addBatch",
     "log after": "commitOffsets",
 }
-"""Our names of what Spark has in `durationMs`."""
+"""Our names of Spark's `durationMs`."""
 _OF_STATE = {"state and Python": "allUpdatesTimeMs", "state's commit": "commitTimeMs"}
-"""The same of the stateful operator; both are parts of the run."""
+"""Our names of the stateful operator's times; both are parts of the run."""
 
 
 def newest_batches(spark: SparkSession) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def newest_batches(spark: SparkSession) -> list[dict[str, Any]]:
 
 
 def time_of_parts(batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The median of each part in ms, over batches with records; and of the records."""
+    """Return the median of each part in ms, over batches with records; and of the records."""
     parts: dict[str, list[float]] = {}
     for batch in batches:
         if not batch["numInputRows"]:

@@ -35,25 +35,25 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Crowd(NamedTuple):
-    """A process with members. `out` is there when it has ended."""
+    """A process with members. `out` exists when it has ended."""
 
     process: subprocess.Popen[bytes]
     out: Path
 
     def say(self, word: str) -> None:
-        """Tell it that."""
+        """Tell the process this word."""
         assert self.process.stdin is not None
         self.process.stdin.write(word.encode() + b"\n")
         self.process.stdin.flush()
 
     def wait_in(self) -> None:
-        """Until its members are in a view."""
+        """Wait until its members are in a view."""
         assert self.process.stdout is not None
         if self.process.stdout.readline() != b"in\n":
             raise RuntimeError("members with casts did not get into their view")
 
     def seen(self) -> list[tuple[str, int, int]]:
-        """End it; what its first member was given: order, sent at, delivered at."""
+        """End it; return its first member's deliveries: order, sent at, delivered at."""
         self.process.communicate(timeout=_PATIENCE_S)
         rows = [line.split() for line in self.out.read_text(encoding="ascii").splitlines()]
         return [(order, int(sent), int(delivered)) for order, sent, delivered in rows]
@@ -141,7 +141,7 @@ def _orders(lab: Lab, transport: str) -> dict[str, Any]:
 
 
 def _window(sender: Member, order: str, rate: int, warm_up_s: float, seconds: float) -> tuple[int, int, float]:
-    """From when to when was measured, on the machine's clock in ns, and how far the sender was behind, in s."""
+    """Return the window's begin and end on the machine's clock in ns, and the sender's delay in s."""
     pace = Pace(lambda: sender.broadcast(stamped_payload(), order=order), rate)  # type: ignore[call-overload]
     try:
         time.sleep(warm_up_s)
@@ -154,7 +154,7 @@ def _window(sender: Member, order: str, rate: int, warm_up_s: float, seconds: fl
 
 
 def _throughput(sender: Member, order: str, count: int) -> float:
-    """Records a second, until all receipts are there."""
+    """Return records a second, until all receipts have their result."""
     began = time.monotonic()
     for _ in range(count):
         receipt = sender.broadcast(stamped_payload(), order=order, timeout=_PATIENCE_S)  # type: ignore[call-overload]

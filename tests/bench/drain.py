@@ -63,7 +63,7 @@ def read_all(lab: Lab, topics: list[str], offsets: Mapping[TopicPartition, int] 
 
 
 def copy_of(forward: DataFrame, topic: str) -> DataFrame:
-    """The yardstick: every record to another topic as it is."""
+    """The yardstick: copy every record to another topic unchanged."""
     return forward.select(F.lit(topic).alias("topic"), "key", "value", "headers")
 
 
@@ -113,7 +113,7 @@ def drain_append(lab: Lab, output: Place) -> Drained:
 
 
 def measure_drain(lab: Lab, writer: DataStreamWriter) -> Drained:
-    """Run the query to the end of what there is."""
+    """Run the query to the end of the backlog."""
     checkpoint = lab.path("checkpoint")
     before, started = cpu_seconds(lab.pid), time.monotonic()
     try:

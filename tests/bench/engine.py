@@ -90,7 +90,7 @@ def broadcast_to_delivery(
 
 
 def _window(sender: Member, rate: int, warm_up_s: float, seconds: float) -> tuple[int, int, float]:
-    """From when to when was measured, on the machine's clock in ns, and how far the sender was behind, in s."""
+    """Return the window's begin and end on the machine's clock in ns, and the sender's delay in s."""
     pace = Pace(lambda: sender.broadcast(stamped_payload()), rate)
     try:
         time.sleep(warm_up_s)
@@ -128,7 +128,7 @@ def _close(sender: Member) -> None:
 
 
 def _drain(lab: Lab, transport: str) -> dict[str, Any]:
-    """A backlog: records a second from ready to the last one, and the memory it took."""
+    """Drain a backlog: return records a second from ready to the last one, and the memory."""
     records = max(50_000, lab.plan.records // 4)
     with lab.place("engine", _CASE.partitions) as place:
         fill(lab, place, records, _CASE)

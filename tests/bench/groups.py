@@ -59,7 +59,7 @@ WAYS = (Way("process", 1), *(Way(where, count) for where in ("local", "two worke
 
 
 def measure(lab: Lab) -> list[dict[str, Any]]:
-    """For each way, what many groups get and what hot ones get."""
+    """Measure, for each way, many groups and hot groups."""
     with Lab(lab.plan, lab.say, MEMORY if MEMORY.is_dir() else None) as own:
         own.environment[VARIABLE] = _TRANSPORT
         return _measure(own)
@@ -83,7 +83,7 @@ def _measure(lab: Lab) -> list[dict[str, Any]]:
 
 
 def _places(lab: Lab, name: str, count: int) -> list[Place]:
-    """Groups at a site of their own, with the topics that a sequencer has to do with. They go with the broker."""
+    """Create groups at a site of their own, with a sequencer's topics. They go with the broker."""
     places = [Place(f"{name}-{number}", f"{name}-site") for number in range(count)]
     with lab.connection.admin() as admin:
         for some in (places[first : first + _CREATED_AT_ONCE] for first in range(0, count, _CREATED_AT_ONCE)):
@@ -115,7 +115,7 @@ def _submit(where: Master) -> str:
 
 @contextlib.contextmanager
 def _sequencing(lab: Lab, cluster: _Cluster, way: Way, site: str) -> Iterator[Child]:
-    """`abcast sequence` that way, as it has just been started."""
+    """Run `abcast sequence` that way; yield it just started."""
     options = (
         *("sequence", "--bootstrap-servers", lab.connection.bootstrap_servers, "--site", site),
         *("--data", lab.path("data"), "--parallelism", way.parallelism),
@@ -159,7 +159,7 @@ class _Reader:
         self._starts = self._ends()
 
     def await_(self, count: int, child: Child) -> None:
-        """Until they have so many records more, all together."""
+        """Wait until they have so many records more, all together."""
         deadline = time.monotonic() + _PATIENCE_S
         while sum(self._ends().values()) - sum(self._starts.values()) < count:
             if time.monotonic() > deadline or child.popen.poll() is not None:
@@ -185,7 +185,7 @@ class _Reader:
         self._consumer.close()
 
     def _ends(self) -> Mapping[TopicPartition, int]:
-        """Topics that were just made may have no leader yet."""
+        """Return the ends; new topics may have no leader yet."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -113,7 +113,7 @@ class Lab:
             raise
 
     def path(self, name: str) -> Path:
-        """A path that nothing else uses."""
+        """Return a path of its own."""
         return self.directory / f"{next(self._numbers)}-{name}"
 
     @contextlib.contextmanager
@@ -177,12 +177,12 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """The process whose tree has Spark and the broker."""
+        """Return the process whose tree has Spark and the broker."""
         return os.getpid()
 
 
 def _stop_spark(session: SparkSession) -> None:
-    """Stop it, or see that it is gone: a signal to our process group ends the JVM before us."""
+    """Stop Spark, or find it gone: a signal to our process group ends the JVM before us."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session.stop()

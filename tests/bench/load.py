@@ -34,7 +34,7 @@ class BareSender:
         self._local_seqno = 0
 
     def send(self, payload: bytes) -> None:
-        """The next message."""
+        """Send the next message."""
         self._local_seqno += 1
         headers = forward_headers(self._incarnation, self._local_seqno)
         self.producer.send(self._topic, value=payload, key=self._key, headers=headers)
@@ -104,7 +104,7 @@ class Pace:
 
 
 def stamped_payload() -> bytes:
-    """A payload that says when it was made, on this machine's monotonic clock."""
+    """Return a payload with its time on this machine's monotonic clock."""
     return _STAMP.pack(time.monotonic_ns()).ljust(PAYLOAD_BYTES, b"x")
 
 

@@ -39,7 +39,7 @@ class Bench(NamedTuple):
     place: Place
 
     def member(self, name: str, **options: Any) -> Member:
-        """A member of that name."""
+        """Return a member of that name."""
         return Member(self.place.group, f"{self.place.site}/{name}", connection=self.connection, **options)
 
 
@@ -51,7 +51,7 @@ class Took(NamedTuple):
 
     @classmethod
     def now(cls) -> Took:
-        """Both clocks."""
+        """Return both clocks."""
         return cls(time.monotonic(), time.process_time())
 
     @classmethod
@@ -133,7 +133,7 @@ def _alternate(
 
 
 def _fence(bench: Bench) -> None:
-    """Return when everything sent before is ordered: a message behind it in the log is."""
+    """Return when every message is ordered: the log has a message behind them."""
     with bench.member("fence") as fence:
         fence.broadcast(b"").result(timeout=_PATIENCE_S)
 
@@ -142,7 +142,7 @@ def _fence(bench: Bench) -> None:
 
 
 def _send_bare(bench: Bench, name: str, count: int) -> Took:
-    """Seconds until the broker has everything."""
+    """Return the seconds until the broker has every record."""
     producer = _bare_producer(bench.connection)
     with contextlib.closing(BareSender(bench.connection, bench.place, name, producer)) as sender:
         sender.send(_PAYLOAD)  # connected, topic known: as a member is after its first broadcast
@@ -155,7 +155,7 @@ def _send_bare(bench: Bench, name: str, count: int) -> Took:
 
 
 def _bare_producer(connection: Connection) -> Any:
-    """The library's own, with the settings of a member's."""
+    """Return the library's own producer, with a member's settings."""
     limits = {"linger_ms": LINGER_MS, "batch_size": BATCH_BYTES}
     if connection.transport == "kafka-python":
         return KafkaProducer(**{**client_settings(connection), **PRODUCER_SETTINGS, **limits})
@@ -181,7 +181,7 @@ class _BareLibrdkafka:
 
 
 def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> Took:
-    """Seconds until the broker has everything; nothing is ordered, and the member is abandoned."""
+    """Return the seconds until the broker has every record; none is ordered, and the member is abandoned."""
     lab, forward = bench.lab, bench.place.forward
     room = {"max_pending_records": count + 1, "max_pending_bytes": 1 << 40}
     member = bench.member(name, outbox=outbox, resend_after_s=_NEVER_S, **room)
@@ -213,7 +213,7 @@ def _send_with_outbox(bench: Bench, name: str, count: int) -> Took:
 
 
 def _broadcast(bench: Bench, name: str, count: int, room: int = 10_000, outbox: Path | None = None) -> Took:
-    """Seconds until everything is ordered and the member knows it."""
+    """Return the seconds until every message is ordered and the member knows it."""
     with bench.member(name, outbox=outbox, max_pending_records=room) as member:
         member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_S)
         started = Took.now()
@@ -232,12 +232,12 @@ def _broadcast_with_outbox(bench: Bench, name: str, count: int) -> Took:
 
 
 def _read_back(bench: Bench, name: str, count: int) -> Took:
-    """Seconds until one member has sent everything and delivered it."""
+    """Return the seconds until one member has sent and delivered every message."""
     return _both(bench, [name], count)
 
 
 def _three(bench: Bench, name: str, count: int) -> Took:
-    """Seconds until each of three members has sent a third, and delivered everything."""
+    """Return the seconds until each of three members has sent a third, and delivered every message."""
     return _both(bench, [f"{name}-{number}" for number in range(3)], count)
 
 
@@ -271,7 +271,7 @@ def _both(bench: Bench, names: list[str], count: int) -> Took:
 
 
 def _read_bare(bench: Bench, _: str, count: int) -> Took:
-    """Seconds from the first batch of DATA on."""
+    """Return the seconds from the first batch of DATA on."""
     with contextlib.closing(BareReader(bench.connection, bench.place)) as reader:
         left = count - reader.read()
         started = Took.now()
@@ -281,7 +281,7 @@ def _read_bare(bench: Bench, _: str, count: int) -> Took:
 
 
 def _deliver(bench: Bench, name: str, count: int) -> Took:
-    """Seconds from the first delivery on."""
+    """Return the seconds from the first delivery on."""
     with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
         next(all_)
         started = Took.now()

@@ -402,7 +402,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def filled(page: str, run: Mapping[str, Any]) -> str:
-    """The page with the figures of a run in the place of all that it had."""
+    """Return the page with the figures of a run in place of all earlier ones."""
     arguments = str(run["command"]).replace('"', "'")
     machine = run["machine"]
     facts = {
@@ -419,7 +419,7 @@ def filled(page: str, run: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page from the JSON file that is named, or from that of the last run here."""
+    """Write the page from the JSON file that is named, or from the last run's here."""
     source = Path(arguments[0]) if arguments else DEFAULT_JSON
     run = json.loads(source.read_text(encoding="utf-8"))
     if run["machine"]["commit"].endswith("+"):

@@ -42,26 +42,26 @@ class Plan:
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
     many_groups: int = 1000
-    """With a message a second each."""
+    """Groups with a message a second each."""
     many_warm_up_s: float = 20.0  # the first batches of a thousand groups take Spark as long
     many_s: float = 10.0
     hot_groups: int = 16
     hot_records: int = 10_000
-    """In each."""
+    """Records in each hot group."""
     rates: tuple[int, ...] = (100, 1000, 10_000, 20_000, 40_000, 60_000)
     window_s: float = 15.0
-    """At each of the rates, and of the casts."""
+    """Seconds at each of the rates, and of the casts."""
     cast_members: tuple[int, ...] = (3, 30, 300)
     cast_rate: int = 300
     """Casts a second of all those members together."""
     member_rounds: int = 3
     agreeing_records: int = 100_000
-    """At each of three sites. Fewer are but a few batches of a site on Spark."""
+    """Messages at each of three sites. Fewer would be but a few batches of a site on Spark."""
     agreeing_warm_up_s: float = 120.0
-    """With Spark."""
+    """Seconds of the warm-up with Spark."""
     agreeing_engines: tuple[str, ...] = ENGINES
     agreeing_rate: int = 300
-    """At all of them together."""
+    """Messages a second at all sites together."""
     agreeing_s: float = 15.0
     plain_messages: int = 20_000
     """Messages of each plain process."""
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def memory_records(self) -> int:
-        """2.5 M beside 1 M."""
+        """2.5 M if 1 M are measured."""
         return self.records * 5 // 2
 
     @property

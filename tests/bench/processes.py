@@ -154,11 +154,11 @@ class Child:
         self.kill()
 
     def said(self, words: str) -> bool:
-        """Whether it has said `words`."""
+        """Whether it has printed `words`."""
         return words in self.log.read_text(encoding="utf-8", errors="replace")
 
     def wait_said(self, words: str, timeout: float = 120.0) -> float:
-        """Wait until it has said `words`; the moment, on the monotonic clock. Raises RuntimeError."""
+        """Wait until it has printed `words`; return the moment, on the monotonic clock. Raise RuntimeError."""
         while not self.said(words):
             if self.popen.poll() is not None or time.monotonic() - self.started_at > timeout:
                 tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
@@ -174,7 +174,7 @@ class Child:
         self.kill()
 
     def kill(self) -> float:
-        """SIGKILL to the whole session, the JVM first since it is what writes; returns the moment of the first."""
+        """Send SIGKILL to the whole session, the JVM first, as it writes; return the moment of the first."""
         killed_at = time.monotonic()
         # Again until nothing is left: something may be forked in between.
         while left := list(self._session()):

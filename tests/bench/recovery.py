@@ -74,7 +74,7 @@ class _Observer:
             self.problem = error
 
     def newest(self) -> _Seen:
-        """The last delivery so far, which there must be soon."""
+        """Return the last delivery so far; there must be one soon."""
         return self.first_of(0, newest=True)
 
     def first_of(self, epoch: int, *, newest: bool = False) -> _Seen:
@@ -116,11 +116,11 @@ class _Supervisor:
 
     @property
     def child(self) -> Child:
-        """The one that runs now."""
+        """Return the running child."""
         return self.children[-1]
 
     def kill(self) -> tuple[float, Child]:
-        """kill -9 of everything that runs; the moment of it, and the child that was started for it."""
+        """Send kill -9 to all its processes; return the moment, and the child that was started in its place."""
         count = len(self.children)
         killed_at = self.child.kill()
         while len(self.children) == count:
@@ -189,7 +189,7 @@ def _timeline(child: Child, observer: _Observer, epoch: int, since: float) -> di
 
 
 def _lost_checkpoint(lab: Lab, history: int) -> dict[str, Any]:
-    """A sequencer that starts with nothing but Kafka."""
+    """Start a sequencer with nothing but Kafka."""
     lab.say(f"recovery: {history:,} messages of history, then the checkpoint is lost")
     with lab.place("history") as place, contextlib.ExitStack() as cleanup:
         fill(lab, place, history, Case(100, 16, 1))

@@ -140,7 +140,7 @@ def _rates(kind: Results) -> str:
 
 
 def _spark_cpu(cpu: Results) -> float:
-    """Without Kafka's own."""
+    """Return Spark's CPU without Kafka's own."""
     return float(sum(used for part, used in cpu.items() if part != "broker"))
 
 

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def _case(bench: Mapping[str, Any]) -> Any:
-    """100 B, 16 senders, 4 partitions."""
+    """Return the case of 100 B, 16 senders, 4 partitions."""
     cases = bench["throughput"]
     return next(each for each in cases if (each["payload_bytes"], each["senders"], each["partitions"]) == (100, 16, 4))
 
@@ -125,7 +125,7 @@ def soak_table(soak: Mapping[str, Any]) -> str:
 
 
 def filled(page: str, bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
-    """The page with the figures of these runs in the place of all that it had."""
+    """Return the page with the figures of these runs in place of all earlier ones."""
     verdict = soak.get("verdict", {})
     facts = {"Bench": bench, "Soak": soak}
     for name, run in facts.items():
@@ -139,7 +139,7 @@ def filled(page: str, bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
 
 
 def draw(samples: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Memory, what Kafka holds, and files in Delta, over time."""
+    """Draw memory, Kafka's data, and files in Delta, over time."""
     figure = empty_figure(7)
     minutes = [each["at_s"] / 60 for each in samples]
     parts: tuple[tuple[str, tuple[str, ...]], ...] = (

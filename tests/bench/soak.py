@@ -156,13 +156,13 @@ class Senders(Child):
     STDIN = subprocess.PIPE
 
     def begin(self) -> None:
-        """Let it send."""
+        """Let the members send."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(b"go\n")
         self.popen.stdin.flush()
 
     def end(self) -> None:
-        """Let it stop, and wait for it."""
+        """Let the members stop, and wait for the process."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

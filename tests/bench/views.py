@@ -1,4 +1,4 @@
-"""Views: from JOIN to the installed view, without and with flush; what the heartbeats of many members cost."""
+"""Views: from JOIN to the installed view, without and with flush; and the cost of many members' heartbeats."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Crowd:
         return True
 
     def joins(self, count: int) -> list[float]:
-        """Seconds from JOIN to the view, one join after the other."""
+        """Return the seconds from JOIN to the view, one join after the other."""
         times = []
         for number in range(count):
             joiner = f"{self.site}/joiner{number}"

@@ -40,7 +40,7 @@ EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    """A group in which three have sent, one of them a member, and whose sequencer claimed epoch 1 a minute ago."""
+    """Return a group with three senders, one of them a member, whose sequencer claimed epoch 1 a minute ago."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
     monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", role, "nyc") for role in ("forward", "data")])
@@ -142,7 +142,7 @@ def test_what_waits_is_what_would_be_ordered_or_refused(connection: MemoryConnec
 
 
 def test_what_the_sequencer_has_considered_does_not_wait(connection: MemoryConnection) -> None:
-    """Also where it left nothing in DATA; and of a long tail every record counts."""
+    """Also where it wrote no record into DATA; and every record of a long tail counts."""
     for local_seqno in (3, 4, 5):
         forward(connection, "alice", local_seqno)
     SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 2}, now=0)
@@ -190,7 +190,7 @@ def test_a_sequencer_that_signs_is_alive(connection: MemoryConnection) -> None:
 
 
 def test_a_sequencer_that_does_not_sign_any_more_is_silent(connection: MemoryConnection) -> None:
-    """For as long as its last sign is old. Messages that wait then wait for nobody."""
+    """The sequencer counts as dead once its last sign is old: waiting messages then have no sequencer."""
     connection.topics.committed["abcast.sequencer.nyc", EPOCH] = old_sign(40)
     shown = read_status(connection, "g", "nyc")
     assert shown.sequencer.state == "silent"
@@ -274,7 +274,7 @@ def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> N
 
 
 class TestWhichGroupsAreJudged:
-    """`--groups` judges the job that has the same."""
+    """`--groups` judges the job with the same groups."""
 
     @pytest.fixture
     def groups(self, connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
@@ -312,7 +312,7 @@ class TestWhichGroupsAreJudged:
         assert told == exit_code, repr(done.exception)
 
     def test_a_job_whose_signs_have_ended(self, groups: MemoryConnection, tmp_path: Path) -> None:
-        """Then what it has left out is a failure, too."""
+        """Groups that it has left out then fail, too."""
         groups.topics.committed.clear()
         app = typer.Typer()
         app.command()(status_command)

@@ -27,7 +27,7 @@ GROUP, SITE = "g", "nyc"
 
 
 def group_log() -> MemoryConnection:
-    """A group with members, views in a flush, settings, headers, two takeovers."""
+    """Yield the log of a group with members, views in a flush, settings, headers, two takeovers."""
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
     with TinySequencer(kafka, GROUP, SITE):
@@ -43,7 +43,7 @@ def group_log() -> MemoryConnection:
 
 
 def agreeing_log() -> MemoryConnection:
-    """Three sites that agree, which share a Kafka here."""
+    """Yield the logs of three sites that agree and share a Kafka here."""
     kafka = MemoryConnection()
     for site in SITES:
         kafka.create(GROUP, site)
@@ -94,7 +94,7 @@ def kafka_of(path: Path) -> MemoryConnection:
 
 
 def ledger(directory: Path, kafka: MemoryConnection) -> None:
-    """The tables of the group's DATA."""
+    """Write the tables of the group's DATA."""
     from connectors.kafka.log.data_log import Start
     from connectors.ledger.table import LedgerWriter, create_tables
     from connectors.spark.session import build_session
@@ -117,7 +117,7 @@ def ledger(directory: Path, kafka: MemoryConnection) -> None:
 
 
 def main(directory: Path) -> None:
-    """Write all of it below that directory."""
+    """Write all files below that directory."""
     directory.mkdir(parents=True)
     kafka = group_log()
     for name, logs in (("group", kafka), ("agreeing", agreeing_log())):

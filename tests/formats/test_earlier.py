@@ -117,7 +117,7 @@ def test_readers_of_the_version_can_read_what_is_written_now(version: Path) -> N
 
 @each_version
 def test_sites_that_agree_go_on(version: Path) -> None:
-    """With entries that the version could read."""
+    """The sites go on with entries that the version could read."""
     kafka = kafka_of(version / "agreeing.jsonl")
     before = effective(kafka, "nyc")
     assert len(before) == 15
@@ -140,7 +140,7 @@ def test_sites_that_agree_go_on(version: Path) -> None:
 
 @each_version
 def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
-    """Exactly once, and kept by the next start."""
+    """Its messages are sent exactly once, and the next start keeps the file."""
     shutil.copy(version / "outbox.db", tmp_path)
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
@@ -251,7 +251,7 @@ def test_a_ledger_that_is_set_back_to_before_the_rename(spark: SparkSession, tmp
 
 
 def test_a_ledger_before_its_job_was_started() -> None:
-    """Readers say what to do. A sequencer starts all the same: it is told nothing."""
+    """Readers say what to do. A sequencer starts all the same, without an error."""
     with pytest.raises(LedgerOutdated, match="Start `abcast ledger`"):
         read_table_state(OF_0_1_0 / "ledger")
     with pytest.raises(LedgerOutdated), question(OF_0_1_0):

@@ -79,7 +79,9 @@ def of_body(body: dict[str, Any]) -> bytes:
 
 
 def later_snapshot(state: SequencerState, **said: object) -> bytes:
-    """The same as a later version has it, which this one can read: more fields everywhere, and longer rows."""
+    """Return the snapshot as a later version writes it, readable by this one: with further fields everywhere, and
+    longer rows.
+    """
     body = body_of(state.to_bytes())
     membership = Membership(members=state.membership.members).to_json() | body.get("membership", {})
     membership = json.loads(json.dumps(membership))
@@ -176,7 +178,7 @@ class TestKinds:
     )
 
     def opened(self, kafka: MemoryConnection) -> int:
-        """The epoch of a sequencer, whose log goes on with these."""
+        """Return the epoch of a sequencer whose log goes on with these records."""
         state = take_over(kafka, "g", SITE)
         assert state.epoch == 1
         write(kafka, *self.LOG)
@@ -185,7 +187,7 @@ class TestKinds:
     def test_take_their_numbers(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """For a sequencer, members, the checker and status; members warn once a kind."""
+        """A sequencer, members, the checker and status count them; members warn once a kind."""
         last = self.opened(kafka)
         with caplog.at_level(logging.WARNING), TinySequencer(kafka, "g", SITE) as sequencer:
             assert sequencer.state.seqno == last
@@ -207,7 +209,7 @@ class TestKinds:
         assert report.read == {f"DATA of {SITE}": last + 2}
 
     def test_where_a_number_stands(self, kafka: MemoryConnection) -> None:
-        """A log in which many numbers share an offset, at any length of it."""
+        """Many numbers share an offset, in a log of any length."""
         epoch = take_over(kafka, "g", SITE).epoch
         seqno, at = 0, dict[int, int]()
         for length in (1, 1, 500, 1, 3000, 1, 1, 1, 20_000, 1):
@@ -387,7 +389,7 @@ class TestEntries:
         assert Entry.from_bytes(read.to_bytes()) == read
 
     def test_for_later_versions_only(self) -> None:
-        """Whatever else is in them."""
+        """Other fields of the row do not matter."""
         plain = json.loads(self.ENTRY.to_bytes())
         plain[3] = {"a later": "form"}
         with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later"):

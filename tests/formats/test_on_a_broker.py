@@ -1,4 +1,4 @@
-"""A log of an earlier version in a real Kafka: read, gone on from, and given a later format."""
+"""A log of an earlier version in a real Kafka is read, continued, and given a later format."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def of_first_version() -> MemoryConnection:
 
 
 def said(kafka: MemoryConnection) -> list[str]:
-    """The kinds of the records in EPOCH."""
+    """Return the kinds of the records in EPOCH."""
     return [record.headers[0][1].decode().split()[1] for record in kafka.topics.partitions[EPOCHS]]
 
 
 def test_it_holds_from_the_next_takeover_on() -> None:
-    """Members that run go on over it, and all that was ordered before and behind is one order."""
+    """Running members go on over the switch, and the messages before and behind it are one order."""
     kafka = of_first_version()
     with Member("g", "nyc/dave", connection=kafka) as dave:
         with TinySequencer(kafka, "g", "nyc") as sequencer:
@@ -166,7 +166,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
 
 
 def test_a_copy_has_the_format_of_its_home() -> None:
-    """Also where its readers begin with what a ledger told, which knows no format."""
+    """Also where its readers begin with a ledger's state, which knows no format."""
     kafka = MemoryConnection()
     for site in ("nyc", "sfo"):
         kafka.create("g", site)
@@ -206,7 +206,7 @@ def test_one_groups_format_is_that_groups_trouble() -> None:
 
 
 def test_in_a_group_of_format_1_a_snapshot_has_no_additions() -> None:
-    """Not even what a later version has decided there."""
+    """Not even the unknown parts of a later version's decisions."""
     unknown = SequencerState("g", unknown={"packs": 1})
     body = json.loads(gzip.decompress(snapshot(unknown).payload))
     assert "packs" not in body
@@ -218,7 +218,7 @@ def test_in_a_group_of_format_1_a_snapshot_has_no_additions() -> None:
 
 @each_engine
 def test_an_entry_that_only_later_versions_can_read_stops_a_site(kafka_of_sites: MemoryConnection, engine: str) -> None:
-    """With the sentence, and at once: it is not counted as nonsense while the sites wait for each other for ever."""
+    """The site stops at once, with the sentence: the entry is not counted as nonsense while sites wait for ever."""
     kafka = kafka_of_sites
     with running(kafka, "nyc", "sfo", "lax", engine=engine) as loops:
         send(kafka, "lax", range(1, 3))

@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def run(directory: Path, place: int, start: int, count: int, options: dict[str, Any]) -> None:
-    """The command, in a process of its own."""
+    """Run the command in a process of its own."""
     from jobs.isis import isis
 
     for number, name in ((1, "out"), (2, "err")):
@@ -49,7 +49,7 @@ def run(directory: Path, place: int, start: int, count: int, options: dict[str, 
 
 
 class Group:
-    """Processes of one hostfile."""
+    """The processes of one hostfile."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ class Group:
             time.sleep(0.03)
 
     def wait_until_said(self, place: int, pattern: str, timeout_s: float = 150.0) -> None:
-        """Until it has said what the regular expression is of, on standard error."""
+        """Wait until its standard error matches the regular expression."""
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.said(place)):
             assert time.monotonic() < deadline, f"{pattern!r} was expected of {place}: {self.said(place)}"
@@ -119,7 +119,7 @@ DEFAULTS = {"delays": False, "drop": 0.0, "repeat": 0.0, "suspect_after": 5.0}
 
 @contextmanager
 def group(directory: Path, size: int) -> Iterator[Group]:
-    """A group whose processes are gone at the end."""
+    """Yield a group; end its processes with the block."""
     found = Group(directory, size)
     try:
         yield found

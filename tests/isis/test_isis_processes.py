@@ -74,7 +74,7 @@ def test_loss_and_repeats_at_every_size(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("faults", ["with_loss", "with_repeats", "with_all_of_it"])
 @pytest.mark.parametrize("counts", COUNTS)
 def test_total_order_on_a_bad_network(tmp_path: Path, counts: str, faults: str) -> None:
-    """The source's tests once more."""
+    """The source's tests on a bad network."""
     all_deliver_the_same(tmp_path, COUNTS[counts], FAULTS[faults])
 
 
@@ -100,7 +100,7 @@ def test_there_is_no_order_in_which_processes_need_to_be_brought_up(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_killed_process_is_suspected_and_comes_back(tmp_path: Path) -> None:
-    """The others go on without it; a new life of it joins, sends, and prints everything from the first seqno on."""
+    """The others go on without it; its new incarnation joins, sends, and prints everything from the first seqno on."""
     with group(tmp_path, 3) as processes:
         for place in range(3):
             processes.start(place, 20, suspect_after=2.0)

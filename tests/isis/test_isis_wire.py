@@ -1,4 +1,4 @@
-"""Datagrams: all messages round-trip, and nothing else is taken for one. The hostfile, and its mistakes."""
+"""Datagrams: all messages round-trip, and other bytes are refused. The hostfile, and its mistakes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
 
 
 def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
-    """In any order, with repeats, and again if one is lost."""
+    """The parts come in any order, with repeats, and again if one is lost."""
     dice = random.Random(1)
     runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 20_000))
     long = BallotPromise(1, Ballot(2, 0), None, REPORT._replace(recent=runs))
@@ -146,7 +146,7 @@ def test_large_messages_that_are_sent_again_in_turn_all_come(seed: int) -> None:
 
 
 def test_what_is_kept_of_a_sender_is_bounded() -> None:
-    """Parts of ever more messages: the last ones are kept."""
+    """The parts of the last messages are kept."""
     assembly = DatagramAssembly()
     pieces = [Part(b"%08d" % number, 0, 2, b"x") for number in range(1_000)]
     assert [message for part in pieces for message in assembly.take(1, part)] == []
@@ -170,7 +170,7 @@ def test_a_damaged_datagram_is_malformed(which: int, where: int, by: int) -> Non
 
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_a_datagram_or_malformed(body: bytes) -> None:
-    """Also with a header that is right."""
+    """Also bytes behind a right header."""
     rest = GROUP + bytes(14) + body
     raw = b"AI\x03" + zlib.crc32(rest).to_bytes(4, "big") + rest
     for guess in (body, raw):
@@ -239,7 +239,7 @@ def test_a_hostfile_that_is_not_text(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
-    """From a stranger's address, damaged, of another group, or under another's id."""
+    """It comes from a stranger's address, is damaged, or names another group or another id."""
     ports = free_ports(2)
     hosts = [Host("127.0.0.1", port) for port in ports]
     process, other = IsisProcess(hosts, 0), IsisProcess(hosts, 1)
@@ -275,7 +275,7 @@ def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
 
 
 def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is not taken for an old start of its own: it becomes a later one, and what it has to send is sent."""
+    """The process is not taken for an old start of its own: it becomes a later one, and its messages are sent."""
     hosts = [Host("127.0.0.1", port) for port in free_ports(3)]
     group = [IsisProcess(hosts, place, suspect_after_ms=300) for place in range(3)]
     told: list[BegunAgain] = []

@@ -27,7 +27,7 @@ TOPIC = "numbers"
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of the test's own, not started, that is gone afterwards."""
+    """Yield a broker of the test's own, not started; remove it afterwards."""
     broker = EmbeddedBroker(tmp_path / "broker", port=0)
     yield broker
     broker.stop()
@@ -80,7 +80,7 @@ def write(broker: EmbeddedBroker, *values: bytes) -> None:
 
 
 def read(broker: EmbeddedBroker) -> list[bytes]:
-    """Everything in the topic."""
+    """Return all values of the topic."""
     partition = TopicPartition(TOPIC, 0)
     consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
     consumer.assign([partition])
@@ -272,7 +272,7 @@ def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:
 
 
 def test_the_address_of_a_cluster_does_not_change(tmp_path: Path) -> None:
-    """A secure one has that which its certificate names."""
+    """A secure cluster has the address of its certificate."""
     new = EmbeddedBroker(tmp_path, host="127.0.0.2")
     assert new.host == "127.0.0.2"
     (tmp_path / "cluster.json").write_text('{"cluster_id": "x", "ports": [], "host": "127.0.0.2"}', encoding="utf-8")

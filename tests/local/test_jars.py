@@ -139,7 +139,7 @@ def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeyp
 def test_a_failed_fetch_says_what_to_do_and_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ivy is sent to a mirror that is not there, which fails as a missing network does."""
+    """Ivy uses a mirror that does not exist, which fails as a missing network does."""
     settings = tmp_path / "settings.xml"
     settings.write_text(
         '<ivysettings><settings defaultResolver="r"/><resolvers>'

@@ -1,4 +1,4 @@
-"""Directories that end with their owners."""
+"""Directories that end with their owners' processes."""
 
 from __future__ import annotations
 

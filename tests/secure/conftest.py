@@ -1,4 +1,4 @@
-"""Another secure Kafka: where a relay has two ends, each lets nobody in without a password of its own."""
+"""Another secure Kafka for the relays' tests: each of the two requires passwords of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.conftest import started
 
 @pytest.fixture(scope="module")
 def second_secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """For the tests of one module."""
+    """Share it in the tests of one module."""
     with started(tmp_path_factory.mktemp("second-secure-broker"), secure=True) as running:
         yield running

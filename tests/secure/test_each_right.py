@@ -1,4 +1,4 @@
-"""`abcast acl` gives no right too many: without any one of them, something fails that says which."""
+"""`abcast acl` gives no right too many: without any one of them, some operation fails and names it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Trial:
     def _is_named(
         self, right: Right, connection: Connection, work: Work, caplog: pytest.LogCaptureFixture, number: int
     ) -> bool:
-        """A position that can't be kept in time is told without a word of why; at the next time it may be."""
+        """A position that can't be kept in time is logged without a reason; the next try may have one."""
         for attempt in range(ATTEMPTS):
             caplog.clear()
             says = what_fails(lambda: work(connection, f"lacks-{number}-{attempt}"))  # noqa: B023
@@ -88,7 +88,7 @@ def what_fails(work: Callable[[], object]) -> str:
 
 
 def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge that does not see a topic does not take it for one that is not there."""
+    """A purge that may not see a topic does not take it for a missing one."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
     trial = Trial(secure_broker, "each-care", "maintainer")

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.ma
 def test_a_ledger(
     secure_broker: EmbeddedBroker, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both of its tables. What it can't see, it says in its log: other groups go on."""
+    """Both of its tables. The log names the topics that it may not see: other groups go on."""
     trial = Trial(secure_broker, "each-ledger", "ledger")
     with (
         TinySequencer(trial.admin, trial.group, SITE),
@@ -69,7 +69,7 @@ class RelayTrial:
             append(connection, str(Topic(self.group, "forward", site)), (b"x/y", b"x", []))
 
     def work(self, spark: SparkSession, user: str, directory: Path) -> None:
-        """Start all relays of the direction, until each has carried what there is, or failed."""
+        """Start all relays of the direction, until each has copied all records, or failed."""
         sites = sites_as(user, self.kafkas, self.mode)
         makers = [
             functools.partial(kind, sites=sites, direction=self.direction) for kind in relays_of(sites, self.direction)

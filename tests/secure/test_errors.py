@@ -33,7 +33,7 @@ def group(secure_broker: EmbeddedBroker) -> str:
 
 
 def changed(broker: EmbeddedBroker, directory: Path, pattern: str, by: str) -> Path:
-    """The administrator's file with a mistake in it."""
+    """Return the administrator's file with a mistake in it."""
     text, count = re.subn(pattern, by, login_file(broker, "admin").read_text(encoding="utf-8"))
     assert count
     file = directory / "wrong.properties"
@@ -99,7 +99,7 @@ class TestLogin:
 
 
 class TestProbe:
-    """Servers that are away, or something else."""
+    """Servers that are away, or not Kafka."""
 
     @pytest.fixture
     def silent(self) -> Iterator[str]:

@@ -91,7 +91,7 @@ class TestPrint:
         assert Right("READ", "topic", "abcast.g.entries-", is_prefix=True) in rights_of("sequencer", "g", "b")
 
     def test_sites_that_agree_in_one_kafka(self, tmp_path: Path) -> None:
-        """Each reads there what the others have; sites of a hub, or of another Kafka, do not."""
+        """Each site reads the others' topics there; sites of a hub, or of another Kafka, do not."""
         file, one = tmp_path / "sites.toml", SITES.replace("b:1", "a:1")
         beside = {Right("READ", "topic", f"abcast.g.{role}.b") for role in ("forward", "data")}
         for text, expected in (
@@ -146,7 +146,7 @@ def test_an_open_broker_has_no_rights_to_give(broker: EmbeddedBroker, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Sequencer, ledger, member, observer: each as a user of its own."""
+    """Sequencer, ledger, member and observer are users of their own."""
     create_topics(login(secure_broker), GROUP, [SITE])
     jobs, ledger = give(secure_broker, tmp_path, "sequencer"), give(secure_broker, tmp_path, "ledger")
     alice, bob = give(secure_broker, tmp_path, "member"), give(secure_broker, tmp_path, "observer")
@@ -194,7 +194,7 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """In one Kafka: the job of each is a user of its own, and writes nothing of the other's."""
+    """In one Kafka, each site's job is a user of its own, and may not write the other's topics."""
     group, servers, sites = "agree", secure_broker.bootstrap_servers, tmp_path / "sites.toml"
     text = SITES.replace("a:1", servers).replace("b:1", servers)
     sites.write_text(text.replace('home = "a"', 'mode = "isis"'))

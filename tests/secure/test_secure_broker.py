@@ -1,4 +1,4 @@
-"""The embedded broker with TLS, users and rights: who gets in, and with which library."""
+"""The embedded broker with TLS, users and rights, and each library's login."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_members_of_two_sites_answer_each_other(
     world = World(spark, sites_as("admin", kafkas, mode), tmp_path)
 
     def seen_by(role: str) -> World:
-        """The same world, for a user with the rights of that role at both sites."""
+        """Return the same world for a user with the rights of that role at both sites."""
         user = f"{world.group}-{role}"
         rights = (
             [right for way in both(*kafkas) for right in rights_of_relay(world.sites, world.group, way)]

@@ -11,11 +11,11 @@ from connectors.local.broker import EmbeddedBroker
 from tests.secure.users import login
 
 Kafkas = dict[str, EmbeddedBroker]
-"""By the site."""
+"""A broker for each site."""
 
 
 def sites_as(user: str, kafkas: Kafkas, mode: Mode) -> Sites:
-    """The sites as a user sees them; the first is the home of a hub."""
+    """Return the sites as a user sees them; the first is the home of a hub."""
     home = next(iter(kafkas)) if mode == "hub" else None
     connections = {site: login(broker, user) for site, broker in kafkas.items()}
     return Sites(mode, home, "micro-batch", connections, frozenset({frozenset(kafkas)}))
@@ -34,5 +34,5 @@ def allow(user: str, kafkas: Kafkas, rights: Iterable[Right]) -> None:
 
 
 def both(one: str, other: str) -> list[Direction]:
-    """The two directions."""
+    """Return the two directions."""
     return [Direction(one, other), Direction(other, one)]

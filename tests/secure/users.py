@@ -17,5 +17,5 @@ def login_file(broker: EmbeddedBroker, user: str) -> Path:
 
 
 def login(broker: EmbeddedBroker, user: str = "admin", name: str = "") -> Connection:
-    """A connection of a user."""
+    """Return a connection of the user."""
     return ClientConfiguration(kafka_config=login_file(broker, user)).connection(client_id=name)

@@ -122,7 +122,7 @@ class TestNothingIsClaimedInVain:
     def test_an_epoch_topic_with_something_else_in_it(
         self, kafka: MemoryConnection, value: bytes | None, header: Headers
     ) -> None:
-        """Before, no sequencer of the group could start any more."""
+        """Such a record once kept every sequencer of the group from starting."""
         kafka.producer().send(str(EPOCH), value=value, headers=header)
         assert take_over(kafka, "g", "nyc").epoch == 2
         assert take_over(kafka, "g", "nyc").epoch > 2
@@ -169,11 +169,11 @@ def claims_of(hosts: str, seconds_apart: float = 12.0) -> list[Claim]:
 
 
 class TestTwoUnderSupervisors:
-    """Each is started again when the other has fenced it."""
+    """Supervisors restart each sequencer that the other has fenced."""
 
     @pytest.mark.parametrize("hosts", ["", "a", "aaaa", "b", "ab", "aab", "bbbb", "bab", "abba", "babc", "cbab"])
     def test_no_feud(self, hosts: str) -> None:
-        """A crash, a handover, and its way back; or the last to claim was this host."""
+        """No feud is a crash, a handover and its way back; or a last claim by this host."""
         claims = claims_of(hosts)
         assert seconds_to_yield(claims, "a", claims[-1].at_ms if claims else 0) is None
 
@@ -235,7 +235,7 @@ class TestTwoUnderSupervisors:
 
     @pytest.mark.parametrize("claimer", ["elsewhere 7", f"{this_host()} {os.getppid()}"])
     def test_who_is_replaced_is_told(self, kafka: MemoryConnection, claimer: str) -> None:
-        """By a job that is started for groups that another one serves."""
+        """A job that starts for groups of a running job names it."""
         kafka.producer().send(str(EPOCH), value=f"0 {claimer}".encode(), headers=[("abcast", b"2 claim")])
         host, pid = claimer.split()
         with patch("connectors.takeover.takeover._logger.warning") as warning:
@@ -244,7 +244,7 @@ class TestTwoUnderSupervisors:
 
     @pytest.mark.parametrize("pid", [os.getpid, lambda: 2**22 + 1], ids=["own", "nobody's"])
     def test_who_is_gone_is_not_told(self, kafka: MemoryConnection, pid: Callable[[], int]) -> None:
-        """A container that starts again has its number, and one that was killed left fresh signs."""
+        """A restarted container has the same process number, and a killed one left fresh signs: neither is named."""
         kafka.producer().send(str(EPOCH), value=f"0 {this_host()} {pid()}".encode(), headers=[("abcast", b"2 claim")])
         with patch("connectors.takeover.takeover._logger.warning") as warning:
             take_over(kafka, "g", "nyc")
@@ -282,7 +282,7 @@ class TestNotes:
 
 
 def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
-    """The end of FORWARD, as far as something is to be read there; the first batch that reaches it drops it."""
+    """The horizon is the end of FORWARD that must be read; the first batch that reaches it drops it."""
     order(kafka, 3)
     tick(kafka.producer(), str(FORWARD), [0], 1)
     end = len(log_of(kafka, FORWARD))

@@ -50,7 +50,7 @@ def after_a_batch(state: SequencerState, rng: random.Random, most: int) -> Seque
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_worker_makes_the_same_of_it(seed: int) -> None:
-    """Whether it remembers the batch before, an older one, one that was cut off, or nothing."""
+    """The worker may remember the batch before, an older one, one that was cut off, or none."""
     rng = random.Random(seed)
     state = state_of(rng.choice((0, 10, 3 * MIN_CHANGED_ROWS)))
     kept, bases = first(state), set[bytes]()
@@ -84,7 +84,7 @@ def test_a_batch_of_few_among_many_costs_little() -> None:
 
 
 def test_a_row_that_is_dropped() -> None:
-    """The base has it: there must be another one."""
+    """The base has the row: a new base is needed."""
     state = state_of(10)
     received = {sender: row for sender, row in state.received.items() if sender != "s/m3"}
     for gained in ({}, {"s/new": ReceivedRow(1, 1)}):

@@ -32,7 +32,7 @@ def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 @pytest.fixture
 def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: EmbeddedBroker, tmp_path: Path) -> MakeWorld:
-    """Makes a world of sites in turn on the two clusters; the first is the home of a hub."""
+    """Make a world of sites, in turn on the two clusters; the first is the home of a hub."""
     from tests.sites.world import World
 
     def make(

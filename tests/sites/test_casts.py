@@ -20,7 +20,7 @@ ORDERS = ("causal", "total", "causal", "causal", "total", "fifo", "causal")
 
 @pytest.mark.parametrize("mode", ["hub", pytest.param("isis", marks=pytest.mark.soak)])
 def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str) -> None:
-    """In one view, in all orders; the relays are cut off once, and then run twice at once."""
+    """Both are in one view and use all orders; the relays are cut off once, and then run twice at once."""
     world = make_world(mode, "nyc", "sfo")
     nyc, sfo = world.sites.connections
     with contextlib.ExitStack() as closing:

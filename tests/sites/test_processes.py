@@ -1,4 +1,4 @@
-"""The commands: relays that are killed, a checker that knows sites, and what a user is told."""
+"""The commands: killed relays, a checker that knows sites, and messages for users."""
 
 from __future__ import annotations
 

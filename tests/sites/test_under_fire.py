@@ -46,7 +46,7 @@ RELAYS = "relays"
 
 
 class Talker:
-    """A member that has connected, and broadcasts a little all the time, also while it is taken for dead."""
+    """A member that has connected, and broadcasts a little all the time, also while it is suspected."""
 
     def __init__(self, site: str, connection: Connection, outbox: Path) -> None:
         self.member = Member(GROUP, f"{site}/talker", connection=connection, outbox=outbox)
@@ -73,19 +73,19 @@ class Talker:
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[dict[str, EmbeddedBroker]]:
-    """A cluster for each site."""
+    """Yield a cluster for each site."""
     with contextlib.ExitStack() as running:
         yield {site: running.enter_context(EmbeddedBroker(tmp_path / site / "broker", 0)) for site in SITES}
 
 
 @pytest.fixture(params=["mesh", "isis"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """In both, every site has a link to every other."""
+    """Return the mode; in both, every site has a link to every other."""
     return str(request.param)
 
 
 def write_file(path: Path, mode: str, servers: Mapping[str, str]) -> Path:
-    """A sites' file."""
+    """Write a sites' file."""
     tables = (f'[sites.{site}]\nbootstrap_servers = "{where}"\n' for site, where in servers.items())
     head = f'mode = "{mode}"\n' + ("suspect_after_ms = 20000\n" if mode == "isis" else "")
     path.write_text(head + "".join(tables), encoding="utf-8")

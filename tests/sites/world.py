@@ -40,7 +40,7 @@ MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 _numbers = itertools.count(1)
 PATIENCE_S = 60.0
 SUSPECT_AFTER_MS = 60_000
-"""Longer than Spark takes to begin on a machine that is busy."""
+"""Longer than Spark's start on a busy machine."""
 
 
 class World:
@@ -120,7 +120,7 @@ class World:
         )
 
     def file(self) -> Path:
-        """The sites as a user writes them."""
+        """Return the sites' file of a user."""
         home = f'home = "{self.sites.home}"\n' if self.sites.home else f'mode = "{self.sites.mode}"\n'
         tables = (
             f'[sites.{name}]\nbootstrap_servers = "{connection.bootstrap_servers}"\n'
@@ -159,7 +159,7 @@ class World:
         change_settings(self.sites.connection(site), self.group, site, **changes)
 
     def member(self, site: str, name: str, *, casts: bool = False) -> Member:
-        """A member at the site."""
+        """Return a member at the site."""
         return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site), casts=casts)
 
     def broadcast(self, site: str, name: str, payloads: Iterable[bytes]) -> None:
@@ -170,16 +170,15 @@ class World:
             member.wait_ordered(PATIENCE_S)
 
     def deliveries(self, site: str, count: int) -> list[Delivery]:
-        """The first `count` messages of the group's order at the site, or as many as come.
-
-        Without the time at which that site's broker had them.
+        """Return the first `count` messages of the group's order at the site, or fewer, without their broker's
+        times.
         """
         with self.member(site, f"reader{next(_numbers)}") as member:
             taken = itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count)
             return [delivery._replace(sequenced_at_ms=0) for delivery in taken]
 
     def log(self, site: str) -> DataLog:
-        """The site's DATA, to be closed."""
+        """Return the site's DATA, to be closed."""
         return DataLog(self.sites.connection(site), self.group, site)
 
     def records(self, site: str) -> list[StoredRecord]:
@@ -206,12 +205,12 @@ class World:
         consumer.close()
 
     def relink(self, *links: tuple[str, str]) -> None:
-        """Another file of sites, with these links; relays that start from now on go by it."""
+        """Use another file of sites, with these links; relays that start from now on go by it."""
         self.sites = replace(self.sites, links=frozenset(map(frozenset, links)))
 
 
 def named(make: MakeJob, suffix: str) -> MakeJob:
-    """The same job under another name, to run beside itself in one session."""
+    """Return the same job under another name, to run beside itself in one session."""
 
     def renamed(spark: SparkSession, options: JobOptions) -> SparkJob:
         job = make(spark, options)

@@ -1,4 +1,4 @@
-"""Delta's log on S3: of two JVMs that put one version, one has committed. A real server, Hadoop's own client."""
+"""Delta's log on S3: two JVMs put one version, and one has committed. A real server, Hadoop's own client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def jvms() -> Iterator[list[JVMView]]:
-    """Two of them."""
+    """Return two JVMs."""
     with ExitStack() as stack:
         yield [stack.enter_context(bare_gateway(*jars_of("s3"))).jvm for _ in range(2)]
 
@@ -57,7 +57,7 @@ class Store:
         self._store = of_class(self.hadoop)
 
     def put_if_absent(self, file: RemotePath, line: str) -> bool:
-        """Whether it was absent, as Delta sees it."""
+        """Write if absent; return whether it was, as Delta sees it."""
         lines = self._jvm.java.util.ArrayList()
         lines.add(line)
         try:

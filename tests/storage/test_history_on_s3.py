@@ -26,7 +26,7 @@ PAYLOADS = [b"%d" % number for number in range(1, 31)]
 
 
 def old_group(connection: Connection, group: str, site: str, ledger: RemotePath) -> None:
-    """A sequencer has ordered PAYLOADS, and another one after it; the table has all, DATA the last of them."""
+    """Let two sequencers in turn order PAYLOADS; the table has all, DATA the last of them."""
     create_topics(connection, group, [site])
     for payloads in (PAYLOADS[:20], PAYLOADS[20:]):
         with (

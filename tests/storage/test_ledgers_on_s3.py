@@ -1,4 +1,4 @@
-"""Ledger jobs with tables on S3: one that is killed, two at once, answers that are lost; and what reads their rows."""
+"""Ledger jobs with tables on S3: a killed one, two at once, lost answers; and readers of their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["make_scenario", "temporary_files"]
 
 @pytest.fixture
 def scenario(broker: EmbeddedBroker, server: S3Server, make_scenario: MakeScenario) -> Scenario:
-    """A group at a site of its own; what it starts is let into the store."""
+    """Return a group at a site of its own, with a login for the store."""
     return make_scenario(broker.bootstrap_servers)
 
 
@@ -37,7 +37,7 @@ class Answers:
         server.on_put = self._lose
 
     def lose_one(self) -> None:
-        """The next one."""
+        """Lose the next answer."""
         self.lost.clear()
         self._armed.set()
 

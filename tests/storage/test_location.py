@@ -111,7 +111,7 @@ def test_what_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_a_token_of_aws_goes_with_no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """delta-rs takes it from the environment by itself, whatever it is told of the key."""
+    """delta-rs takes the token from the environment by itself, whatever key it is given."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"ABCAST_STORAGE_{name}", "ours")
     for token in ("of-aws", ""):  # of an empty one, delta-rs makes an empty header

@@ -1,4 +1,4 @@
-"""A store that is silent, and how often one is asked."""
+"""A silent store, and the number of questions to a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.storage.s3_server import S3Server
 
 
 def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
-    """At once: neither the question nor what Arrow does at the end of the process is waited for."""
+    """The command ends at once, without a wait for the question or for Arrow's end."""
     with socket.create_server(("127.0.0.1", 0)) as store:
         store.settimeout(60)
         where = environment(
@@ -47,7 +47,7 @@ def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_query_whose_store_falls_silent(server: S3Server, tmp_path: Path) -> None:
-    """In the middle: the table's log was read, and DuckDB waits for its rows."""
+    """The query is cut in the middle: the table's log was read, and DuckDB waits for its rows."""
     data, falls_silent, is_over = server.place("silent"), threading.Event(), threading.Event()
     for name in ("ledger", "views"):
         columns = {"group_name": ["g"], "view_id": [0], "seqno": [1], "site": ["nyc"]}

@@ -1,1 +1,1 @@
-"""Tests of what applications test with."""
+"""Tests of the package that applications test with."""

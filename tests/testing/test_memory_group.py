@@ -1,4 +1,4 @@
-"""`abcast.testing`: what its documentation shows works, and it needs what `Member` needs."""
+"""`abcast.testing`: its documentation's examples work, and it needs no more than `Member`."""
 
 from __future__ import annotations
 
