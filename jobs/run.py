@@ -65,7 +65,7 @@ def run(
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
     beside = (
-        [engine_job(connection, site, data, agreed, which, options.troubles, options.fitness)]
+        [engine_job(connection, site, data, agreed, which, options.troubles, options.check_group)]
         if sequences and engine is Engine.process
         else []
     )

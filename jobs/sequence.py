@@ -49,7 +49,7 @@ def sequence(
     if engine is Engine.process:
         from connectors.relay.beginning import beginning_of
 
-        run_engine(engine_job(connection, site, data, agreed, which, fitness=beginning_of(topology, site)))
+        run_engine(engine_job(connection, site, data, agreed, which, check_group=beginning_of(topology, site)))
         return
     options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
     run_jobs(["sequence"], options, agreement=agreed)

@@ -11,14 +11,14 @@ from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
 from connectors.storage.location import Location
-from connectors.takeover.takeover import Fitness
+from connectors.takeover.takeover import GroupCheck
 
 
 class EngineOptions(NamedTuple):
     """The options of the engine.
 
     `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`: the groups to serve.
-    `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process. `fitness`:
+    `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process. `check_group`:
     checks each group before it is claimed.
     """
 
@@ -28,7 +28,7 @@ class EngineOptions(NamedTuple):
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
     troubles: Troubles | None = None
-    fitness: Fitness | None = None
+    check_group: GroupCheck | None = None
 
 
 @dataclass(slots=True)

@@ -51,8 +51,8 @@ class SiteSupervisor(GroupSupervisor):
     def __init__(self, options: EngineOptions, state: JobState, agreement: AgreementSettings) -> None:
         """Take over no group yet. Raises BrokerUnreachable."""
         # A group's log that can't be continued must not be claimed.
-        fitness = partial(known_state, options.connection, agreement)
-        super().__init__(options._replace(fitness=fitness), state, ISIS)
+        check_group = partial(known_state, options.connection, agreement)
+        super().__init__(options._replace(check_group=check_group), state, ISIS)
         self._neighbours = agreement.neighbours
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}

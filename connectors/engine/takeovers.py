@@ -29,7 +29,7 @@ class Takeovers:
     def __init__(self, options: EngineOptions, claimed: dict[str, int], agreement: str) -> None:
         """Run no takeover yet. `claimed`, `agreement`: as in `Claimer`."""
         self._options = options
-        self._claimer = Claimer(options.connection, options.site, claimed, agreement, options.fitness)
+        self._claimer = Claimer(options.connection, options.site, claimed, agreement, options.check_group)
         self._running: list[tuple[Takeover, Mapping[str, list[str]]]] = []
 
     @property

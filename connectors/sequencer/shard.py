@@ -169,8 +169,8 @@ class SequencerShard(StreamingJob):
 
     def check_group(self, state: SequencerState) -> None:
         """Raise if this group can't be served for a reason that DATA does not tell; called before it is claimed."""
-        if self.options.fitness is not None:
-            self.options.fitness(state)
+        if self.options.check_group is not None:
+            self.options.check_group(state)
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """Return the rows for the sink: the records read, decided."""

@@ -66,7 +66,7 @@ class JobOptions:
     `checkpoints/`, if it is another one. `max_batch_records`: the most records of a micro-batch, for all groups of a
     query; fewer if they are large. `parallelism`: the number of groups that the sequencer decides at the same time;
     None: one a core. `groups`: the groups to serve. `look_every_s`: the seconds between two looks for new topics.
-    `troubles`: of all jobs of the process. `fitness`: checks each group's state before the sequencer claims it.
+    `troubles`: of all jobs of the process. `check_group`: checks each group's state before the sequencer claims it.
     """
 
     connection: Connection
@@ -78,7 +78,7 @@ class JobOptions:
     look_every_s: float = LOOK_EVERY_S
     work_dir: Path | None = None
     troubles: Troubles = field(default_factory=Troubles, compare=False)
-    fitness: Callable[[SequencerState], object] | None = field(default=None, compare=False)
+    check_group: Callable[[SequencerState], object] | None = field(default=None, compare=False)
 
     @property
     def work(self) -> Path:

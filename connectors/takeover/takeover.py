@@ -58,7 +58,7 @@ from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 
-Fitness = Callable[[SequencerState], object]
+GroupCheck = Callable[[SequencerState], object]
 """A check that raises an error if a group with this state can't be served."""
 
 STALL_S = 0.5
@@ -75,14 +75,14 @@ class Claimer:
 
     `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
     group is taken back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites.
-    `fitness`: checks each group before its claim. `ledger`: a group whose DATA has lost seqnos of it is not claimed.
+    `check_group`: checks each group before its claim. `ledger`: a group whose DATA lacks seqnos of it is not claimed.
     """
 
     connection: Connection
     site: str
     claimed: dict[str, int] = field(default_factory=dict)
     agreement: str = ""
-    fitness: Fitness | None = None
+    check_group: GroupCheck | None = None
     ledger: Ledger | None = None
 
 
@@ -230,8 +230,8 @@ class Takeover:
         self._inherit(data)
         signed = self._signs.reached.get(group, 0)
         found = survey(data, by.claimed, by.agreement, signed, by.ledger)
-        if by.fitness is not None:
-            by.fitness(found.state)
+        if by.check_group is not None:
+            by.check_group(found.state)
         ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
         changed = changed_inputs(data, consumer, self._groups[group], found.end)
         return found._replace(ends=ends, horizon=ahead, changed=changed, server=self._who_serves(data))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from connectors.kafka.groups.troubles import Troubles
     from connectors.storage.location import Location
     from connectors.takeover.agreement import AgreementSettings
-    from connectors.takeover.takeover import Fitness
+    from connectors.takeover.takeover import GroupCheck
 
 
 GARBAGE_AFTER = 50_000
@@ -86,11 +86,11 @@ def engine_job(
     agreement: AgreementSettings | None = None,
     served: Served = EVERYTHING,
     troubles: Troubles | None = None,
-    fitness: Fitness | None = None,
+    check_group: GroupCheck | None = None,
 ) -> EngineJob:
     """Return the sequencer of the site as a plain Python job; if sites agree, the site's part in the agreement.
 
-    `troubles`: of all jobs of this process. `fitness`: checks each group before it is claimed. Raises UsageError,
+    `troubles`: of all jobs of this process. `check_group`: checks each group before it is claimed. Raises UsageError,
     BrokerUnreachable, EnvironmentProblem.
     """
     from connectors.engine.job import EngineJob
@@ -108,7 +108,7 @@ def engine_job(
             data.absolute() / "ledger",
             *served,
             troubles=troubles,
-            fitness=fitness,
+            check_group=check_group,
         )
     )
 

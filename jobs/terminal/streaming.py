@@ -98,7 +98,7 @@ def job_options(
         parallelism,
         *served,
         work_dir=work,
-        fitness=beginning_of(sites, site),
+        check_group=beginning_of(sites, site),
     )
 
 

@@ -100,7 +100,7 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
     is away.
     """
     empty, sites = hub.connections["lax"], replace(hub.sites, home="lax")
-    claimer = Claimer(empty, "lax", fitness=beginning_of(sites, "lax"))
+    claimer = Claimer(empty, "lax", check_group=beginning_of(sites, "lax"))
     forward = {GROUP: [f"abcast.{GROUP}.forward.lax"]}
     with pytest.raises(UsageError, match=r"nyc has an order of group g already.*abcast site promote lax"):
         take_over_groups(claimer, forward)
@@ -119,7 +119,7 @@ def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:
         connection.create("new", name)
     take_over(hub.connections["nyc"], "new", "nyc")
     promote(hub.sites, "new", "sfo")
-    claimer = Claimer(hub.connections["sfo"], "sfo", fitness=beginning_of(hub.sites, "sfo"))
+    claimer = Claimer(hub.connections["sfo"], "sfo", check_group=beginning_of(hub.sites, "sfo"))
     assert take_over_groups(claimer, {"new": ["abcast.new.forward.sfo"]})["new"].seqno == 0
 
 
