@@ -239,7 +239,7 @@ def test_a_hostfile_that_is_not_text(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
-    """It comes from a stranger's address, is damaged, or names another group or another id."""
+    """Datagrams from a stranger's address, damaged ones, and ones of another group or another id."""
     ports = free_ports(2)
     hosts = [Host("127.0.0.1", port) for port in ports]
     process, other = IsisProcess(hosts, 0), IsisProcess(hosts, 1)

@@ -122,7 +122,7 @@ class TestNothingIsClaimedInVain:
     def test_an_epoch_topic_with_something_else_in_it(
         self, kafka: MemoryConnection, value: bytes | None, header: Headers
     ) -> None:
-        """Such a record once kept every sequencer of the group from starting."""
+        """A stray record there once kept every sequencer of the group from starting."""
         kafka.producer().send(str(EPOCH), value=value, headers=header)
         assert take_over(kafka, "g", "nyc").epoch == 2
         assert take_over(kafka, "g", "nyc").epoch > 2
