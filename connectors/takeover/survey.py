@@ -12,7 +12,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, Ledger, check_reach, fit, lost
 from connectors.kafka.transport import Consumer
 from connectors.takeover import fencing
-from ordering.base.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, UsageError
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, NoSnapshot, UsageError
 from ordering.base.formats import FIRST, NEWEST
 from ordering.base.records import MAX_RECORD_BYTES, Partition
 from ordering.sequencer.state import SequencerState
@@ -52,7 +52,10 @@ def survey(
         fencing.check_not_fenced(data, claimed[group])
     fencing.check_is_home(data)
     if data.is_copy():
-        raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
+        raise UsageError(
+            f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home. If this is "
+            f"the home, {data.epochs.topic} was made anew, or a broker has lost all of it: go on in a new group."
+        )
     end = data.end()
     state = find_state(data, end)
     epochs = data.epochs.read()
@@ -62,9 +65,10 @@ def survey(
     _check_ledger(data, ledger, state.seqno)
     newest = epochs.highest_epoch
     if state.epoch > newest:
-        raise ProtocolViolation(
-            f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: "
-            "was it deleted? The two must be kept together."
+        raise HistoryChanged(
+            f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: was that topic "
+            "deleted, or has a broker lost its end? The next epochs would be given again. Go on in a new group: "
+            "the ledger keeps what it has of this one."
         )
     _check_agreement(data, agreement)
     _check_size(state)

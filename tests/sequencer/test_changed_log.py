@@ -26,7 +26,7 @@ from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data, Partition
@@ -134,6 +134,20 @@ def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
             maintenance.sign({}, 10.0)
     with pytest.raises(HistoryChanged, match="last sign of life says that it went up to 5"):
         take_over(kafka, "g", SITE)
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_epoch_has_lost_its_end(kafka: MemoryConnection, kept: int) -> None:
+    """No epoch is given twice; a claim whose note alone is lost is enough."""
+    order(kafka, 1)
+    order(kafka, 1)
+    kafka.topics.truncate(EPOCH, kept)
+    if kept == 3:
+        assert take_over(kafka, "g", SITE).epoch == 4
+        return
+    with pytest.raises((HistoryChanged, UsageError), match=rf"{EPOCH}.*(?i:go on in a new group)"):
+        take_over(kafka, "g", SITE)
+    assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == kept
 
 
 def test_topics_that_were_made_anew_are_a_new_group(
