@@ -6,7 +6,7 @@ small, and its files are written anew. The directories of older files keep their
 a partition's value comes from Delta's log.
 
 A commit of another writer between the read and the commit makes the commit fail: where no lock keeps an earlier version
-away, that version may append or merge files meanwhile. RESTORE to a version before the rename leaves files with the new
+away, that version may write until then. RESTORE to a version before the rename leaves files with the new
 name in a table with the old one, as Delta compares only their paths. Renaming again mends that.
 """
 
@@ -36,7 +36,7 @@ def rename_group_column(spark: SparkSession, path: Location, partitioned_by: lis
     metadata = json.loads(transaction.metadata().json())
     if [*map(_new_name, metadata["metaData"]["partitionColumns"])] != partitioned_by:
         raise damaged(path, f"it is not partitioned by {partitioned_by or 'nothing'}")
-    read = transaction.filterFiles()  # unlike those of the snapshot, these count as read: Delta looks for conflicts
+    read = transaction.filterFiles()  # unlike the snapshot's files, these count as read: Delta looks for conflicts
     files = [json.loads(read.apply(place).json())["add"] for place in range(read.size())]
     transaction.updateMetadata(delta.actions.Action.fromJson(json.dumps(_renamed(metadata))), False)
     if partitioned_by:
