@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.connection.connection import Connection
-from ordering.base.errors import AbcastError, BrokerUnreachable, TopicMissing
+from ordering.base.errors import AbcastError, BrokerUnreachable
 
 Starts = dict[TopicPartition, tuple[str, int]]
 """Partitions, each with its group and the first offset to read."""
@@ -35,8 +35,6 @@ class ForwardPartitions:
                         backlog = find_backlog(consumer, names, positions)
                 except BrokerUnreachable as error:
                     lost[group] = error
-                except KeyError as error:  # kafka-python's error for a topic that is gone
-                    lost[group] = TopicMissing(f"group {group}: topic {error} is gone.")
                 else:
                     starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}
         return starts, lost

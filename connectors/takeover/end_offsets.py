@@ -121,8 +121,6 @@ class EndOffsets:
         topics = sorted(partition.topic for partition in partitions.values())
         try:
             ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
-        except KeyError as error:  # kafka-python's error for a topic that is gone
-            raise BrokerUnreachable(f"nothing is told of {topics[0]}.") from error
         except KafkaError as error:
             if not error.retriable:
                 raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error

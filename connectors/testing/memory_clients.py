@@ -15,6 +15,7 @@ from kafka.errors import (
     MessageSizeTooLargeError,
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
 )
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
@@ -171,6 +172,9 @@ class MemoryConsumer:
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
         """Return the partitions. Fails if one of them gives no offsets: the real clients then answer for none."""
         asked = list(places)
+        for place in asked:
+            if place not in self.kafka.partitions:
+                raise UnknownTopicOrPartitionError(str(place))
         if any(self.kafka.lacks(place, OFFSETS) for place in asked):
             time.sleep(self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000))
             raise LeaderNotAvailableError
@@ -196,11 +200,14 @@ class MemoryConsumer:
                 self._restarts = self.kafka.restarts
                 raise KafkaConnectionError
             for place, offset in self.next.items():
-                if not self.kafka.beginnings.get(place, 0) <= offset <= len(self.kafka.partitions[place]):
+                log = self.kafka.partitions.get(place)
+                if log is None:  # the topic was deleted
+                    continue
+                if not self.kafka.beginnings.get(place, 0) <= offset <= len(log):
                     raise OffsetOutOfRangeError({place: offset})
                 if self.kafka.lacks(place, READS):
                     continue
-                if records := self.kafka.partitions[place][offset : min(offset + 500, self._end(place))]:
+                if records := log[offset : min(offset + 500, self._end(place))]:
                     found[place] = records
             return bool(found)
 

@@ -104,6 +104,12 @@ class MemoryTopics:
                 del self.committed[known]
             self.restart()
 
+    def delete(self, topic: str) -> None:
+        """Delete the topic."""
+        with self.changed:
+            for place in [place for place in self.partitions if place.topic == topic]:
+                del self.partitions[place]
+
     def restart(self) -> None:
         """Restart the broker: all consumers lose their connections."""
         with self.changed:

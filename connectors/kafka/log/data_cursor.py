@@ -72,7 +72,7 @@ class DataCursor:
 
     def end(self) -> int:
         """Return the log's present end; 0 if no broker answers at once."""
-        with contextlib.suppress(KafkaError, KeyError):  # KeyError is kafka-python's answer for a missing topic
+        with contextlib.suppress(KafkaError):
             return int(self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition])
         return 0
 

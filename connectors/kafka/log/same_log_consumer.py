@@ -197,7 +197,7 @@ class SameLogConsumer:
         return {place: records for place, records in followed.items() if records}
 
     def _look_at_ends(self, places: Iterable[TopicPartition]) -> None:
-        with contextlib.suppress(KafkaError, KeyError):  # kafka-python's error for a topic that was deleted
+        with contextlib.suppress(KafkaError):
             for place, end in self._consumer.end_offsets(list(places), _ASK_MS).items():
                 if end < self._next[place]:
                     raise self._changed(place, f"ends at offset {end}, and was read up to {self._next[place]}")
@@ -212,7 +212,7 @@ class SameLogConsumer:
         self._doubt()  # if the end is unknown now, the log may grow past its reader before it is known
         try:
             beginnings = self._consumer.beginning_offsets(list(places))
-        except (KafkaError, KeyError):
+        except KafkaError:
             return  # the next poll asks again
         self._beginnings.update(beginnings)
         unread = {

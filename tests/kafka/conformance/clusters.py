@@ -34,6 +34,9 @@ class Cluster(Protocol):
     def recreate(self, topic: str) -> None:
         """Delete the topic and create it again."""
 
+    def delete(self, topic: str) -> None:
+        """Delete the topic."""
+
     def delete_records(self, place: TopicPartition, below: int) -> None:
         """Delete the records below the offset, as retention does."""
 
@@ -58,6 +61,10 @@ class MemoryCluster:
     def recreate(self, topic: str) -> None:
         """Recreate it."""
         self._kafka.make_anew([topic])
+
+    def delete(self, topic: str) -> None:
+        """Delete it."""
+        self._kafka.delete(topic)
 
     def delete_records(self, place: TopicPartition, below: int) -> None:
         """Delete records."""
@@ -91,13 +98,17 @@ class BrokerCluster:
 
     def recreate(self, topic: str) -> None:
         """Recreate it, as soon as the broker has forgotten the old one."""
+        self.delete(topic)
+        self._create(topic)
+
+    def delete(self, topic: str) -> None:
+        """Delete it, and wait until the broker has forgotten it."""
         with self.connection.admin() as admin:
             admin.delete_topics([topic])
             deadline = time.monotonic() + WAIT
             while topic in admin.list_topics():
                 assert time.monotonic() < deadline, "the topic is still there"
                 time.sleep(0.05)
-        self._create(topic)
 
     def _create(self, topic: str) -> None:
         with self.connection.admin() as admin:

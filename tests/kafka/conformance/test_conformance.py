@@ -21,7 +21,7 @@ from connectors.kafka.log import same_log_consumer
 from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record
 from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from tests.kafka.conformance.clusters import PARTITIONS, BrokerCluster, Cluster, MemoryCluster
-from tests.waiting import WAIT
+from tests.waiting import WAIT, eventually
 
 MEMORY = "memory"
 REAL = [pytest.param(name, marks=pytest.mark.broker) for name in TRANSPORTS]
@@ -227,6 +227,36 @@ def test_a_topic_made_anew(topic: str, place: TopicPartition, cluster: Cluster, 
         fill(another, place, 2)
         assert [record.offset for record in read(consumer, place, 0, 2)] == [0, 1]
         out_of_range(consumer, place, 5)
+
+
+def has_an_end(consumer: Consumer, place: TopicPartition) -> bool:
+    """Whether the consumer is told the partition's end. Any error but Kafka's fails the test."""
+    try:
+        return place in consumer.end_offsets([place], 500)
+    except KafkaError:
+        return False
+
+
+def test_a_missing_topic_has_no_end(consumer: Consumer) -> None:
+    assert not has_an_end(consumer, TopicPartition("missing", 0))
+
+
+def test_a_deleted_topic_has_no_end(place: TopicPartition, cluster: Cluster, consumer: Consumer) -> None:
+    assert has_an_end(consumer, place)
+    cluster.delete(place.topic)
+    eventually(lambda: not has_an_end(consumer, place), WAIT, "a deleted topic has no end")
+
+
+def test_a_deleted_topic_is_polled(place: TopicPartition, cluster: Cluster, producer: Producer) -> None:
+    """Its reader gets nothing, or an error of Kafka."""
+    fill(producer, place, 3)
+    with contextlib.closing(cluster.connection.consumer()) as consumer:
+        assert len(read(consumer, place, 0, 3)) == 3
+        cluster.delete(place.topic)
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            with contextlib.suppress(KafkaError):
+                assert not consumer.poll(timeout_ms=100)
 
 
 # --- transactions ---
