@@ -1,50 +1,70 @@
-"""A hub of sites: copies, FORWARD, homes that are replaced. It runs what ships, on Kafkas in memory.
+"""A hub of sites: copies, FORWARD, homes that are replaced. It runs the shipped code on Kafkas in memory.
 
-A history is a row of steps, chosen by its seed: members send and deliver, sequencers decide, relays carry, all of them
-are killed between any two records, FORWARD loses its beginning, links and sites are cut off, files roll out, and an
-operator makes one site after the other the home. His appends fail now and then: before Kafka has the record, or after.
-At the end all is healed. Then:
+A history is a row of steps, chosen by its seed. Members send and deliver, sequencers decide, relays carry; each of them
+may be killed between any two records. FORWARD loses its beginning. DATA is purged as far as the ledger has it. Links
+and sites are cut off, partitions are away, clocks jump, files roll out. An operator makes one site after the other the
+home, and writes from a ledger what DATA no longer holds. The operator's appends fail now and then, before or after
+Kafka has the record. In some histories logs lose their ends, or a site loses all. At the end all is healed. Then:
 
 * each site has the home's order, and no message is in it twice, or before one that its sender sent earlier;
-* each receipt is true, unless a site did not answer when another one was made the home: what it had may be lost;
+* each receipt is true, unless a site did not answer when another one was made the home, or a log has lost something:
+  its records may be lost then;
 * nothing waits, and no copy is refused without need.
 
-What is not here: views, DATA with a retention; letters and casts (tests/relay/test_files_of_different_age.py).
+What is not here: views (of a mesh, `tests.simulator.sites` has them); letters and casts
+(tests/relay/test_files_of_different_age.py).
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_forward, encode_data, forward_headers
+from connectors.engine.intake import PartitionsFailed
+from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.codec.epochs import Move
 from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
+from connectors.kafka.topics.data_purge import purge_data
+from connectors.relay.beginning import beginning_of
+from connectors.relay.bootstrap import bootstrap
 from connectors.relay.hub import HomeData, SiteForward
+from connectors.relay.lacking import lacking_beside
 from connectors.relay.promotion import promote
-from connectors.takeover import fencing, takeover
-from connectors.testing.memory_clients import MemoryProducer
-from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from connectors.takeover.takeover import Claimer
+from ordering.base.errors import (
+    AbcastError,
+    BrokerUnreachable,
+    HistoryChanged,
+    HistoryUnavailable,
+    ProtocolViolation,
+    UsageError,
+)
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE, Data, Partition, Source
+from ordering.base.records import MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
-from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from tests.ledger.ledger_of import write_ledger
 from tests.relay.carrying import Carrier, relays_in_memory
+from tests.simulator.client_kafka import ClientConnection, ClientKafka
+from tests.simulator.jobs import Job
 
 GROUP = "g"
 OPERATOR = "operator"
+LOGS = ("forward", "relayed", "data", "epoch")
+POWERS = ("clock", "away", "marker")
 STUCK = "stuck"
+_SEQUENCER = "ordering.sequencer.sequencer"
 FALSE_ALARM = "false-alarm"
 FALSE_RECEIPT = "false-receipt"
 
@@ -59,41 +79,6 @@ class Mutation(NamedTuple):
     expected: tuple[str, ...]
     patches: tuple[tuple[str, Any], ...]
     from_seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reached(MemoryConnection):
-    """A site's Kafka, as whoever acts reaches it."""
-
-    world: Any = None
-    site: str = ""
-
-    @contextmanager
-    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:
-        """Unless the actor is cut off from it."""
-        self.world.check_reached(self.site)
-        yield
-
-    def producer(self, **settings: Any) -> MemoryProducer:
-        """One of which a record may fail."""
-        made = Failing(self.topics, {**PRODUCER_SETTINGS, **settings})
-        made.world = self.world
-        return made
-
-
-class Failing(MemoryProducer):
-    """A producer that does not always hear of its record, and does not always write it."""
-
-    world: Any = None
-
-    def send(self, *args: Any, **options: Any) -> Any:
-        fate = self.world.fate()
-        if fate == "lost":
-            raise BrokerUnreachable("nothing was written.")
-        sent = super().send(*args, **options)
-        if fate == "late":
-            raise BrokerUnreachable("nobody knows.")
-        return sent
 
 
 @dataclass
@@ -114,73 +99,51 @@ class Sender:
 
 @dataclass
 class Site:
-    """A site's Kafka, its members, and how far they have delivered."""
+    """A site's Kafka and its members. `order`: what they have delivered, by seqno; `delivered`: its last seqno."""
 
     name: str
-    connection: Reached
+    kafka: ClientKafka
+    connection: ClientConnection
     senders: list[Sender]
-    reader: Reader = field(default_factory=Reader)
-    offset: int = 0
-    order: list[Id | None] = field(default_factory=list)
+    cursor: DataCursor | None = None
+    delivered: int = 0
+    order: dict[int, Id | None] = field(default_factory=dict)
 
+    @property
+    def data(self) -> list[Any]:
+        """DATA, also its purged records."""
+        return self.kafka.topics.partitions[TopicPartition(str(Topic(GROUP, "data", self.name)), 0)]
 
-class Job:
-    """A sequencer that has taken over."""
+    def effective(self) -> list[Data]:
+        """Return the delivered records, which the site's ledger has."""
+        reader = Reader()
+        found = (decode_data(record.key, record.value, record.headers) for record in self.data)
+        return [data for data in found if reader.judge(data) is Verdict.TAKE and data.seqno <= self.delivered]
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.state = takeover.take_over(site.connection, GROUP, site.name)
-        self.epoch = self.state.epoch
-
-    def decide(self, most: int, cut: int | None) -> bool:
-        """A batch of so many records of each partition; of its DATA only `cut` are written, if it is killed then.
-
-        Whether it lives.
-        """
-        topics, batch = self.site.connection.topics, []
-        for place in sorted(topics.partitions):
-            topic = Topic.parse(place.topic)
-            if topic is None or topic.role not in ("forward", "relayed") or topic.site != self.site.name:
-                continue
-            at = max(self.state.positions.get(Partition(*place), 0), topics.beginnings.get(place, 0))
-            for record in topics.partitions[place][at : at + most]:
-                source = Source(place.topic, place.partition, record.offset)
-                batch.append(decode_forward(source, record.key, record.value, record.headers, record.timestamp))
-        self.state, opening = begin_batch(self.state)
-        self.state, decided = step(self.state, batch)
-        self.state, closing = end_batch(self.state)
-        outputs = [*opening, *(record for record in decided if isinstance(record, Data)), *closing]
-        place = TopicPartition(str(Topic(GROUP, "data", self.site.name)), 0)
-        for output in outputs[:cut]:
-            key, value, headers = encode_data(output)
-            topics.append(place, key, value, headers)
-        return cut is None or cut >= len(outputs)
-
-    def is_fenced(self) -> bool:
-        """Look, as maintenance does."""
-        with DataLog(self.site.connection, GROUP, self.site.name) as data:
-            try:
-                fencing.check_not_fenced(data, self.epoch)
-            except AbcastError:
-                return True
-        return False
+    def read_anew(self) -> None:
+        """Begin to read at the beginning."""
+        self.cursor, self.delivered, self.order = None, 0, {}
 
 
 class Hub:
     """The world of one history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, powers: Sequence[str] = POWERS) -> None:
         self.dice = random.Random(seed)
+        self.powers = powers
         names = ["nyc", "sfo", "lax", "oak"][: self.dice.choice([2, 3, 3, 3, 4])]
         self.actor = OPERATOR
-        self.fails = 0.0
         self.cuts: set[frozenset[str]] = set()
-        self.clock = 1_700_000_000.0
+        self.clock = 1_750_000_000.0
         self.may_lose = self.dice.random() < 0.4
         """Whether the operator may be cut off from a site, so that what that has may be lost."""
+        self.may_cut = self.dice.random() < 0.25 and bool(powers)
+        """Whether logs may lose their ends, or all they have."""
         self.forked: set[str] = set()
         """Sites of which something may have been lost so."""
         self.refused: set[str] = set()
+        self.lacking: dict[str, str] = {}
+        """Sites that lack what only a ledger has, and whose ledger."""
         self.sites = {name: self._site(name) for name in names}
         self.newest = self.file(names[0])
         self.files = dict.fromkeys(names, self.newest)
@@ -192,12 +155,14 @@ class Hub:
         self.anomalies: list[Anomaly] = []
         self.told = Counter[str]()
         self.first = names[0]
-        self.jobs.append(Job(self.sites[self.first]))
+        self.jobs.append(Job(Claimer(self.sites[self.first].connection, self.first), GROUP, self.clock))
 
     def _site(self, name: str) -> Site:
-        connection = Reached(f"{name}:1", world=self, site=name)
+        kafka = ClientKafka(self.dice.getrandbits(30), self.powers)
+        kafka.check_reached = lambda: self.check_reached(name)
+        connection = ClientConnection.to(kafka, name)
         connection.create(GROUP, name, self.dice.choice([1, 1, 2]))
-        return Site(name, connection, [Sender(f"{name}/{each}") for each in "ab"])
+        return Site(name, kafka, connection, [Sender(f"{name}/{each}") for each in "ab"])
 
     def file(self, home: str) -> Sites:
         """A sites' file with that home."""
@@ -209,27 +174,30 @@ class Hub:
         if self.actor != site and frozenset((self.actor, site)) in self.cuts:
             raise BrokerUnreachable(f"{site} does not answer {self.actor}.")
 
-    def fate(self) -> str:
-        """What becomes of a record that is appended now."""
-        return self.dice.choice(["lost", "late"]) if self.dice.random() < self.fails else ""
-
     @contextmanager
     def acting(self, actor: str, fails: float = 0.0) -> Iterator[None]:
-        """Who acts, and how often an append fails meanwhile. What goes wrong ends the act."""
-        self.actor, self.fails = actor, fails
+        """Let the actor act, with this share of appends that fail. An error ends the act."""
+        self._set_actor(actor, fails)
         try:
             with suppress(AbcastError):
                 yield
         finally:
-            self.actor, self.fails = OPERATOR, 0.0
+            self._set_actor(OPERATOR, 0.0)
+
+    def _set_actor(self, actor: str, fails: float) -> None:
+        self.actor = actor
+        for site in self.sites.values():
+            site.kafka.unanswered = fails
+            site.kafka.now_ms = int(self.clock * 1000)
 
     # What members do.
 
     def send(self, site: Site) -> None:
         sender = self.dice.choice(site.senders)
-        sender.last += 1
-        sender.pending.append(sender.last)
-        self._write(site, sender, [sender.last])
+        for _ in range(self.dice.choice([1, 1, 2, 4])):
+            sender.last += 1
+            sender.pending.append(sender.last)
+            self._write(site, sender, [sender.last])
 
     def resend(self, site: Site) -> None:
         for sender in site.senders:
@@ -238,22 +206,42 @@ class Hub:
     def _write(self, site: Site, sender: Sender, numbers: list[int]) -> None:
         topic, key = str(Topic(GROUP, "forward", site.name)), sender.address.encode()
         partition = sum(key) % len(site.connection.topics.numbers(topic))
-        for number in numbers:
-            place = TopicPartition(topic, partition)
+        place = TopicPartition(topic, partition)
+        for number in numbers if place not in site.kafka.topics.away else ():
             site.connection.topics.append(place, key, b"", forward_headers(sender.incarnation, number))
 
     def deliver(self, site: Site) -> None:
-        """Deliver all there is, and give receipts."""
-        with self.acting(site.name), DataLog(site.connection, GROUP, site.name) as data:
-            end = data.end()
-            for stored in data.records(site.offset, end):
-                record = stored.data
-                if site.reader.accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE:
-                    continue
-                what = (record.sender, record.incarnation, record.local_seqno) if record.kind == MESSAGE else None
-                site.order.append(what)
-                self._take(site, record.seqno, what)
-            site.offset = end
+        """Deliver all there is, and give receipts. Members that are told of another log begin anew."""
+        with self.acting(site.name):
+            try:
+                if site.cursor is None:
+                    site.cursor = self._follow(site)
+                while records := site.cursor.poll(0.0):
+                    for record in records:
+                        id_ = (record.sender, record.incarnation, record.local_seqno)
+                        what = id_ if record.kind == MESSAGE else None
+                        site.delivered, site.order[record.seqno] = record.seqno, what
+                        self._take(site, record.seqno, what)
+            except HistoryUnavailable:
+                if site.cursor is None and not self.may_cut:
+                    self._blame(FALSE_ALARM, f"{site.name} has delivered {site.delivered}, and can't go on there.")
+                site.cursor = None  # begin again behind `delivered`: the purged records may have had no seqno
+            except (HistoryChanged, ProtocolViolation) as error:
+                self.told[str(error)[:60]] += 1
+                if not self.may_cut:
+                    self._blame(FALSE_ALARM, f"no log was cut, and yet: {error}")
+                site.read_anew()
+
+    def _follow(self, site: Site) -> DataCursor:
+        """Read on behind `delivered`; the first time, from the beginning, or from the end where that was purged."""
+        with DataLog(site.connection, GROUP, site.name) as data:
+            try:
+                start = data.after(site.delivered)
+            except HistoryUnavailable:
+                if site.delivered:
+                    raise
+                start = data.after(data.state().seqno)
+            return DataCursor(site.connection.consumer(), data.partition, start)
 
     def _take(self, site: Site, seqno: int, what: Id | None) -> None:
         if not self.forked and self.truth.setdefault(seqno, what) != what:
@@ -269,22 +257,42 @@ class Hub:
     # What jobs do.
 
     def start(self, name: str) -> None:
-        """A sequencer starts where the site's file says so, but for a site that has nothing yet."""
-        site = self.sites[name]
-        if self.files[name].home != name or (name != self.first and not site.order):
+        """Start a sequencer where the site's file says so. A group begins only where all sites answer."""
+        site, file = self.sites[name], self.files[name]
+        if file.home != name or not (site.data or self.all_answer(name)):
             return
         with self.acting(name, self.dice.choice([0.0, 0.0, 0.2])):
-            self.jobs.append(Job(site))
+            by = Claimer(site.connection, name, check_group=beginning_of(file, name))
+            self.jobs.append(Job(by, GROUP, self.clock))
+
+    def all_answer(self, name: str) -> bool:
+        """Whether a site reaches all of the others."""
+        is_cut = any(name in ends for ends in self.cuts)
+        return not is_cut and not any(site.kafka.topics.away for site in self.sites.values())
 
     def decide(self, job: Job) -> None:
-        cut = self.dice.choice([None, None, None, 0, 1, 3])
-        if not job.decide(self.dice.randrange(1, 6), cut):
-            self.jobs.remove(job)
+        """A batch, or a part of it, if the job is killed."""
+        try:
+            if job.decide(self.dice.choice([None, None, None, 0, 1, 3])):
+                return
+        except PartitionsFailed as error:
+            self.told[str(error)[:60]] += 1
+        self.kill(job)
+
+    def kill(self, job: Job) -> None:
+        job.close()
+        self.jobs.remove(job)
 
     def check(self, job: Job) -> None:
-        with self.acting(job.site.name):
-            if job.is_fenced():
-                self.jobs.remove(job)
+        """Let the job do what it does each two seconds."""
+        with self.acting(job.site):
+            try:
+                job.look(self.clock)
+            except BrokerUnreachable:
+                pass
+            except AbcastError as error:
+                self.told[str(error)[:60]] += 1
+                self.kill(job)
 
     def start_relay(self, direction: Direction) -> None:
         kind = HomeData if self.files[direction.source].home == direction.source else SiteForward
@@ -297,28 +305,34 @@ class Hub:
         except UsageError as error:
             if self._is_refused(error):
                 self.refused.add(direction.target)
-            raise BrokerUnreachable(str(error)) from error
+            raise
+        except HistoryUnavailable as error:
+            self.told[str(error)[:60]] += 1
+            self.lacking[direction.target] = direction.source
+            raise
 
     def _is_refused(self, error: UsageError) -> bool:
         """Whether that says that the copy must be made anew, whoever is the home."""
         self.told[str(error)[:60]] += 1
-        if "has another seqno" in str(error) and not self.may_lose:
+        if "has another seqno" in str(error) and not (self.may_lose or self.may_cut):
             self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
         return "let it join again" in str(error) and "is the home, " not in str(error)
 
     def carry(self, relay: Carrier) -> None:
         source, target = relay.job.direction
-        if frozenset((source, target)) not in self.cuts:
+        if relay.is_over:
+            self.relays.remove(relay)  # its query fails, and it starts anew
+        elif frozenset((source, target)) not in self.cuts:
             relay.carry(self.dice.randrange(1, 6))
 
     def look(self, relay: Carrier) -> None:
-        """What a relay does now and then."""
+        """Let the relay do what it does now and then."""
         with self.acting(relay.job.direction.source):
             try:
                 relay.job.check()
             except AbcastError as error:
                 self.relays.remove(relay)
-                if "has another seqno" in str(error) and not self.may_lose:
+                if "has another seqno" in str(error) and not (self.may_lose or self.may_cut):
                     self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
 
     # What operators do.
@@ -333,11 +347,49 @@ class Hub:
 
     def drop(self, site: Site) -> None:
         """The retention of FORWARD, or of what relays have brought."""
-        topics = site.connection.topics
-        places = [place for place in topics.partitions if ".forward." in place.topic or ".relayed-" in place.topic]
-        place = self.dice.choice(places)
-        beginning, end = topics.beginnings.get(place, 0), len(topics.partitions[place])
-        topics.drop(place.topic, self.dice.randint(beginning, end), place.partition)
+        log = site.kafka.log(*self.dice.choice(site.kafka.places(("forward", "relayed"))))
+        log.drop(self.dice.randint(log.beginning, len(log.records)))
+
+    def purge(self, site: Site) -> None:
+        """`abcast maintain --data-retention`."""
+        with self.acting(site.name):
+            lacking = lacking_beside(self.files[site.name], site.name)
+            kept_s = self.dice.choice([0.0, 0.0, 60.0])
+            purge_data(site.connection, GROUP, site.name, kept_s=kept_s, in_ledger=site.delivered, lacking=lacking)
+
+    def mishap(self) -> None:
+        """Each Kafka has its own."""
+        for site in self.sites.values():
+            site.kafka.mishap(site.kafka.places(LOGS), 0.05)
+
+    def jump(self) -> None:
+        """Let time go on, or let it turn out that the clock was wrong."""
+        self.clock += self.dice.choice([1.0, 10.0, 10.0, 3_600.0, -3_600.0]) + self.dice.random()
+
+    def damage(self, site: Site) -> None:
+        """A power failure takes the end of a log; or somebody deletes a site's topics, and creates them again."""
+        if not self.may_cut:
+            return
+        self.forked.add(site.name)
+        self.clock += 5
+        if self.dice.random() < 0.2:
+            self.make_anew(site.name)
+            return
+        log = site.kafka.log(*self.dice.choice(site.kafka.places(("forward", "relayed", "data", "data"))))
+        log.truncate(max(log.beginning, len(log.records) - self.dice.choice([1, 2, 5])))
+
+    def bootstrap(self, name: str, fails: float | None = None) -> None:
+        """`abcast site add --ledger`, as the errors say, with the relay stopped; until it says that it is done."""
+        source = self.lacking[name]
+        self.relays = [relay for relay in self.relays if name != relay.job.direction.target]
+        with tempfile.TemporaryDirectory() as directory:
+            ledger = write_ledger(Path(directory) / "ledger", self.sites[source].effective(), GROUP)
+            with self.acting(OPERATOR, self.dice.choice([0.0, 0.1]) if fails is None else fails):
+                try:
+                    bootstrap(self.file(source), GROUP, ledger, Direction(source, name))
+                except UsageError as error:
+                    self.told[str(error)[:60]] += 1
+                del self.lacking[name]
 
     def fail_over(self) -> None:
         """Another site is to be the home. Some have the new file at once."""
@@ -349,10 +401,37 @@ class Hub:
         for name in self.sites:
             if self.dice.random() < 0.6:
                 self.files[name] = self.newest
-        self.promote()
+        self.command()
+        if self.may_lose and self.dice.random() < 0.2:
+            self.lose_homes()
+
+    def command(self) -> None:
+        """Promote the site, while sequencers go on."""
+        if self.is_promoting:
+            self.promote()
+            self.race()
+
+    def race(self) -> None:
+        """Let sequencers that have not looked yet decide on, and members deliver that."""
+        for job in list(self.jobs):
+            if self.dice.random() < 0.5:
+                self.send(self.sites[job.site])
+                self.decide(job)
+                self.deliver(self.sites[job.site])
+
+    def lose_homes(self) -> None:
+        """Make two sites the home, one after the other. Each decides; no other site answers the operator then."""
+        for home in self.dice.sample(list(self.sites), 2):
+            self.newest, self.is_promoting = self.file(home), True
+            self.cuts |= {frozenset((OPERATOR, name)) for name in self.sites if name != home}
+            self.cuts.discard(frozenset((OPERATOR, home)))
+            self.files[home] = self.newest
+            self.promote(0.0)
+            self.start(home)
+            self.race()
 
     def promote(self, fails: float | None = None) -> None:
-        """The operator's command, which he gives again until it says that it is done, or can't be."""
+        """Run the operator's command, which is given again until it says that it is done, or can't be."""
         home = self.newest.home
         assert home is not None
         self.clock += 60
@@ -360,27 +439,34 @@ class Hub:
             try:
                 done = promote(self.newest, GROUP, home)
             except UsageError as error:
-                self.is_promoting = False
                 self.told[str(error)[:60]] += 1
+                self.is_promoting = "from a ledger first" in str(error)
+                if self.is_promoting:
+                    others = (site for site in self.sites.values() if site.name != home)
+                    self.lacking[home] = max(others, key=lambda site: site.delivered).name
                 return
             self.is_promoting = False
             self.forked.update(done.not_copied)
 
     def rejoin(self, name: str) -> None:
-        """As the errors say: delete the site's topics of the group, and let it be a copy."""
-        site = self.sites[name]
+        """Do what the errors say: delete the site's topics of the group, and let it be a copy."""
         self.files[name] = self.newest
-        self.jobs = [job for job in self.jobs if job.site is not site]
+        for job in [job for job in self.jobs if job.site == name]:
+            self.kill(job)
         self.relays = [relay for relay in self.relays if name not in relay.job.direction]
-        site.connection.topics.partitions.clear()
-        site.connection.topics.beginnings.clear()
-        site.connection.create(GROUP, name)
-        site.reader, site.offset, site.order = Reader(), 0, []
+        self.make_anew(name)
+
+    def make_anew(self, name: str) -> None:
+        """Delete all topics of the site, and create them."""
+        site = self.sites[name]
+        site.kafka.make_anew()
+        site.read_anew()
         if name == self.first:
             self.first = ""
         for sender in site.senders:
             sender.begin_anew()
         self.refused.discard(name)
+        self.lacking.pop(name, None)
         self.forked.add(name) if self.forked else None
 
     # A history.
@@ -389,24 +475,31 @@ class Hub:
         acts: list[tuple[int, Callable[[], None]]] = [
             (14, lambda: self.send(self._any_site())),
             (5, lambda: self.resend(self._any_site())),
-            (14, lambda: self.deliver(self._any_site())),
+            (20, lambda: self.deliver(self._any_site())),
             (20, lambda: self._with(self.jobs, self.decide)),
             (6, lambda: self._with(self.jobs, self.check)),
-            (7, lambda: self.start(self._any_site().name)),
-            (2, lambda: self._with(self.jobs, self.jobs.remove)),
+            (8, lambda: self.start(self.dice.choice([self.newest.home or "", self._any_site().name]))),
+            (2, lambda: self._with(self.jobs, self.kill)),
             (14, lambda: self.start_relay(self.dice.choice(self._directions()))),
             (24, lambda: self._with(self.relays, self.carry)),
             (5, lambda: self._with(self.relays, self.look)),
             (4, lambda: self._with(self.relays, self.relays.remove)),
             (5, self.cut),
             (4, lambda: self.drop(self._any_site())),
+            (5, lambda: self._with(self.jobs, lambda job: self.purge(self.sites[job.site]))),
+            (1, lambda: self._with(self._copies(), self.rejoin)),
+            (2, self.jump),
+            (1, lambda: self.damage(self._any_site())),
+            (4, lambda: self._with(sorted(self.lacking), self.bootstrap)),
             (2, self.fail_over),
-            (8, lambda: self.promote() if self.is_promoting else None),
+            (8, self.command),
             (3, lambda: self.files.update({self._any_site().name: self.newest})),
-            (3, lambda: self._with(sorted(self.refused - {self.newest.home}), self.rejoin)),
+            (5, lambda: self._with(sorted(self.refused - {self.newest.home}), self.rejoin)),
         ]
         weights = [weight for weight, _ in acts]
-        for _ in range(steps):
+        for step in range(steps):
+            if step % 4 == 0:
+                self.mishap()
             self.dice.choices(acts, weights)[0][1]()
             if self.anomalies:
                 return self.anomalies
@@ -420,31 +513,59 @@ class Hub:
         if some:
             act(self.dice.choice(some))
 
+    def _copies(self) -> list[str]:
+        """Sites that were never the home."""
+        found = []
+        for name, site in self.sites.items():
+            with suppress(AbcastError), DataLog(site.connection, GROUP, name) as data:
+                if not data.epochs.read().has_decided() and name != self.newest.home:
+                    found.append(name)
+        return found
+
     def _directions(self) -> list[Direction]:
         return [way for name, file in self.files.items() for way in file.directions() if way.source == name]
 
     def end(self) -> None:
-        """All is healed, and goes on until nothing waits."""
+        """Heal all, and go on until nothing waits."""
         self.cuts.clear()
-        home = self._last_home()
-        if home is None:
-            self._blame(STUCK, f"no site can be the home: {dict(self.told)}")
-            return
-        self.newest = self.file(home)
-        self.files = dict.fromkeys(self.sites, self.newest)
+        for site in self.sites.values():
+            site.kafka.heal()
         for job in list(self.jobs):  # those that have not looked yet
-            job.decide(100, None)
+            with suppress(PartitionsFailed):
+                job.decide(None)
         for site in self.sites.values():
             self.deliver(site)
-        self.jobs, self.relays = [job for job in self.jobs if not job.is_fenced()], []
-        try:
-            self.jobs.append(Job(self.sites[home]))
-        except AbcastError as error:
-            self._blame(STUCK, f"{home} can't be the home: {error}")
+        while self.jobs:
+            self.kill(self.jobs[0])
+        self.relays = []
+        home = self._start_at_last()
+        if home is None:
             return
         for _ in range(8):
             self._round(home)
         self._judge(self.sites[home])
+
+    def _start_at_last(self) -> str | None:
+        """The home, where a sequencer runs. One that has lost the end of DATA is replaced, as the errors say."""
+        home = self._last_home()
+        if home is None:
+            if any(site.order for site in self.sites.values()):
+                self._blame(STUCK, f"no site can be the home: {dict(self.told)}")
+            return None
+        for name in [home, *(name for name in self.sites if name != home)]:
+            self.newest = self.file(name)
+            self.files = dict.fromkeys(self.sites, self.newest)
+            if name == home or self._is_made_home(name):
+                try:
+                    by = Claimer(self.sites[name].connection, name, check_group=beginning_of(self.newest, name))
+                    self.jobs.append(Job(by, GROUP, self.clock))
+                    return name
+                except AbcastError as error:
+                    self.told[str(error)[:60]] += 1
+                    if not (self.may_cut and isinstance(error, HistoryChanged)):
+                        self._blame(STUCK, f"{name} can't be the home: {error}")
+                        return None
+        return None  # the group ends here: the errors say so
 
     def _last_home(self) -> str | None:
         """The site that is the home at last: the last one that was made one; else that of the file, if it can be."""
@@ -458,12 +579,19 @@ class Hub:
         if self.first and not made and moves[self.first] is None:
             return self.first  # it never moved
         for home in [*wanted, self.newest.home, *self.sites]:
-            self.newest, self.is_promoting = self.file(home or ""), True
-            self.promote(0.0)
-            with DataLog(self.newest.connection(home or ""), GROUP, home or "") as data:
-                if data.epochs.read().is_promoted():
-                    return home
+            if self._is_made_home(home or ""):
+                return home
         return None
+
+    def _is_made_home(self, home: str) -> bool:
+        """Promote the site, from a ledger if need be; whether that is done."""
+        self.newest, self.is_promoting = self.file(home), True
+        self.promote(0.0)
+        if home in self.lacking:
+            self.bootstrap(home, 0.0)
+            self.promote(0.0)
+        with DataLog(self.newest.connection(home), GROUP, home) as data:
+            return data.epochs.read().is_promoted()
 
     def _round(self, home: str) -> None:
         for site in self.sites.values():
@@ -480,32 +608,42 @@ class Hub:
                     self._is_refused(error)
                     if "let it join again" in str(error):
                         self.rejoin(name)
+                except HistoryUnavailable as error:
+                    self.told[str(error)[:60]] += 1
+                    self.lacking[name] = home
+                    self.bootstrap(name, 0.0)
                 except AbcastError as error:
                     self.told[str(error)[:60]] += 1
-        self.jobs[-1].decide(1 << 30, None)
+        try:
+            self.jobs[-1].decide(None)
+        except PartitionsFailed:
+            self.jobs.append(Job(Claimer(self.sites[home].connection, home), GROUP, self.clock))
         for site in self.sites.values():
             self.deliver(site)
 
     def _judge(self, home: Site) -> None:
-        order = home.order
-        ids = [what for what in order if what is not None]
-        if len(set(ids)) < len(ids):
-            self._blame(DUPLICATE, "a message is in the order twice.")
-        lives = Counter[tuple[str, int]]()
-        for address, incarnation, number in ids:
-            if number <= lives[address, incarnation]:
-                self._blame(FIFO_VIOLATION, f"{address} sent {number} before.")
-            lives[address, incarnation] = number
+        order: dict[int, Id | None] = {}
         for site in self.sites.values():
-            if site.order != order:
-                self._blame(DIVERGENT, f"{site.name} has another order than {home.name}: {dict(self.told)}")
+            wrong = [seqno for seqno in site.order if order.setdefault(seqno, site.order[seqno]) != site.order[seqno]]
+            if wrong or site.delivered != home.delivered:
+                self._blame(DIVERGENT, f"{site.name} has another order than the others: {dict(self.told)}", *wrong)
             for sender in site.senders:
                 if sender.pending:
                     self._blame(LOST, f"{sender.address} waits for {sender.pending}: {dict(self.told)}")
+        ids = [order[seqno] for seqno in sorted(order)]
+        lives = Counter[tuple[str, int]]()
+        for what in ids:
+            if what is None:
+                continue
+            address, incarnation, number = what
+            if number <= lives[address, incarnation]:
+                again = ids.count(what) > 1
+                self._blame(DUPLICATE if again else FIFO_VIOLATION, f"{address} sent {number} before.")
+            lives[address, incarnation] = number
         if self.forked:
             return
         for name, what, seqno in self.receipts:
-            if order[seqno - 1 : seqno] != [what]:
+            if seqno in order and order[seqno] != what:
                 self._blame(FALSE_RECEIPT, f"{name} was told that {what} is {seqno}.", seqno)
 
 
@@ -517,12 +655,15 @@ def run(seed: int, mutation: Mutation | None = None, steps: int = 160) -> list[A
 
 @contextmanager
 def playing(seed: int, mutation: Mutation | None = None) -> Iterator[Hub]:
-    """A world in which a history can be played."""
-    patches = mutation.patches if mutation is not None else ()
-    with relays_in_memory(), patch("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 6), _patched(patches):
-        world = Hub(seed)
-        with patch("connectors.relay.promotion.time.time", lambda: world.clock):
+    """A world in which a history can be played. A broken rule is to show without any power of Kafka's."""
+    patches, powers = ((), POWERS) if mutation is None else (mutation.patches, ())
+    often = [patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4) for module in ("connectors.relay.home_copy", _SEQUENCER)]
+    with relays_in_memory(), often[0], often[1], patch(f"{_SEQUENCER}.SNAPSHOT_RECORDS_PER_SENDER", 1):
+        world = Hub(seed, powers)
+        with patch("time.time", lambda: world.clock), _patched(patches):
             yield world
+            while world.jobs:
+                world.kill(world.jobs[0])
 
 
 @contextmanager

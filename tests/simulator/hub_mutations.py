@@ -52,12 +52,12 @@ def nothing(*_: Any) -> None:
 
 
 MUTATIONS = (
-    Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),)),
-    Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),), 440),
-    Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),)),
-    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), 120),
+    Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),), 60),
+    Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),)),
+    Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), 60),
+    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), 100),
     Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
-    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),), 540),
+    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),)),
     Mutation("no-rest", "what others have is not copied", ANY, ((f"{_PROMOTION}.copy_rest", nothing),)),
     Mutation("hole-stops", "a relay stops at a retention", ANY, ((_CARRY, Relay.first_to_carry),)),
 )

@@ -112,9 +112,9 @@ class Kafka:
     def mishap(self, of: Sequence[Partition], chance: float = 1.0) -> None:
         """Now and then, one of the powers comes over one of these partitions; and who was away is back."""
         for place in of if self.powers else ():
-            self.logs[place].is_away &= self._dice.random() > BACK
+            self.log(*place).is_away &= self._dice.random() > BACK
         if self.powers and self._dice.random() < chance:
-            getattr(self, f"_{self._dice.choice(self.powers)}")(self.logs[self._dice.choice(of)])
+            getattr(self, f"_{self._dice.choice(self.powers)}")(self.log(*self._dice.choice(of)))
 
     def heal(self) -> None:
         """From now on each partition has a leader. Its clock may jump as before."""
