@@ -30,6 +30,8 @@ class Mutation(NamedTuple):
     patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
     from_seed: int = 0
     """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    powers: tuple[str, ...] = ()
+    """The powers of Kafka without which the broken rule does not show (`tests.simulator.kafka`)."""
 
     @contextmanager
     def broken(self) -> Iterator[None]:

@@ -6,24 +6,27 @@ A mutation replaces a piece of the core, or of the job that drives it, for the t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ordering.agreement.group import Group, after_takeover
-from ordering.agreement.log import Entry, LogRow, OrderedRun, absent_from
+from ordering.agreement.log import Entry, LogRow, OrderedRun, Range, absent_from
 from ordering.agreement.log import counting as true_counting
 from ordering.agreement.log import read_on as true_read_on
 from ordering.agreement.site import Site
+from ordering.base.errors import Disagreement
 from ordering.base.records import EPOCH, Data, Forward, Malformed
-from ordering.checker.anomalies import DIVERGENT, VIEW_VIOLATION
+from ordering.checker.anomalies import DIVERGENT, LOST, VIEW_VIOLATION
 from ordering.membership.membership import Membership
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation
-from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, World, known_state, taken
+from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, Job, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
+from tests.simulator.kafka import Away
 
 _SITES = "tests.simulator.isis_sites"
-_true_compare, _true_relay = Site._compare, World._relay
+_true_append, _true_compare, _true_relay = Job._append, Site._compare, World._relay
 _COMPARE = "ordering.agreement.site.Site._compare"
 
 
@@ -107,6 +110,19 @@ def never_due(_site: Site, *, is_last: bool) -> bool:
     return False
 
 
+def each_offset_a_record(group: Group, run: OrderedRun, part: Range) -> None:
+    """A range must have a record at each offset."""
+    read = group._contents(part)
+    if read is not None and read.records < part.end - part.first:
+        raise Disagreement(f"{part} of {run} lacks records.")
+
+
+def append_unheeded(job: Any, entry: Entry) -> None:
+    """A job takes an entry for written that its Kafka has refused."""
+    with suppress(Away):
+        _true_append(job, entry)
+
+
 def with_holes(world: Any, source: str, target: str) -> None:
     """A relay leaves out a record now and then."""
     copy = world.kafkas[target].copies.get(source)
@@ -177,6 +193,20 @@ MUTATIONS = (
         "a copy of FORWARD lacks records, and nobody compares what was read",
         DIVERGENT,
         (_HOLES, ("ordering.agreement.group.Group._compare", lambda *_: None)),
+    ),
+    Mutation(
+        "marker-a-hole",
+        "an offset without a record is taken for a record that a copy lacks",
+        WRONG_STATE,
+        (("ordering.agreement.group.Group._compare", each_offset_a_record),),
+        powers=("marker",),
+    ),
+    Mutation(
+        "unheeded",
+        "a job goes on as if the partition had an entry that was not written",
+        LOST,
+        ((f"{_SITES}.Job._append", append_unheeded),),
+        powers=("away",),
     ),
 )
 

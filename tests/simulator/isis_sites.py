@@ -4,8 +4,8 @@ Jobs are killed between any two records that they write, started while another o
 relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. A retention drops FORWARD and
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
 killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is
-lost at the end of some histories: the others then go on without it, and it is told. In half of the histories the clocks
-of partitions' leaders jump.
+lost at the end of some histories: the others then go on without it, and it is told. In most histories the Kafkas have
+powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions leave markers.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -72,8 +72,8 @@ KINDS = {
     "storm": 4,
 }
 """What happens, and how often."""
-POWERS = ((), ("clock",), (), ("clock",))
-"""What befalls the Kafkas of a history, by its seed. Not yet here: `marker` and `away`."""
+POWERS = ((), ("clock", "away", "marker"), ("marker",), ("clock", "away"))
+"""The powers of the Kafkas of a history, by its seed."""
 MISHAPS = 0.03
 """How likely it is in each round, at each site."""
 WRONG_STATE = "wrong-state"
@@ -889,7 +889,7 @@ class World:
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
-    """Run one history; what it breaks. A broken rule is to show without any power of Kafka's."""
-    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if mutation is NONE else ()
+    """Run one history; return what it breaks. A broken rule has the powers that it names, and no others."""
+    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if mutation is NONE else mutation.powers
     with mutation.broken():
         return World(seed, powers).run()
