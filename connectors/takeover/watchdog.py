@@ -86,7 +86,14 @@ class Watchdog:
             self._confirm()
 
     def _missing(self) -> int:
-        return self._decided - sum(group.counted() for group in self._watched.values())
+        """Return the number of seqnos that readers lack.
+
+        Records of unfinished batches hide those of another group from the sum, for as long as any group is busy. But
+        what readers ignore is seen in each group.
+        """
+        groups = self._watched.values()
+        missing = self._decided - sum(group.counted() for group in groups)
+        return missing if missing > 0 else max((group.ignored() for group in groups), default=0)
 
     def _confirm(self) -> None:
         silent = set(self._fresh)
@@ -99,8 +106,9 @@ class Watchdog:
         if silent:  # Kafka answered nothing about these
             return
         if (missing := self._missing()) > 0:
+            lacking = {group for group in self._fresh if self._watched[group].ignored()} or self._fresh
             raise NotCounting(
-                f"the last {missing} seqnos given in {', '.join(sorted(self._fresh))} do not count for readers of "
+                f"the last {missing} seqnos given in {', '.join(sorted(lacking))} do not count for readers of "
                 "DATA: taking over anew."
             )
         self._behind_since = None
@@ -116,10 +124,16 @@ class _Group:
         self._epoch = epoch
         self._before = seqno
         self._reader = Reader(epoch, seqno)
+        self._highest = seqno
+        """The highest seqno that a record of this epoch has."""
         self.offset = offset
 
     def counted(self) -> int:
         return self._reader.last_seqno - self._before
+
+    def ignored(self) -> int:
+        """Return the number of seqnos that are in DATA, or were, and that readers have not taken."""
+        return max(0, self._highest - self._reader.last_seqno)
 
     def read_on(self, data: DataLog) -> None:
         """Read the new records at the end of DATA."""
@@ -136,6 +150,8 @@ class _Group:
                 self._reader = Reader(self._epoch, record.seqno - 1)
                 skips = False
             self._reader.judge(record)
+            if record.epoch == self._epoch and record.seqno:
+                self._highest = max(self._highest, record.seqno + record.count - 1)
 
     def read_state(self, data: DataLog) -> None:
         """Read the whole state that DATA tells."""

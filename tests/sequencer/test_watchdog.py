@@ -104,6 +104,26 @@ def test_a_hole_is_told_after_a_while(watchdog: Watchdog, log: Log) -> None:
         watch(watchdog, start=BEHIND_S)
 
 
+def test_a_hole_in_a_group_beside_a_busy_one() -> None:
+    """The busy one always has records in DATA whose batch is not finished: more than the other lacks."""
+    logs = {"busy": Log(), "quiet": Log()}
+    watchdog = Watchdog(lambda group: cast("Any", logs[group]), lambda group: len(logs[group].data))
+    for group in logs:
+        watchdog.watch(group, epoch=1, seqno=0, offset=1)
+    logs["busy"].write(*range(1, 11))
+    logs["quiet"].write(1, 3)
+    watchdog.decided(["quiet"], 3)
+
+    def go_on() -> None:
+        for second in range(60):
+            logs["busy"].write(*range(10 * second + 11, 10 * second + 21))
+            watchdog.decided(["busy"], 10)
+            watchdog.look(second)
+
+    with pytest.raises(NotCounting, match="last 2 seqnos given in quiet do not count"):
+        go_on()
+
+
 def test_records_that_nobody_wrote_are_missed(watchdog: Watchdog, log: Log) -> None:
     watchdog.decided([GROUP], 5)
     with pytest.raises(NotCounting):
