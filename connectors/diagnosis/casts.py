@@ -41,7 +41,7 @@ def is_cast(row: dict[str, Any]) -> bool:
 class _Name(NamedTuple):
     """The identity of a cast."""
 
-    life: MemberIncarnation
+    sender: MemberIncarnation
     view: int
     local_seqno: int
 
@@ -76,8 +76,8 @@ def check_casts(
     for log in logs:
         for row in _rows(log):
             if is_cast(row):
-                life = MemberIncarnation(row["sender"], row["incarnation"])
-                checker.delivered_cast(log.name, life, row["local_seqno"], row.get("view_id", 0))
+                sender = MemberIncarnation(row["sender"], row["incarnation"])
+                checker.delivered_cast(log.name, sender, row["local_seqno"], row.get("view_id", 0))
             elif row.get("event") == BEGIN:
                 checker.begins(
                     log.name, MemberIncarnation(row["sender"], row["incarnation"]) if "sender" in row else None
@@ -109,7 +109,7 @@ def _rows(log: Path) -> Iterator[dict[str, Any]]:
 
 def _read_data(checker: CastChecker, connection: Connection, group: str, site: str) -> None:
     reader, flush = Reader(), Settings().flush
-    lives: tuple[MemberIncarnation, ...] = ()
+    members: tuple[MemberIncarnation, ...] = ()
     with DataLog(connection, group, site) as log:
         for stored in log.records(log.beginning(), log.end()):
             data = stored.data
@@ -122,16 +122,16 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
                 flush = Settings(flush=flush).decided(data.payload).flush
             elif data.kind == VIEW:
                 view = _view(data)
-                lives = view.lives if separates(view, lives, flush=flush) else ()
-                checker.view(data.view, lives)
+                members = view.members if separates(view, members, flush=flush) else ()
+                checker.view(data.view, members)
             elif data.kind == MESSAGE:
                 checker.total(data.seqno, depends_of(data.headers))
 
 
 def _view(data: Data) -> OrderedRecord:
     body = json.loads(data.payload)
-    lives = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
-    return OrderedRecord(data.seqno, VIEW, view=data.view, lives=lives, is_in_flush=bool(body["flush"]))
+    members = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
+    return OrderedRecord(data.seqno, VIEW, view=data.view, members=members, is_in_flush=bool(body["flush"]))
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:
@@ -148,5 +148,5 @@ def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dic
                     cast = decode_cast(record.key, record.value, record.headers, record.timestamp, topic.site)
                     if not isinstance(cast, str):
                         checker.cast(cast)
-                        log.names.add(_Name(cast.life, cast.view, cast.local_seqno))
+                        log.names.add(_Name(cast.member, cast.view, cast.local_seqno))
     return found

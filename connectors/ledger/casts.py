@@ -291,7 +291,7 @@ def _places(batch: DataFrame) -> Iterable[_Place]:
         cast = decode_cast(row["key"], value, headers, row["at"], topic.site)
         place = row["topic"], row["partition"], row["offset"]
         if isinstance(cast, Cast):
-            yield _Place(*place, Numbering(topic.group, *cast.life, cast.view), cast.local_seqno)
+            yield _Place(*place, Numbering(topic.group, *cast.member, cast.view), cast.local_seqno)
         else:
             _logger.warning("skipped a record that is no cast at %s-%d:%d: %s", *place, cast)
 

@@ -112,13 +112,13 @@ def _membership(control: Iterable[Data], received: Mapping[str, ReceivedRow]) ->
     from DATA.
     """
     membership = NO_MEMBERS
-    lives_over: dict[str, int] = {}
+    incarnations_over: dict[str, int] = {}
     for record in control:
         membership = fold(membership, record, received).membership
-        lives_over |= membership.lives_over
-    lives_over = {
+        incarnations_over |= membership.incarnations_over
+    incarnations_over = {
         sender: last
-        for sender, last in lives_over.items()
+        for sender, last in incarnations_over.items()
         if sender in received and received[sender].incarnation == last
     }
-    return replace(membership, left=(), lives_over=lives_over)
+    return replace(membership, left=(), incarnations_over=incarnations_over)

@@ -191,10 +191,10 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
         heard = "has sent no heartbeat" if silent_s is None else f"sent a heartbeat {silent_s:,.0f} s ago"
         yield f"the relay from {neighbour} {heard}"
     for gap in row.gaps[:_SHOWN_GAPS]:
-        life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
+        of_incarnation = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
         yield (
             f"{gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, dropped until it "
-            f"sends local seqno {gap.missing}{life}"
+            f"sends local seqno {gap.missing}{of_incarnation}"
         )
     if len(row.gaps) > _SHOWN_GAPS:
         yield f"{len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json"

@@ -35,8 +35,8 @@ def view(
             "group": group,
             "view_id": state.view,
             "seqno": state.seqno,
-            "members": [life.address for life in membership.members],
-            "incarnations": [life.incarnation for life in membership.members],
+            "members": [member.address for member in membership.members],
+            "incarnations": [member.incarnation for member in membership.members],
             "remote_views": {
                 name: {"members": list(remote.members), "reachable": remote.reachable}
                 for name, remote in sorted(events.remote.items())
@@ -47,8 +47,8 @@ def view(
         typer.echo(json.dumps(line))
         return
     typer.echo(f"view {state.view} of {group}, as of seqno {state.seqno}")
-    for life in membership.members:
-        typer.echo(f"{life.address}\tincarnation {life.incarnation}")
+    for member in membership.members:
+        typer.echo(f"{member.address}\tincarnation {member.incarnation}")
     if not membership.members:
         typer.echo("no members")
     for name, remote in sorted(events.remote.items()):

@@ -40,13 +40,13 @@ class View(NamedTuple):
 class Hello(NamedTuple):
     """A fresh process's message with the incarnations that it has heard of."""
 
-    lives: tuple[ProcessIncarnation, ...]
+    incarnations: tuple[ProcessIncarnation, ...]
 
 
-def first_view(lives: Iterable[ProcessIncarnation]) -> View:
+def first_view(incarnations: Iterable[ProcessIncarnation]) -> View:
     """Return the first view of a group of these incarnations."""
-    members = tuple(sorted(lives))
-    digest = blake2b(repr([tuple(life) for life in members]).encode("utf-8"), digest_size=7)
+    members = tuple(sorted(incarnations))
+    digest = blake2b(repr([tuple(process) for process in members]).encode("utf-8"), digest_size=7)
     return View(int.from_bytes(digest.digest(), "big"), 1, members)
 
 
@@ -57,39 +57,41 @@ class Formation:
         self.me = me
         self.names = tuple(sorted(names))
         self._said: dict[str, tuple[ProcessIncarnation, ...]] = {}
-        self._lives: dict[str, int] = {me.name: me.incarnation}
+        self._incarnations: dict[str, int] = {me.name: me.incarnation}
 
     def hello(self) -> Hello:
         """Return the process's present Hello."""
-        return Hello(tuple(ProcessIncarnation(*row) for row in sorted(self._lives.items())))
+        return Hello(tuple(ProcessIncarnation(*row) for row in sorted(self._incarnations.items())))
 
     def hear(self, sender: ProcessIncarnation, said: Hello) -> View | None:
         """Take another process's Hello. Return the first view if all processes have told the same."""
-        for life in (sender, *said.lives):
-            if life.name in self.names:
-                self._lives[life.name] = max(life.incarnation, self._lives.get(life.name, 0))
-        if self._lives[self.me.name] != self.me.incarnation or not self.is_newest(sender):
+        for process in (sender, *said.incarnations):
+            if process.name in self.names:
+                self._incarnations[process.name] = max(process.incarnation, self._incarnations.get(process.name, 0))
+        if self._incarnations[self.me.name] != self.me.incarnation or not self.is_newest(sender):
             return None
-        self._said[sender.name] = said.lives
+        self._said[sender.name] = said.incarnations
         return self.view()
 
     def view(self) -> View | None:
         """Return the first view if all processes have told the same as this one, or None."""
-        lives = self.hello().lives
-        complete = len(lives) == len(self.names)
-        if complete and all(self._said.get(life.name) == lives for life in lives if life != self.me):
-            return first_view(lives)
+        incarnations = self.hello().incarnations
+        complete = len(incarnations) == len(self.names)
+        if complete and all(
+            self._said.get(process.name) == incarnations for process in incarnations if process != self.me
+        ):
+            return first_view(incarnations)
         return None
 
-    def is_newest(self, life: ProcessIncarnation) -> bool:
+    def is_newest(self, process: ProcessIncarnation) -> bool:
         """Whether no later incarnation of the name was heard of."""
-        return life.incarnation >= self.newest(life.name)
+        return process.incarnation >= self.newest(process.name)
 
     def newest(self, name: str) -> int:
         """Return the latest incarnation of the name that was heard of, 0 if none was."""
-        return self._lives.get(name, 0)
+        return self._incarnations.get(name, 0)
 
     def may_take_over(self, member: ProcessIncarnation, members: Iterable[ProcessIncarnation]) -> bool:
         """Whether to take over a first view with these `members` from a live member."""
-        lives: Mapping[str, int] = dict(members)
-        return self.is_newest(member) and lives.get(member.name) == member.incarnation
+        incarnations: Mapping[str, int] = dict(members)
+        return self.is_newest(member) and incarnations.get(member.name) == member.incarnation

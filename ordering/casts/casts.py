@@ -49,7 +49,7 @@ class Cast(NamedTuple):
     """The time of its site's broker, or of a relay's; 0 before it is written. No decision depends on it."""
 
     @property
-    def life(self) -> MemberIncarnation:
+    def member(self) -> MemberIncarnation:
         """The sender's incarnation."""
         return MemberIncarnation(self.sender, self.incarnation)
 
@@ -72,16 +72,16 @@ class Depends(NamedTuple):
 class Settled(NamedTuple):
     """An incarnation that a view has ended, and the number of its casts that were delivered."""
 
-    life: MemberIncarnation
+    member: MemberIncarnation
     local_seqno: int
 
 
 class OrderedRecord(NamedTuple):
     """An effective DATA record, as `ordering.base.reader` takes it.
 
-    `view`, `lives` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to messages
-    and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered. `record` is the caller's
-    own object; nothing here reads it.
+    `view`, `members` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to
+    messages and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered. `record` is the
+    caller's own object; nothing here reads it.
     """
 
     seqno: int
@@ -91,14 +91,14 @@ class OrderedRecord(NamedTuple):
     local_seqno: int = 0
     depends: Depends | None = None
     view: int = NO_VIEW
-    lives: tuple[MemberIncarnation, ...] = ()
+    members: tuple[MemberIncarnation, ...] = ()
     settled: tuple[Settled, ...] = ()
     is_in_flush: bool = False
     payload: bytes = b""
     record: object = None
 
     @property
-    def life(self) -> MemberIncarnation:
+    def member(self) -> MemberIncarnation:
         """The sender's incarnation."""
         return MemberIncarnation(self.sender, self.incarnation)
 

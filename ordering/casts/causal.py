@@ -52,7 +52,7 @@ class CausalState:
     """
 
     view: int = NO_VIEW
-    lives: tuple[MemberIncarnation, ...] = ()
+    members: tuple[MemberIncarnation, ...] = ()
     vector: Clock = ()
     seqno: int = 0
     agreed: Clock = ()
@@ -68,14 +68,14 @@ class CausalState:
         body = {
             "format": FORMAT,
             "view": self.view,
-            "lives": self.lives,
+            "lives": self.members,
             "vector": self.vector,
             "seqno": self.seqno,
             "agreed": self.agreed,
             "flush": self.flush,
             "limit": self.limit,
             "clocks": sorted(self.clocks.items()),
-            "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
+            "settled": [(*member, local_seqno) for member, local_seqno in self.settled],
             "is_new": self.is_new,
             "new_before": self.new_before,
         }
@@ -88,7 +88,7 @@ class CausalState:
             body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
-            body["lives"] = tuple(MemberIncarnation(*row[:2]) for row in body["lives"])
+            body["members"] = tuple(MemberIncarnation(*row[:2]) for row in body.pop("lives"))
             body["settled"] = tuple(Settled(MemberIncarnation(*row[:2]), row[2]) for row in body["settled"])
             body["limit"] = None if body["limit"] is None else tuple(body["limit"])
             for name in ("vector", "agreed"):
@@ -107,18 +107,18 @@ class CausalReceiver:
     ) -> None:
         state = state or CausalState()
         self.view = state.view
-        self.lives = state.lives
+        self.members = state.members
         self.seqno = state.seqno
         self.is_new = state.is_new
         self.new_before = state.new_before
         self.ended = EndedIncarnations(state.settled)
         self.progress = 0
         """A count that grows with each event after which a waiting cast may be deliverable."""
-        self._index = {life: index for index, life in enumerate(state.lives)}
+        self._index = {member: index for index, member in enumerate(state.members)}
         self._vector = list(state.vector)
         self.cut = AgreedCut(state.agreed, state.flush, state.limit)
         self._clocks = ClockReader(state.clocks)
-        self.held = HeldCasts(len(state.lives), max_held)
+        self.held = HeldCasts(len(state.members), max_held)
         """The casts that wait. A receiver that starts from `state` has to read these again."""
         self._queue = OrderedQueue(max_waiting)
         self._deliveries: list[Cast | OrderedRecord] = []
@@ -145,7 +145,7 @@ class CausalReceiver:
         limit = self.cut.limit
         return CausalState(
             self.view,
-            self.lives,
+            self.members,
             tuple(self._vector),
             self.seqno,
             tuple(self.cut.agreed),
@@ -157,13 +157,13 @@ class CausalReceiver:
             self.new_before,
         )
 
-    def index_of(self, life: MemberIncarnation) -> int | None:
+    def index_of(self, member: MemberIncarnation) -> int | None:
         """Return the incarnation's index in the view, or None if the view does not have it."""
-        return self._index.get(life)
+        return self._index.get(member)
 
-    def delivered_of(self, life: MemberIncarnation) -> int | None:
+    def delivered_of(self, member: MemberIncarnation) -> int | None:
         """Return the number of a member's casts that were delivered here, or None if new or not in the view."""
-        index = self._index.get(life)
+        index = self._index.get(member)
         return None if index is None or self.is_new else self._vector[index]
 
     def pass_message(self, seqno: int) -> bool:
@@ -188,7 +188,7 @@ class CausalReceiver:
         assert cast.view != NO_VIEW, "casts of no view are for ordering.casts.fifo"
         if cast.view > self.view:
             return self.held.hold_for_view(cast)
-        index = self._index.get(cast.life)
+        index = self._index.get(cast.member)
         if index is None or self.is_new:
             return CastVerdict.OVER
         following = self._vector[index] + 1
@@ -295,7 +295,7 @@ class CausalReceiver:
         All agreed casts of an earlier view are delivered already. A clock that no correct member writes counts as
         none at all receivers.
         """
-        index = self._index.get(record.life)
+        index = self._index.get(record.member)
         if record.depends is None or record.depends.view != self.view or index is None:
             return ()
         try:
@@ -305,25 +305,25 @@ class CausalReceiver:
 
     def _install(self, record: OrderedRecord) -> tuple[Settled, ...]:
         """Install a view. Return the agreed numbers of the incarnations that it ends."""
-        stay = [life for life in record.lives if life in self._index]
+        stay = [member for member in record.members if member in self._index]
         if stay and not self.is_blocked:
             raise ProtocolViolation(f"view {record.view} is outside of a flush, and {stay[0].address} stays in it.")
         agreed, vector, index = self.cut.agreed, self._vector, self._index
-        ends = set(index).difference(record.lives)
-        gone = [life for life in self.lives if life in ends]
-        settled = tuple(Settled(life, agreed[index[life]]) for life in gone)
-        self.ended.settle(settled, {} if self.is_new else {life: vector[index[life]] for life in gone})
+        ends = set(index).difference(record.members)
+        gone = [member for member in self.members if member in ends]
+        settled = tuple(Settled(member, agreed[index[member]]) for member in gone)
+        self.ended.settle(settled, {} if self.is_new else {member: vector[index[member]] for member in gone})
         before = agreed if self.is_new else vector
-        self.view, self.lives, self.is_new = record.view, record.lives, record.view < self.new_before
-        self._index = {life: place for place, life in enumerate(record.lives)}
-        self._vector = [before[index[life]] if life in index else 0 for life in record.lives]
+        self.view, self.members, self.is_new = record.view, record.members, record.view < self.new_before
+        self._index = {member: place for place, member in enumerate(record.members)}
+        self._vector = [before[index[member]] if member in index else 0 for member in record.members]
         self.cut.begin_view(self._vector)
         self._clocks = ClockReader({})
-        self._dropped += self.held.begin_view(record.view, len(record.lives), self._place)
+        self._dropped += self.held.begin_view(record.view, len(record.members), self._place)
         return settled
 
     def _place(self, cast: Cast) -> int | None:
         """Return the index of a held cast's sender if the cast is delivered in this view, else None."""
-        place = self._index.get(cast.life)
+        place = self._index.get(cast.member)
         is_here = cast.view == self.view and not self.is_new
         return place if is_here and place is not None and cast.local_seqno > self._vector[place] else None

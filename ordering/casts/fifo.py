@@ -96,35 +96,35 @@ class FifoReceiver:
         if cast.local_seqno > last + 1:
             return self._hold(cast)
         deliveries = [cast]
-        waiting = self._held.get(cast.sender, {}).get(cast.life, {})
+        waiting = self._held.get(cast.sender, {}).get(cast.member, {})
         last = cast.local_seqno
         while (following := waiting.pop(last + 1, None)) is not None:
             deliveries.append(following)
             last += 1
         self.room.take(deliveries[1:])
         self._received[cast.sender] = ReceivedRow(cast.incarnation, last)
-        return CastStep(CastVerdict.ACCEPT, tuple(deliveries), self._drop_below(cast.life))
+        return CastStep(CastVerdict.ACCEPT, tuple(deliveries), self._drop_below(cast.member))
 
     def _hold(self, cast: Cast) -> CastStep:
-        waiting = self._held.get(cast.sender, {}).get(cast.life, {})
+        waiting = self._held.get(cast.sender, {}).get(cast.member, {})
         if cast.local_seqno in waiting:
             return CastStep(CastVerdict.DISCARD)
         if not self.room.is_left:
             return CastStep(CastVerdict.FULL)
-        self._held.setdefault(cast.sender, {}).setdefault(cast.life, waiting)[cast.local_seqno] = cast
+        self._held.setdefault(cast.sender, {}).setdefault(cast.member, waiting)[cast.local_seqno] = cast
         self.room.put(cast)
         return CastStep(CastVerdict.HOLD)
 
-    def _drop_below(self, life: MemberIncarnation) -> tuple[Cast, ...]:
+    def _drop_below(self, member: MemberIncarnation) -> tuple[Cast, ...]:
         """Drop the held casts of the sender's earlier incarnations, and empty entries. Return the casts."""
-        held = self._held.get(life.address)
+        held = self._held.get(member.address)
         if held is None:
             return ()
-        over = [other for other in held if other.incarnation < life.incarnation]
+        over = [other for other in held if other.incarnation < member.incarnation]
         dropped = tuple(cast for other in over for cast in held.pop(other).values())
         self.room.take(dropped)
-        if life in held and not held[life]:
-            del held[life]
+        if member in held and not held[member]:
+            del held[member]
         if not held:
-            del self._held[life.address]
+            del self._held[member.address]
         return dropped

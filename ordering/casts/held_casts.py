@@ -59,7 +59,7 @@ class HeldCasts:
 
     def hold_for_view(self, cast: Cast) -> CastVerdict:
         """Hold a cast of a later view if there is room."""
-        key = (cast.view, cast.life, cast.local_seqno)
+        key = (cast.view, cast.member, cast.local_seqno)
         if key in self._later:
             return CastVerdict.DISCARD
         if not self.budget.is_left:

@@ -59,9 +59,9 @@ class MergedState:
 def newcomer(state: SequencerState, since: int) -> MergedState:
     """Return the state of a reader that begins at a state of DATA. Incarnations up to `since` may have cast before."""
     membership = state.membership
-    lives = membership.members if membership.settings.flush else ()
-    nothing = (0,) * len(lives)
-    causal = CausalState(state.view, lives, nothing, state.seqno, nothing, is_new=bool(lives))
+    members = membership.members if membership.settings.flush else ()
+    nothing = (0,) * len(members)
+    causal = CausalState(state.view, members, nothing, state.seqno, nothing, is_new=bool(members))
     return MergedState(causal, FifoState(since=since), membership.settings.flush)
 
 
@@ -70,7 +70,7 @@ def separates(view: OrderedRecord, before: Collection[MemberIncarnation], *, flu
 
     `before`: the members of the last view; empty if that had no vector. `flush`: the group's setting.
     """
-    return flush and (view.is_in_flush or not any(life in before for life in view.lives))
+    return flush and (view.is_in_flush or not any(member in before for member in view.members))
 
 
 class Merger:
@@ -110,8 +110,8 @@ class Merger:
             return (self.fifo if record.view == NO_VIEW else self.causal).step(record)
         if record.kind == SETTINGS:
             self.flush = Settings(flush=self.flush).decided(record.payload).flush
-        elif record.kind == VIEW and not separates(record, self.causal.lives, flush=self.flush):
-            record = record._replace(lives=())
+        elif record.kind == VIEW and not separates(record, self.causal.members, flush=self.flush):
+            record = record._replace(members=())
         return self.causal.step(record)
 
     def pass_message(self, seqno: int) -> bool:

@@ -7,8 +7,8 @@ is when it is *sent*. FLUSH_OK is one of them; after it nothing leaves until the
 
 Invariant. A message that is released depends only on records that are in a log already. So every member can deliver it,
 even if the sender dies next. A crash loses the messages that were not acknowledged, unless an outbox keeps them
-(`ordering.casts.left_casts`). An incarnation that goes on in another process does not know its count of casts: it casts
-under another one (`in_no_view`) until the next view tells the count.
+(`ordering.casts.unwritten_casts`). An incarnation that goes on in another process does not know its count of casts: it
+casts under another one (`in_no_view`) until the next view tells the count.
 docs/protocols/casts.md ("Sending") has the cases and the proof.
 """
 
@@ -50,22 +50,22 @@ class Outgoing:
 
     def __init__(
         self,
-        life: MemberIncarnation,
+        member: MemberIncarnation,
         receiver: CausalReceiver,
         max_records: int = MAX_OUTGOING,
         in_no_view: MemberIncarnation | None = None,
     ) -> None:
         """Start an empty queue. `in_no_view`: the incarnation for casts outside of views, if an earlier process has
-        begun `life`.
+        begun `member`.
         """
-        self.life = life
-        self.in_no_view = in_no_view or life
+        self.member = member
+        self.in_no_view = in_no_view or member
         self.in_views, self.outside = CastCount(), CastCount()
         """The casts in the numbering of views, and in the one outside of views."""
         self._queue = OutgoingQueue(max_records)
         self._clocks = ClockWriter()
         self._receiver = receiver
-        self._was_in = receiver.index_of(life) is not None
+        self._was_in = receiver.index_of(member) is not None
         self.is_quiet = self._was_in and receiver.is_blocked
         """Whether the member has sent FLUSH_OK, or has joined within a flush."""
         self._in_flight = self._inherited = self._ordered = 0
@@ -102,7 +102,7 @@ class Outgoing:
     @property
     def was_put_out(self) -> bool:
         """Whether a view came without it. Its casts are dropped here; the next incarnation casts them."""
-        return self._was_in and bool(self._receiver.lives) and self._receiver.index_of(self.life) is None
+        return self._was_in and bool(self._receiver.members) and self._receiver.index_of(self.member) is None
 
     @property
     def _all_written(self) -> bool:
@@ -121,7 +121,7 @@ class Outgoing:
         """Raise UsageError for an order that can't be kept."""
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        if order == CAUSAL and not self.was_put_out and self._receiver.index_of(self.life) is None:
+        if order == CAUSAL and not self.was_put_out and self._receiver.index_of(self.member) is None:
             raise UsageError(CAUSAL_NEEDS_A_VIEW)
 
     def flush_ok(self, flush_id: int) -> None:
@@ -131,10 +131,10 @@ class Outgoing:
     def delivered(self, record: Cast | OrderedRecord) -> None:
         """Take the receiver's next delivery, in order."""
         if isinstance(record, Cast):
-            if record.life == (self.in_no_view if record.view == NO_VIEW else self.life):
+            if record.member == (self.in_no_view if record.view == NO_VIEW else self.member):
                 (self.outside if record.view == NO_VIEW else self.in_views).acknowledge(record.local_seqno)
             return
-        if record.life == self.life:
+        if record.member == self.member:
             self._ordered = max(self._ordered, record.local_seqno)
             self._in_flight -= record.kind == MESSAGE and not 0 < record.local_seqno <= self._inherited
         if record.kind == VIEW:
@@ -146,9 +146,9 @@ class Outgoing:
     def _look_who_is_in(self) -> bool:
         """Follow the receiver's view; return whether it may send casts: no more once a view came without it.
 
-        A view without `lives` belongs to a group that has given up flush. Then it is in no view, and was not put out.
+        A view without `members` belongs to a group that has given up flush. Then it is in no view, and was not put out.
         """
-        index = self._receiver.index_of(self.life)
+        index = self._receiver.index_of(self.member)
         is_in = index is not None
         if self._uncounted_in not in (None, self._receiver.view):
             self._uncounted_in = None
@@ -190,19 +190,19 @@ class Outgoing:
 
     def _cast(self, order: str, payload: bytes, headers: Headers) -> Cast:
         receiver = self._receiver
-        index = receiver.index_of(self.life)
+        index = receiver.index_of(self.member)
         if index is None:
             return Cast(*self.in_no_view, self.outside.next(), payload, headers=headers)
         number = self.in_views.next()
         if order == FIFO:
-            return Cast(*self.life, number, payload, FIFO, receiver.view, headers=headers)
+            return Cast(*self.member, number, payload, FIFO, receiver.view, headers=headers)
         self._clocks.enter(receiver.view)
         field = self._clocks.of_cast(_with(receiver.vector, index, 0))
-        return Cast(*self.life, number, payload, CAUSAL, receiver.view, receiver.seqno, field, headers)
+        return Cast(*self.member, number, payload, CAUSAL, receiver.view, receiver.seqno, field, headers)
 
     def _broadcast(self, kind: str, payload: bytes, headers: Headers) -> Broadcast:
         receiver = self._receiver
-        index = receiver.index_of(self.life)
+        index = receiver.index_of(self.member)
         if kind == MESSAGE:
             self._in_flight += 1
         elif kind == FLUSH_OK:

@@ -48,7 +48,7 @@ from ordering.membership.membership import MemberIncarnation
 class CastNumbering(NamedTuple):
     """A count of casts of one incarnation: of its casts in views, or of its casts in none."""
 
-    life: MemberIncarnation
+    sender: MemberIncarnation
     in_view: bool
 
 
@@ -90,7 +90,7 @@ class CastChecker:
     """A checker of casts. Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
 
     def __init__(self) -> None:
-        self._lives: dict[int, tuple[MemberIncarnation, ...]] = {}
+        self._members: dict[int, tuple[MemberIncarnation, ...]] = {}
         self._casts: dict[tuple[MemberIncarnation, int, int], Cast] = {}
         self._totals: dict[int, Depends] = {}
         self._clocks: dict[tuple[MemberIncarnation, int, int], Clock | None] | None = None
@@ -98,9 +98,9 @@ class CastChecker:
         self._ends: dict[tuple[int, MemberIncarnation], list[_End]] = {}
         self._found: dict[tuple[str, str], list[str]] = {}
 
-    def view(self, view_id: int, lives: tuple[MemberIncarnation, ...]) -> None:
-        """Take a view of DATA, in its order. `lives` is empty if it has no vector (`ordering.casts.merging`)."""
-        self._lives[view_id] = lives
+    def view(self, view_id: int, members: tuple[MemberIncarnation, ...]) -> None:
+        """Take a view of DATA, in its order. `members` is empty if it has no vector (`ordering.casts.merging`)."""
+        self._members[view_id] = members
 
     def total(self, seqno: int, depends: Depends | None) -> None:
         """Take the dependencies of an effective message of DATA."""
@@ -109,7 +109,7 @@ class CastChecker:
 
     def cast(self, cast: Cast) -> None:
         """Take a cast of the log, in the order of its partition, repeats included."""
-        self._casts.setdefault((cast.life, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
+        self._casts.setdefault((cast.member, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
 
     def begins(self, member: str, reader: MemberIncarnation | None = None) -> None:
         """Begin a run of the member's reader. `reader`: its incarnation in the views; None for an observer."""
@@ -121,9 +121,9 @@ class CastChecker:
         """Take the member's next delivery, a view."""
         run = self._logs.setdefault(member, _Log()).run
         self._enter(member, run, view)
-        if run is not None and not run.knows and run.reader in self._lives.get(view, ()):
+        if run is not None and not run.knows and run.reader in self._members.get(view, ()):
             run.knows = True
-            self._begin_lives(run, view)
+            self._begin_members(run, view)
 
     def delivered_total(self, member: str, seqno: int, view: int = NO_VIEW) -> None:
         """Take the member's next delivery, a total message."""
@@ -137,39 +137,39 @@ class CastChecker:
             self._miss(member, log.run, depends.view, clock, str(seqno))
             self._need(log, depends.view, clock)
 
-    def delivered_cast(self, member: str, life: MemberIncarnation, local_seqno: int, view: int) -> None:
+    def delivered_cast(self, member: str, sender: MemberIncarnation, local_seqno: int, view: int) -> None:
         """Take the member's next delivery, a cast."""
         log = self._logs.setdefault(member, _Log())
-        name = f"{life.address}#{life.incarnation}.{local_seqno}"
+        name = f"{sender.address}#{sender.incarnation}.{local_seqno}"
         self._arrive(member, log.run, view, name)
-        numbering = CastNumbering(life, view != NO_VIEW)
-        if view != NO_VIEW and self._counts_anew(life, log.counted_in.get(life, view), view):
+        numbering = CastNumbering(sender, view != NO_VIEW)
+        if view != NO_VIEW and self._counts_anew(sender, log.counted_in.get(sender, view), view):
             log.last.pop(numbering, None)
-            log.needed.pop(life, None)
+            log.needed.pop(sender, None)
         last = log.last.get(numbering, local_seqno - 1)
         if local_seqno <= last:
             if local_seqno == last:
                 self._find(DUPLICATE, f"deliveries of {member} have a cast twice", name)
             else:
                 self._find(FIFO_VIOLATION, f"deliveries of {member} break the order of a sender's casts", name)
-        elif local_seqno > last + 1 and view != NO_VIEW and log.view.get(life) == view:
+        elif local_seqno > last + 1 and view != NO_VIEW and log.view.get(sender) == view:
             self._find(GAP, f"deliveries of {member} lack casts of the same view before it", name)
-        elif view != NO_VIEW and log.run is not None and local_seqno > log.run.reached.get(life, local_seqno) + 1:
+        elif view != NO_VIEW and log.run is not None and local_seqno > log.run.reached.get(sender, local_seqno) + 1:
             self._find(GAP, f"deliveries of {member} lack casts before it, of a sender that was there", name)
-        log.last[numbering], log.view[life] = max(last, local_seqno), view
+        log.last[numbering], log.view[sender] = max(last, local_seqno), view
         if view == NO_VIEW:
             return
-        log.counted_in[life] = view
-        if last < local_seqno <= log.needed.get(life, 0):
+        log.counted_in[sender] = view
+        if last < local_seqno <= log.needed.get(sender, 0):
             self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind what depends on it", name)
-        cast = self._casts.get((life, view, local_seqno))
+        cast = self._casts.get((sender, view, local_seqno))
         if cast is not None and cast.order == CAUSAL:
             log.needed_seqno = max(log.needed_seqno, cast.after)
             clock = self._clock_of(cast)
-            self._miss(member, log.run, view, clock, name, but=life)
+            self._miss(member, log.run, view, clock, name, but=sender)
             self._need(log, view, clock)
         if log.run is not None:
-            log.run.reached[life] = max(log.run.reached.get(life, 0), local_seqno)
+            log.run.reached[sender] = max(log.run.reached.get(sender, 0), local_seqno)
 
     def finish(self) -> list[Anomaly]:
         """Return all anomalies, in the order of `ANOMALIES`."""
@@ -177,10 +177,10 @@ class CastChecker:
         found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
         return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
 
-    def _counts_anew(self, life: MemberIncarnation, before: int, view: int) -> bool:
+    def _counts_anew(self, sender: MemberIncarnation, before: int, view: int) -> bool:
         """Whether an incarnation's numbers start over: since its view `before`, some view had no vector with it."""
         return view > before + 1 and any(
-            life not in lives for between, lives in self._lives.items() if before < between < view
+            sender not in members for between, members in self._members.items() if before < between < view
         )
 
     def _arrive(self, member: str, run: _Run | None, view: int, name: str) -> None:
@@ -196,20 +196,20 @@ class CastChecker:
         """Move the run to this view. Keep its last casts at the end of each view before."""
         if run is None or view <= run.now:
             return
-        ended = range(run.now, min(view, max(self._lives, default=0) + 1)) if run.knows else ()
+        ended = range(run.now, min(view, max(self._members, default=0) + 1)) if run.knows else ()
         run.now = view
         for number in ended:
-            goes_on = run.reader in self._lives.get(number + 1, ())
-            for life in self._lives.get(number, ()):
-                if life in run.reached:
-                    self._ends.setdefault((number, life), []).append(_End(member, goes_on, run.reached[life]))
-            self._begin_lives(run, number + 1)
+            goes_on = run.reader in self._members.get(number + 1, ())
+            for sender in self._members.get(number, ()):
+                if sender in run.reached:
+                    self._ends.setdefault((number, sender), []).append(_End(member, goes_on, run.reached[sender]))
+            self._begin_members(run, number + 1)
 
-    def _begin_lives(self, run: _Run, view: int) -> None:
+    def _begin_members(self, run: _Run, view: int) -> None:
         """Note that the incarnations that are new in this view have cast nothing before it."""
-        before = self._lives.get(view - 1, () if view == 1 else None)
+        before = self._members.get(view - 1, () if view == 1 else None)
         if before is not None:
-            run.reached |= dict.fromkeys(set(self._lives.get(view, ())) - set(before), 0)
+            run.reached |= dict.fromkeys(set(self._members.get(view, ())) - set(before), 0)
 
     def _miss(
         self,
@@ -223,30 +223,30 @@ class CastChecker:
         """Find causes that a delivery lacks. `but`: the cast's sender, whose own earlier casts are checked apart."""
         if run is None or run.now != view:
             return
-        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
-            if life != but and run.reached.get(life, number) < number:
+        for sender, number in zip(self._members.get(view, ()), clock or (), strict=False):
+            if sender != but and run.reached.get(sender, number) < number:
                 self._find(CAUSAL_VIOLATION, f"deliveries of {member} lack what it depends on", name)
                 return
 
     def _compare_ends(self) -> None:
-        for (view, life), ends in sorted(self._ends.items()):
-            stays = life in self._lives.get(view + 1, ())
+        for (view, sender), ends in sorted(self._ends.items()):
+            stays = sender in self._members.get(view + 1, ())
             most = max((end.reached for end in ends if stays or end.goes_on), default=0)
             for end in ends:
                 if end.reached < most:
                     detail = f"deliveries of {end.member} lack casts that others had before the next view"
-                    self._find(DIVERGENT, detail, f"{life.address}#{life.incarnation} in view {view}")
+                    self._find(DIVERGENT, detail, f"{sender.address}#{sender.incarnation} in view {view}")
 
     def _need(self, log: _Log, view: int, clock: Clock | None) -> None:
-        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
-            if number > log.needed.get(life, 0):
-                log.needed[life] = number
+        for sender, number in zip(self._members.get(view, ()), clock or (), strict=False):
+            if number > log.needed.get(sender, 0):
+                log.needed[sender] = number
 
     def _clock_of(self, cast: Cast) -> Clock | None:
         """Return a cast's clock, which builds on its sender's earlier ones in the view. All are read once, in order."""
         if self._clocks is None:
             self._clocks = self._all_clocks(self._casts)
-        return self._clocks.get((cast.life, cast.view, cast.local_seqno))
+        return self._clocks.get((cast.member, cast.view, cast.local_seqno))
 
     def _all_clocks(
         self, casts: Mapping[tuple[MemberIncarnation, int, int], Cast]
@@ -263,7 +263,7 @@ class CastChecker:
 
     def _read(self, text: str, base: Clock | None, view: int) -> Clock | None:
         try:
-            return clocks.read(text, base, len(self._lives.get(view, ())))
+            return clocks.read(text, base, len(self._members.get(view, ())))
         except ClockMalformed:
             return None
 

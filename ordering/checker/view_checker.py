@@ -82,7 +82,7 @@ class ViewChecker:
         if expected is not None and record.view != expected:
             return "has a record of another view than the one in force"
         if record.sender and (record.sender, record.incarnation) in self._over:
-            return "has a record of a life that was over"
+            return "has a record of an incarnation that was over"
         if record.kind == MESSAGE:
             return "has a message of a member behind its FLUSH_OK" if record.sender in self._answered else ""
         try:
@@ -104,10 +104,10 @@ class ViewChecker:
         return self._view(before, after) if record.kind == VIEW and after is not None else ""
 
     def _view(self, before: ViewChange | None, after: ViewChange) -> str:
-        lives = set(after.lives).intersection(before.lives if before else ())
-        stay = {life.address for life in lives} - set(after.joined)
+        going_on = set(after.incarnations).intersection(before.incarnations if before else ())
+        stay = {member.address for member in going_on} - set(after.joined)
         if before is not None and (self._settings.flush or self._settings.closed):
-            self._over |= {life for life in before.lives if life.address in after.suspected}
+            self._over |= {member for member in before.incarnations if member.address in after.suspected}
         flush_id, answered = self._events.flush_id, self._answered
         self._answered = (answered & set(after.members)) | set(after.joined) if flush_id else set()
         if self._settings.flush and stay and not flush_id:

@@ -51,7 +51,7 @@ class Watch:
     def follow(self, membership: Membership) -> None:
         """Watch the members and relays of `membership` from here on."""
         self.is_on = membership.is_watched
-        self.lives = dict(membership.members)
+        self.members = dict(membership.members)
         self.relays = set(membership.relays)
         self.flush_id = membership.flush.id
         if not self.is_on:
@@ -65,7 +65,7 @@ class Watch:
         step_ms = record.timestamp_ms - self.stamped.get(partition, record.timestamp_ms)
         at_ms = time_in(self.clock, partition) + min(max(step_ms, 0), LONGEST_STEP_MS)
         self.clock[partition], self.stamped[partition] = at_ms, record.timestamp_ms
-        if self.lives.get(record.sender) == record.incarnation:
+        if self.members.get(record.sender) == record.incarnation:
             self.heard[record.sender] = LastHeard(partition, at_ms)
         elif record.sender in self.relays:
             self.heard[record.sender] = LastHeard(partition, LONG_AGO_MS if record.kind == LEAVE else at_ms)

@@ -101,7 +101,7 @@ class Membership:
 
     `announced_flush` is the newest flush that a tick knows of, and `announced_ms` has the time of the first such tick
     in each partition. `horizon` has the end of each forward partition at the takeover; it is empty once all records
-    before it are considered. `lives_over` has the incarnation of each sender whose newest incarnation is over.
+    before it are considered. `incarnations_over` has the incarnation of each sender whose newest incarnation is over.
     `ordering.membership.log_time` explains `heard`, `clock` and `stamped`. `unknown` has the other fields of a later
     version's snapshot, as JSON values.
     """
@@ -112,7 +112,7 @@ class Membership:
     leaving: tuple[str, ...] = ()
     flush: Flush = NO_FLUSH
     left: tuple[FormerMember, ...] = ()
-    lives_over: Mapping[str, int] = field(default_factory=dict)
+    incarnations_over: Mapping[str, int] = field(default_factory=dict)
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, LastHeard] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Membership:
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
-        return frozenset(life.address for life in self.members)
+        return frozenset(member.address for member in self.members)
 
     @cached_property
     def _silenced(self) -> frozenset[str]:
@@ -167,13 +167,13 @@ class Membership:
 
     def keeps_row(self, address: str) -> bool:
         """Whether the sender's received row must not be forgotten: a member's, a joiner's, a relay's."""
-        return self.is_member(address) or is_relay(address) or any(life.address == address for life in self.joining)
+        return self.is_member(address) or is_relay(address) or any(member.address == address for member in self.joining)
 
     def may_send(self, address: str, kind: str) -> bool:
         """Whether the sender may send a FORWARD of this kind. If not, the record is a dead letter."""
         if not self.settings.closed or kind in (JOIN, SETTINGS, FORGET, REMOTE_VIEW) or self.is_member(address):
             return True
-        return kind == LEAVE and any(life.address == address for life in self.joining)
+        return kind == LEAVE and any(member.address == address for member in self.joining)
 
     def is_silenced(self, address: str, kind: str) -> bool:
         """Whether the sender is quiet after its FLUSH_OK. Its messages are dropped until it sends them again later."""
@@ -184,7 +184,7 @@ class Membership:
 
         `has_row`: whether the received table has the sender.
         """
-        return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
+        return self.incarnations_over.get(address, 0) if has_row else self.incarnation_floor
 
     def without_time(self) -> Membership:
         """Return the part that DATA tells: no member was heard yet, so each has a whole grace period."""
@@ -202,7 +202,7 @@ class Membership:
             "leaving": self.leaving,
             "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
             "left": self.left,
-            "lives_over": self.lives_over,
+            "lives_over": self.incarnations_over,
             "incarnation_floor": self.incarnation_floor,
             "remote": self.remote,
             "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
@@ -218,7 +218,9 @@ class Membership:
         """Return the inverse of `to_json`."""
         flush = {item.name: body["flush"][item.name] for item in fields(Flush)}
         flush["phase"], flush["answered"] = FlushPhase(flush["phase"]), tuple(flush["answered"])
+        body = dict(body)
         parsed = {
+            "incarnations_over": body.pop("lives_over", {}),
             "settings": Settings(**with_unknown(Settings, body["settings"])),
             "members": tuple(MemberIncarnation(*row[:2]) for row in body["members"]),
             "joining": tuple(MemberIncarnation(*row[:2]) for row in body["joining"]),
@@ -264,10 +266,10 @@ def _room_to_join(membership: Membership, address: str) -> str:
 
 def refusal(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> str:
     """Return the reason why an accepted control record changes nothing; "" if it changes something."""
-    life, flush = MemberIncarnation(record.sender, record.incarnation), membership.flush
-    is_member = life in membership.members and record.sender not in membership.leaving
+    member, flush = MemberIncarnation(record.sender, record.incarnation), membership.flush
+    is_member = member in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
-        is_known = is_member or life in membership.joining
+        is_known = is_member or member in membership.joining
         return "the sender is a member already" if is_known else _room_to_join(membership, record.sender)
     if record.kind == SETTINGS:
         try:
@@ -285,7 +287,7 @@ def refusal(membership: Membership, record: Forward, received: Mapping[str, Rece
             if remote_members(record.sender, record.payload) is not None
             else "the payload is not a view of the sender's site"
         )
-    if not is_member and not (record.kind == LEAVE and life in membership.joining):
+    if not is_member and not (record.kind == LEAVE and member in membership.joining):
         return "the sender is not a member"
     if record.kind == START_FLUSH and flush.phase is not FlushPhase.RUNNING:
         return f"a flush runs already, for {flush.requester}"
@@ -316,17 +318,17 @@ def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRo
 
 def _changed(membership: Membership, record: Data) -> Membership:
     """Return the membership after a record that is neither a view nor a `forget`."""
-    life = MemberIncarnation(record.sender, record.incarnation)
+    member = MemberIncarnation(record.sender, record.incarnation)
     kind, flush = record.kind, membership.flush
     if kind == JOIN:
-        others = tuple(other for other in membership.joining if other.address != life.address)
-        leaving = tuple(address for address in membership.leaving if address != life.address)
-        return replace(membership, joining=(*others, life), leaving=leaving)
+        others = tuple(other for other in membership.joining if other.address != member.address)
+        leaving = tuple(address for address in membership.leaving if address != member.address)
+        return replace(membership, joining=(*others, member), leaving=leaving)
     if kind == LEAVE:
-        joining = tuple(other for other in membership.joining if other.address != life.address)
-        leaves = membership.is_member(life.address)
+        joining = tuple(other for other in membership.joining if other.address != member.address)
+        leaves = membership.is_member(member.address)
         return replace(
-            membership, joining=joining, leaving=(*membership.leaving, life.address) if leaves else membership.leaving
+            membership, joining=joining, leaving=(*membership.leaving, member.address) if leaves else membership.leaving
         )
     if kind == SETTINGS:
         return replace(membership, settings=membership.settings.decided(record.payload))
@@ -346,25 +348,27 @@ def _changed(membership: Membership, record: Data) -> Membership:
 
 def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, ReceivedRow]) -> Fold:
     members = tuple(MemberIncarnation(*row[:2]) for row in view["members"])
-    present = {life.address for life in members}
-    gone = [life.address for life in membership.members if life.address not in present]
+    present = {member.address for member in members}
+    gone = [member.address for member in membership.members if member.address not in present]
     former = [row for row in membership.left if row.address not in present and row.address not in gone]
     former += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
-    lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
+    incarnations_over = {
+        address: number for address, number in membership.incarnations_over.items() if address not in present
+    }
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
             if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
-                lives_over[address] = incarnation
+                incarnations_over[address] = incarnation
     # A former member that has sent since then is a stranger: its row is kept.
     dropped = [row for row in former[: max(0, len(former) - MAX_LEFT)] if received.get(row.address) == row[1:]]
     for row in dropped:
-        lives_over.pop(row.address, None)
+        incarnations_over.pop(row.address, None)
     flush = membership.flush
     if flush.phase is not FlushPhase.RUNNING:  # a member that joins within a flush has sent nothing yet, and is blocked
-        answered = [*flush.answered, *(life.address for life in membership.joining)]
+        answered = [*flush.answered, *(member.address for member in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
     # A new incarnation starts with a whole grace period.
-    stay = {life.address for life in set(members).intersection(membership.members)}
+    stay = {member.address for member in set(members).intersection(membership.members)}
     heard = membership.heard.items()
     after = replace(
         membership,
@@ -373,7 +377,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         leaving=(),
         flush=flush,
         left=tuple(former[-MAX_LEFT:]),
-        lives_over=lives_over,
+        incarnations_over=incarnations_over,
         incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
         heard={address: when for address, when in heard if address in stay or is_relay(address)},
     )
@@ -388,7 +392,9 @@ def _forget(membership: Membership, record: Data, received: Mapping[str, Receive
     after = replace(
         membership,
         left=tuple(row for row in membership.left if row.address not in dropped),
-        lives_over={address: number for address, number in membership.lives_over.items() if address not in dropped},
+        incarnations_over={
+            address: number for address, number in membership.incarnations_over.items() if address not in dropped
+        },
         incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in rows), 0),
     )
     return Fold(after, tuple(row.sender for row in rows if row.sender in dropped))

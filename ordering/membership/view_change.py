@@ -38,7 +38,7 @@ def start_grace_periods(membership: Membership) -> Membership:
     The relay of a silent site is left out: it counts as heard when it sends something.
     """
     remote = membership.remote.items()
-    watched = [life.address for life in membership.members]
+    watched = [member.address for member in membership.members]
     watched += [relay_of(name) for name, site in remote if site.members and not site.is_silent]
     missing = [address for address in watched if address not in membership.heard]
     if not membership.clock or not missing:
@@ -58,9 +58,11 @@ def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -
         return changed
     suspects = _suspects(membership, received)
     # A LEAVE is the last message of its sender, and the old incarnation of a joiner sends no more.
-    gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
+    gone = {*suspects, *membership.leaving, *(member.address for member in membership.joining)}
     waiting = [
-        life.address for life in membership.members if life.address not in flush.answered and life.address not in gone
+        member.address
+        for member in membership.members
+        if member.address not in flush.answered and member.address not in gone
     ]
     changes = bool(membership.joining or membership.leaving or suspects)
     if flush.phase is FlushPhase.RUNNING:
@@ -106,22 +108,22 @@ def _remote_view(membership: Membership) -> Decision | None:
         relay = relay_of(name)
         is_silent = _is_overdue(membership, relay) or (site.is_silent and relay not in membership.heard)
         if site.members and is_silent != site.is_silent:
-            members = [] if is_silent else [list(life) for life in site.members]
+            members = [] if is_silent else [list(member) for member in site.members]
             return Decision(REMOTE_VIEW, {"site": name, "members": members, "silent": is_silent})
     return None
 
 
 def _view(membership: Membership, suspects: Collection[str]) -> Decision:
-    joined = [list(life) for life in membership.joining]
-    replaced = {life.address for life in membership.joining}
+    joined = [list(member) for member in membership.joining]
+    replaced = {member.address for member in membership.joining}
     out = {*suspects, *membership.leaving, *replaced}
-    stay = [list(life) for life in membership.members if life.address not in out]
-    lost = [life.address for life in membership.members if life.address in suspects]
+    stay = [list(member) for member in membership.members if member.address not in out]
+    lost = [member.address for member in membership.members if member.address in suspects]
     return Decision(
         VIEW,
         {
             "members": [*stay, *joined],
-            "joined": [life.address for life in membership.joining],
+            "joined": [member.address for member in membership.joining],
             "left": list(membership.leaving),
             "suspected": [address for address in lost if address not in replaced and address not in membership.leaving],
             "flush": membership.flush.id,
@@ -130,7 +132,7 @@ def _view(membership: Membership, suspects: Collection[str]) -> Decision:
 
 
 def _start(membership: Membership, gone: Collection[str]) -> Decision:
-    requester = next((life.address for life in membership.members if life.address not in gone), "")
+    requester = next((member.address for member in membership.members if member.address not in gone), "")
     return Decision(START_FLUSH, {"requester": requester})
 
 

@@ -23,11 +23,11 @@ BEGIN = "begin"
 
 
 class ViewChange(NamedTuple):
-    """A new view, in force from `seqno` on. `lives` has the members with their incarnations, oldest first."""
+    """A new view, in force from `seqno` on. `incarnations`: the members, each in its incarnation."""
 
     seqno: int
     view_id: int
-    lives: tuple[MemberIncarnation, ...]
+    incarnations: tuple[MemberIncarnation, ...]
     joined: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     suspected: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class ViewChange(NamedTuple):
     @property
     def members(self) -> tuple[str, ...]:
         """The members' addresses, oldest first."""
-        return tuple(life.address for life in self.lives)
+        return tuple(member.address for member in self.incarnations)
 
     def at(self, site: str) -> tuple[str, ...]:
         """Return the members at a site, oldest first."""
@@ -134,7 +134,7 @@ def remote_views(membership: Membership) -> dict[str, RemoteView]:
     """Return the remote views of a state."""
     views = {}
     for site, known in membership.remote.items():
-        members = () if known.is_silent else tuple(life.address for life in known.members)
+        members = () if known.is_silent else tuple(member.address for member in known.members)
         views[site] = RemoteView(0, site, members, not known.is_silent)
     return views
 

@@ -98,15 +98,14 @@ class FlushRequest:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """The state of a participant; see the module. `life` is its present incarnation, `joined_at` the first view with
-    it.
+    """The state of a participant; see the module. `member`: its present incarnation. `joined_at`: its first view.
 
     `owes_unblock`: block() was called, and unblock() was not. `is_returning`: its table has messages of the last
     incarnation, and its JOIN is not ordered yet. `has_row`: the received table has its name. `incarnation_floor`: a
     name without a row needs a higher incarnation, as far as states and `forget` records have told.
     """
 
-    life: MemberIncarnation
+    member: MemberIncarnation
     phase: ParticipantPhase = ParticipantPhase.BETWEEN
     known: KnownGroup = NOTHING_KNOWN
     settings: Settings = DEFAULT_SETTINGS
@@ -160,7 +159,7 @@ class Participant:
     @property
     def name_is_in(self) -> bool:
         """Whether the newest view has its name, in this incarnation or an earlier one."""
-        return self.known.view is not None and self.life.address in self.known.view.members
+        return self.known.view is not None and self.member.address in self.known.view.members
 
     @property
     def is_unheard(self) -> bool:
@@ -186,7 +185,7 @@ class ParticipantStep(NamedTuple):
         now = self.participant
         row = TRANSITIONS.get((now.phase, cause))
         if row is None:
-            raise ProtocolViolation(f"{cause.value}: {now.life} can't, {now.phase.value}.")
+            raise ProtocolViolation(f"{cause.value}: {now.member} can't, {now.phase.value}.")
         actions = tuple(
             action._replace(flush_id=now.known.flush_id) if action in OF_A_FLUSH else action
             for action in row.actions
@@ -213,12 +212,14 @@ def step(now: Participant, event: Event) -> ParticipantStep:
     if isinstance(event, CaughtUp):
         return _send_again(now, _catch_up(ParticipantStep(now), event.state, joins=event.joins))
     if isinstance(event, Began):
-        has_asked = event.joins or event.life in event.state.membership.joining
+        has_asked = event.joins or event.member in event.state.membership.joining
         born = ParticipantStep(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
-        born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None, is_returning=event.returns)
+        born = born.but(
+            member=event.member, known=KnownGroup(), joined_at=None, request=None, is_returning=event.returns
+        )
         return _catch_up(born, event.state, event.answered)
     if isinstance(event, Renewed):
-        return ParticipantStep(now).turn(Cause.RENEW).but(life=now.life._replace(incarnation=event.incarnation))
+        return ParticipantStep(now).turn(Cause.RENEW).but(member=now.member._replace(incarnation=event.incarnation))
     if isinstance(event, Asked):
         return ParticipantStep(now).turn(event.cause)
     if isinstance(event, RowKnown):
@@ -264,7 +265,7 @@ def _take(now: Participant, record: Data) -> ParticipantStep:
 
 
 def _is_own(now: Participant, record: Data) -> bool:
-    return MemberIncarnation(record.sender, record.incarnation) == now.life
+    return MemberIncarnation(record.sender, record.incarnation) == now.member
 
 
 def _take_settings(here: ParticipantStep, payload: bytes) -> ParticipantStep:
@@ -275,9 +276,9 @@ def _take_settings(here: ParticipantStep, payload: bytes) -> ParticipantStep:
 def _take_forgotten(here: ParticipantStep, payload: bytes) -> ParticipantStep:
     """Take a `forget` record: a sender without a row needs a higher incarnation than the dropped ones."""
     rows, now = from_payload(payload) or (), here.participant
-    has_row = now.has_row and now.life.address not in {row.sender for row in rows}
+    has_row = now.has_row and now.member.address not in {row.sender for row in rows}
     floor = max(now.incarnation_floor, *(row.incarnation for row in rows), 0)
-    is_below = not has_row and now.life.incarnation <= floor
+    is_below = not has_row and now.member.incarnation <= floor
     here = here.but(has_row=has_row, incarnation_floor=floor)
     return here.turn(Cause.FORGOTTEN) if is_below and now.phase in FORGETTABLE else here
 
@@ -302,14 +303,14 @@ def _send_again(before: Participant, here: ParticipantStep) -> ParticipantStep:
 
 def _take_view(here: ParticipantStep, view: ViewChange) -> ParticipantStep:
     now = here.participant
-    if now.life in view.lives:
+    if now.member in view.incarnations:
         if not _may_be_admitted(now):
             return here
         return here.turn(Cause.ADMITTED_IN_FLUSH if now.known.flush_id else Cause.ADMITTED)
-    if not _is_in(now) or now.life.address in view.members:
+    if not _is_in(now) or now.member.address in view.members:
         return here
     # The settings at the view count, not later ones. If the view does not suspect the name, an earlier start has left.
-    was_suspected = now.life.address in view.suspected
+    was_suspected = now.member.address in view.suspected
     is_over = now.settings.closed or (now.settings.flush and was_suspected)
     return here.turn(Cause.OVER if is_over else Cause.EXCLUDED)
 
@@ -361,11 +362,11 @@ def _catch_up(
     before, flush = here.participant, state.membership.flush
     was_in, knew_flush = _is_in(before), before.known.flush_id
     here = _catch_up_request(here, state)
-    if before.is_returning and state.ordered(before.life.address).incarnation == before.life.incarnation:
+    if before.is_returning and state.ordered(before.member.address).incarnation == before.member.incarnation:
         here = here.but(is_returning=False).turn(Cause.RETURNED)
     if was_in and knew_flush and knew_flush != flush.id:
         here = here.turn(Cause.STOP)
-    membership, has_row = state.membership, before.life.address in state.received
+    membership, has_row = state.membership, before.member.address in state.received
     here = here.but(known=KnownGroup.of_state(state), settings=membership.settings, has_row=has_row)
     here = here.but(incarnation_floor=membership.incarnation_floor)
     here = _catch_up_view(here, state, answered, joins=joins)
@@ -375,7 +376,7 @@ def _catch_up(
     if not now.is_silent:
         here = here.turn(Cause.FLUSH)
     is_wanted = now.request is not None and now.request.id == flush.id
-    if flush.requested and flush.requester == now.life.address and not is_wanted:
+    if flush.requested and flush.requester == now.member.address and not is_wanted:
         here = _stop(here, flush.id)
     return here
 
@@ -383,21 +384,21 @@ def _catch_up(
 def _catch_up_view(here: ParticipantStep, state: SequencerState, answered: int, *, joins: bool) -> ParticipantStep:
     now, membership = here.participant, state.membership
     is_closed = membership.settings.closed
-    if now.life in membership.members:
+    if now.member in membership.members:
         if not _may_be_admitted(now):
             return here
         if 0 < answered == membership.flush.id:
             return here.turn(Cause.ADMITTED_QUIET)  # the entries before its answer still have to be sent
-        has_answered = now.life.address in membership.flush.answered  # a joiner admitted within the flush counts, too
+        has_answered = now.member.address in membership.flush.answered  # a joiner admitted within the flush counts, too
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
     was_admitted = (
         now.phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING)
         and not joins
-        and now.life not in membership.joining
+        and now.member not in membership.joining
     )
     if _is_in(now) or was_admitted:  # its JOIN is ordered and not waiting: a view had it, and a later one has not
-        return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
-    if now.phase in FORGETTABLE and state.is_over(*now.life):
+        return here.turn(Cause.OVER if is_closed or state.is_over(*now.member) else Cause.EXCLUDED)
+    if now.phase in FORGETTABLE and state.is_over(*now.member):
         return here.turn(
             Cause.OVER if now.phase in (ParticipantPhase.JOINING, ParticipantPhase.AWAITING) else Cause.FORGOTTEN
         )
@@ -405,13 +406,13 @@ def _catch_up_view(here: ParticipantStep, state: SequencerState, answered: int, 
 
 
 def _catch_up_request(here: ParticipantStep, state: SequencerState) -> ParticipantStep:
-    request, flush, life = here.participant.request, state.membership.flush, here.participant.life
+    request, flush, member = here.participant.request, state.membership.flush, here.participant.member
     if request is None:
         return here
     if request.id and request.id == flush.id:
         return here.but(request=replace(request, is_quiet=flush.phase is FlushPhase.BLOCKED))
-    ordered = state.ordered(life.address)
-    if request.id or (ordered.incarnation == life.incarnation and ordered.local_seqno >= request.local_seqno):
+    ordered = state.ordered(member.address)
+    if request.id or (ordered.incarnation == member.incarnation and ordered.local_seqno >= request.local_seqno):
         over = replace(request, outcome=request.outcome or DROPPED_BY_RETENTION)
         return here.but(request=over if request.is_wanted else None)
     return here
@@ -424,10 +425,10 @@ def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -
     request = now.request
     if isinstance(event, FlushWanted):
         if request is not None or now.is_dead or now.is_ending or now.is_returning:
-            raise ProtocolViolation(f"{now.life} can't ask for a flush, {now.phase.value}, with {request}.")
+            raise ProtocolViolation(f"{now.member} can't ask for a flush, {now.phase.value}, with {request}.")
         return ParticipantStep(replace(now, request=FlushRequest(event.local_seqno))).and_send(START_FLUSH)
     if request is None:
-        raise ProtocolViolation(f"{now.life} has asked for no flush.")
+        raise ProtocolViolation(f"{now.member} has asked for no flush.")
     goes_on = bool(request.id) and not request.outcome and not request.is_ended
     if isinstance(event, FlushUnwanted) and not request.id and not request.outcome:
         return ParticipantStep(replace(now, request=replace(request, is_wanted=False)))

@@ -18,7 +18,7 @@ class Began(NamedTuple):
     (`newest_answer`).
     """
 
-    life: MemberIncarnation
+    member: MemberIncarnation
     state: SequencerState
     joins: bool = False
     answered: int = 0

@@ -11,7 +11,7 @@ from ordering.base.records import FLUSH_OK, JOIN, LEAVE
 class ParticipantPhase(Enum):
     """The phase of a participant."""
 
-    BETWEEN = "between two lives"  # two incarnations, or before the first
+    BETWEEN = "between two incarnations"  # or before the first
     STRANGER = "stranger"  # sends to an open group, and is in no view
     JOINING = "joining"  # has sent JOIN to an open group
     KEPT_OUT = "kept out"  # a stranger of a closed group, without a JOIN
@@ -50,7 +50,7 @@ class Cause(Enum):
     CLOSED = "the group is closed"
     OPENED = "the group is open"
     STRANDED = "its JOIN can't be ordered"
-    RETURNED = "its JOIN is ordered, and nothing of its last life is any more"
+    RETURNED = "its JOIN is ordered, and nothing of its last incarnation is any more"
     HEARD = "an earlier start has not answered for it any more"
 
 

@@ -10,13 +10,13 @@ from ordering.participant.forward_table import Pending, carried_from, control_he
 from ordering.sequencer.state import SequencerState
 
 
-def begins_stranded(life: MemberIncarnation, pending: Sequence[Pending], state: SequencerState) -> bool:
+def begins_stranded(member: MemberIncarnation, pending: Sequence[Pending], state: SequencerState) -> bool:
     """Whether an incarnation that goes on at `state` could have nothing ordered any more.
 
     The group is closed, the incarnation is neither in it nor joining, and its table does not begin with the JOIN.
     """
     membership = state.membership
-    is_outside = not membership.is_member(life.address) and life not in membership.joining
+    is_outside = not membership.is_member(member.address) and member not in membership.joining
     return membership.settings.closed and is_outside and bool(pending) and kind_of(pending[0]) != JOIN
 
 

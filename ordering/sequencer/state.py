@@ -138,7 +138,7 @@ class SequencerState:
         row = self.received.get(sender)
         if row is None:
             return incarnation <= self.membership.incarnation_floor
-        return row.incarnation == incarnation and self.membership.lives_over.get(sender) == incarnation
+        return row.incarnation == incarnation and self.membership.incarnations_over.get(sender) == incarnation
 
     @property
     def keeps_ages(self) -> bool:

@@ -31,7 +31,7 @@ class LoggedOrders(Orders):
         checker = CastChecker()
         for record in self.data:
             if record.kind == VIEW:
-                checker.view(record.view, record.lives)
+                checker.view(record.view, record.members)
             elif record.kind == MESSAGE:
                 checker.total(record.seqno, record.depends)
         for partition in self.partitions:
@@ -43,7 +43,7 @@ class LoggedOrders(Orders):
                 checker.begins(str(life), life)
             for line in lines:
                 if isinstance(line, Cast):
-                    checker.delivered_cast(str(life), line.life, line.local_seqno, line.view)
+                    checker.delivered_cast(str(life), line.member, line.local_seqno, line.view)
                 elif line.kind == VIEW:
                     view = line.view
                     checker.delivered_view(str(life), view)

@@ -145,7 +145,7 @@ class Process:
 
     @property
     def life(self) -> MemberIncarnation:
-        return self.participant.life
+        return self.participant.member
 
     @property
     def address(self) -> str:
@@ -312,7 +312,7 @@ class Group:
     def _go_on_in_view(self, process: Process) -> None:
         """It is in a view whose beginning it has not seen, so it does not know all that was delivered in it."""
         stay, view = Stay(process.life), process.participant.known.view
-        if view is not None and process.life in view.lives:
+        if view is not None and process.life in view.incarnations:
             stay.seen = "VB" if process.participant.known.flush_id else "V"
         process.stays.append(stay)
 
@@ -340,7 +340,7 @@ class Group:
         may_send = (process.is_in or now.phase in OUTSIDE) and now.sends_messages and was_kept
         is_sent = Do.SEND_TABLE in [action.do for action in actions]
         if is_kept or (may_send and before.phase is not Part.BETWEEN and not is_sent):
-            self._found(LATE, f"{now.life} keeps back {list(process.table.pending())}, {now.phase.value}")
+            self._found(LATE, f"{now.member} keeps back {list(process.table.pending())}, {now.phase.value}")
 
     def _perform(self, process: Process, action: Action) -> None:
         if action.do is Do.SEND:
@@ -444,19 +444,19 @@ class Group:
         self._kill(process, known.membership.flush)
         self._hear_of_earlier_lives(process)
         ordered = known.ordered(process.address)
-        if ordered.incarnation == before.life.incarnation:
+        if ordered.incarnation == before.member.incarnation:
             process.table.acknowledge(ordered.local_seqno)
-        again = Process(process.partition, Participant(before.life), process.table, said=process.said)
+        again = Process(process.partition, Participant(before.member), process.table, said=process.said)
         again.sent_in, again.sent_outside = dict(process.sent_in), set(process.sent_outside)
         process.said = []
         self.processes.append(again)
         pending = list(again.table.pending())
-        if known.is_over(*before.life) or begins_stranded(before.life, pending, known):
-            carried = self._carried(before.life, pending)
+        if known.is_over(*before.member) or begins_stranded(before.member, pending, known):
+            carried = self._carried(before.member, pending)
             self._fill(again, carried, joins=bool(carried) and known.membership.settings.closed)
             self._begin(again)
         else:
-            self._begin(again, incarnation=before.life.incarnation)
+            self._begin(again, incarnation=before.member.incarnation)
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
     def _hear_of_earlier_lives(self, process: Process) -> None:
@@ -710,7 +710,7 @@ class Group:
         if process.participant.joined_at is None or process.participant.is_dead:
             return
         if known.view is not None and known.view is not view:
-            if process.life in known.view.lives:
+            if process.life in known.view.incarnations:
                 stay.delivered[known.view.view_id] = []
                 stay.seen += "V"
         elif known.flush_id and not flush_id:

@@ -22,9 +22,9 @@ from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VI
 from ordering.casts.casts import CAUSAL, FIFO, TOTAL, Cast, CastVerdict, OrderedRecord, Settled
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
-from ordering.casts.left_casts import Course, LeftCast, course_of
 from ordering.casts.merging import MergedState, Merger
 from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_applications import Application, Applications
@@ -49,7 +49,7 @@ class Rules:
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
-    course_of: Callable[[LeftCast, MemberIncarnation, CausalReceiver, Mapping[MemberIncarnation, int]], Course] = (
+    course_of: Callable[[InheritedCast, MemberIncarnation, CausalReceiver, Mapping[MemberIncarnation, int]], Course] = (
         course_of
     )
     begin_by_mark: bool = True
@@ -196,7 +196,7 @@ class Orders:
             if joiner.receiver is not None:
                 self.applications.begin(joiner, may_ask=True)
             return
-        has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.lives]
+        has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.members]
         if not has:
             return
         donor = self.random.choice(has)
@@ -232,7 +232,7 @@ class Orders:
 
     def _begin_with_the_view(self, joiner: Process) -> bool:
         """A newcomer takes no state: it reads DATA from a START_FLUSH on, and begins with its first view."""
-        at = next(at for at, record in enumerate(self.data) if record.kind == VIEW and joiner.life in record.lives)
+        at = next(at for at, record in enumerate(self.data) if record.kind == VIEW and joiner.life in record.members)
         view = self.data[at].view
         before = next((each.in_view[view] for each in self.processes if view in each.in_view), None)
         kinds = [record.kind for record in self.data[:at]]
@@ -244,7 +244,7 @@ class Orders:
         known = [record for record in self.data[: starts[0]] if record.kind == VIEW][-1]
         calm = max(number for number, kind in enumerate(kinds[: starts[0]]) if kind in (VIEW, STOP_FLUSH)) + 1
         start = self.random.choice((self.random.randint(calm, starts[0]), starts[0]))
-        lives = known.lives
+        lives = known.members
         state = CausalState(known.view, lives, (0,) * len(lives), start, (0,) * len(lives), is_new=True)
         newcomer = CausalReceiver(state, max_waiting=len(self.data))
         for record in self.data[start : at + 1]:
@@ -283,8 +283,8 @@ class Orders:
         known = supplier.receiver, joiner.receiver
         if not supplier.stays or len(others) < 2 or known[0] is None or known[1] is None:
             return
-        ahead = dict(zip(known[0].lives, known[0].vector, strict=True))
-        behind = dict(zip(known[1].lives, known[1].vector, strict=True))
+        ahead = dict(zip(known[0].members, known[0].vector, strict=True))
+        behind = dict(zip(known[1].members, known[1].vector, strict=True))
         self._kill(supplier)
         self._kill(max(others, key=lambda each: ahead.get(each.life, 0) - behind.get(each.life, 0)))
         self.seen["died serving"] += 1
@@ -560,7 +560,7 @@ class Orders:
             settled = record.settled
             if settled != self.settled.setdefault(record.view, settled):
                 self.find(VIEW_VIOLATION, f"{process.life} takes {settled} for settled with view {record.view}")
-            if process.life in record.lives:
+            if process.life in record.members:
                 process.in_view[record.view] = process.delivered
             else:
                 self.seen["put out of a view"] += process.is_suspected
@@ -623,7 +623,7 @@ class Orders:
         self.joining = []
         self.views += 1
         lives = tuple(each.life for each in self.members)
-        self._decide(VIEW, OrderedRecord(0, view=self.views, lives=lives, is_in_flush=self.flush > 0))
+        self._decide(VIEW, OrderedRecord(0, view=self.views, members=lives, is_in_flush=self.flush > 0))
 
     # The end.
 
@@ -713,7 +713,7 @@ class Orders:
 
 def key_of(cast: Cast) -> tuple[MemberIncarnation, int, int]:
     """What makes a cast the same cast."""
-    return cast.life, cast.view, cast.local_seqno
+    return cast.member, cast.view, cast.local_seqno
 
 
 def bits(number: int) -> Iterator[int]:

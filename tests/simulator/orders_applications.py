@@ -94,7 +94,7 @@ class Applications:
             each
             for each in self.running
             if each.is_alive and (not each.ready or self.world.rules.supply_in_midst)
-            if joiner.life in each.receiver.lives and each.process.life in each.receiver.lives
+            if joiner.life in each.receiver.members and each.process.life in each.receiver.members
         ]
         if not suppliers:
             return

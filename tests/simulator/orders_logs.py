@@ -137,4 +137,4 @@ def lacks(state: CausalState, cast: Cast) -> bool:
     """Whether a reader that goes on from the state may still deliver the cast."""
     if cast.view != state.view:
         return cast.view > state.view
-    return cast.life in state.lives and state.vector[state.lives.index(cast.life)] < cast.local_seqno
+    return cast.member in state.members and state.vector[state.members.index(cast.member)] < cast.local_seqno

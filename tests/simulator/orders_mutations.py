@@ -10,8 +10,8 @@ from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.clocks import Clock
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.held_casts import Need
-from ordering.casts.left_casts import Course, LeftCast
 from ordering.casts.outgoing import Outgoing
+from ordering.casts.unwritten_casts import Course, InheritedCast
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Rules
@@ -33,7 +33,7 @@ class BlindToOtherSites(CausalReceiver):
         need = super()._missing(index, cast)
         if need is None or need.entry < 0:
             return need
-        return need if self.lives[need.entry].address[0] == cast.sender[0] else None
+        return need if self.members[need.entry].address[0] == cast.sender[0] else None
 
 
 class BlindToTotal(CausalReceiver):
@@ -55,7 +55,7 @@ class Forgetful(CausalReceiver):
 
     @property
     def vector(self) -> Clock:
-        return (0,) * len(self.lives)
+        return (0,) * len(self.members)
 
 
 class TakesOlder(CausalReceiver):
@@ -104,10 +104,10 @@ class OneLife(CausalReceiver):
     """It goes by addresses: a new life goes on with the entry of the last one."""
 
     def _install(self, record: OrderedRecord) -> tuple[Settled, ...]:
-        before = {life.address: number for life, number in zip(self.lives, self._vector, strict=True)}
+        before = {life.address: number for life, number in zip(self.members, self._vector, strict=True)}
         settled = super()._install(record)
         self._vector = [
-            max(number, before.get(life.address, 0)) for life, number in zip(self.lives, self._vector, strict=True)
+            max(number, before.get(life.address, 0)) for life, number in zip(self.members, self._vector, strict=True)
         ]
         return settled
 
@@ -165,12 +165,12 @@ def nothing_is_lacked(state: CausalState, cast: Cast) -> bool:
     return False
 
 
-def takes_all_for_lost(message: LeftCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
+def takes_all_for_lost(message: InheritedCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
     """A mutation: what had left is cast again, whatever was delivered of it."""
     return Course.ANEW
 
 
-def takes_all_for_delivered(message: LeftCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
+def takes_all_for_delivered(message: InheritedCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
     """A mutation: what had left counts as delivered."""
     return Course.DELIVERED
 

@@ -1,7 +1,7 @@
 """A sender that starts again, or was put out of its view: what it has left to cast, by the real core's rules.
 
-The rules are those of `ordering.casts.left_casts`. The rest is a model of the outbox: what had left, and was not known
-to be written, is there for the next life of the same name, with the place in DATA where it left.
+The rules are those of `ordering.casts.unwritten_casts`. The rest is a model of the outbox: what had left, and was not
+known to be written, is there for the next life of the same name, with the place in DATA where it left.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ordering.base.records import START_FLUSH, STOP_FLUSH, VIEW
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalState
-from ordering.casts.left_casts import Course, LeftCast, settled_since
 from ordering.casts.merging import MergedState
+from ordering.casts.unwritten_casts import Course, InheritedCast, settled_since
 from ordering.membership.membership import MemberIncarnation
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Starts:
             return
         settled = settled_since(*self._since(min(self._left_at[cast.payload] for cast in left)))
         while left:
-            message = LeftCast(left[0].order, left[0].payload, (), left[0])
+            message = InheritedCast(left[0].order, left[0].payload, (), left[0])
             course = self.world.rules.course_of(message, process.life, process.receiver, settled)
             if course is Course.WAIT:
                 return
@@ -70,7 +70,7 @@ class Starts:
         starts = [at for at, kind in enumerate(kinds) if kind == START_FLUSH and STOP_FLUSH not in kinds[at:]]
         start = starts[0] if starts else seqno
         view = [record for record in self.world.data[:start] if record.kind == VIEW][-1]
-        nothing = (0,) * len(view.lives)
-        return MergedState(CausalState(view.view, view.lives, nothing, start, nothing), flush=True), self.world.data[
+        nothing = (0,) * len(view.members)
+        return MergedState(CausalState(view.view, view.members, nothing, start, nothing), flush=True), self.world.data[
             start:
         ]

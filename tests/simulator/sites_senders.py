@@ -99,7 +99,7 @@ class Sender:
             self.is_quiet = False
 
     def _take_view(self, view: ViewChange) -> None:
-        was_in, self.is_in = self.is_in, MemberIncarnation(self.address, self.incarnation) in view.lives
+        was_in, self.is_in = self.is_in, MemberIncarnation(self.address, self.incarnation) in view.incarnations
         if self.is_in and not was_in:
             self.is_quiet = self.events.is_blocked
         if was_in and not self.is_in and not self.is_leaving:

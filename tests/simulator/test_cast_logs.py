@@ -23,7 +23,7 @@ def of_views(lines: Sequence[Line]) -> Iterator[tuple[int, Cast, list[Cast]]]:
     before: dict[MemberIncarnation, list[Cast]] = {}
     for at, line in enumerate(lines):
         if isinstance(line, Cast) and line.view != NO_VIEW:
-            earlier = before.setdefault(line.life, [])
+            earlier = before.setdefault(line.member, [])
             if earlier:
                 yield at, line, list(earlier)
             earlier.append(line)
@@ -33,7 +33,7 @@ def one_missing(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     """A cast between two others of its sender, of the same view or not."""
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
-        if any(isinstance(line, Cast) and line.view and line.life == cast.life for line in lines[at + 1 :]):
+        if any(isinstance(line, Cast) and line.view and line.member == cast.member for line in lines[at + 1 :]):
             yield lines[:at] + lines[at + 1 :]
 
 
@@ -64,14 +64,14 @@ def without_the_end(lines: Sequence[Line], at: int, cast: Cast) -> list[Line]:
     return [
         line
         for number, line in enumerate(lines)
-        if number < at or not (isinstance(line, Cast) and line.view and line.life == cast.life)
+        if number < at or not (isinstance(line, Cast) and line.view and line.member == cast.member)
     ]
 
 
 def fewer_than_others(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     """The last casts of a sender before a view, which another that goes on has."""
     lines = history.logs[life]
-    lives = {record.view: record.lives for record in history.data if record.kind == VIEW}
+    lives = {record.view: record.members for record in history.data if record.kind == VIEW}
     for at, cast, _ in of_views(lines):
         goes_on = any(not isinstance(line, Cast) and line.view > cast.view for line in lines[at:])
         others = [other for other, log in history.logs.items() if other != life and cast in log]
@@ -90,7 +90,12 @@ def never_came(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
     for at, cast, _ in of_views(lines):
         bit = 1 << int(cast.payload)
         for line in lines[at + 1 :]:
-            if not isinstance(line, Cast) or line.order != CAUSAL or line.life == cast.life or line.view != cast.view:
+            if (
+                not isinstance(line, Cast)
+                or line.order != CAUSAL
+                or line.member == cast.member
+                or line.view != cast.view
+            ):
                 continue
             if history.past[int(line.payload)] & bit:
                 yield without_the_end(lines, at, cast)

@@ -141,7 +141,7 @@ class ReadingHalf:
         """Return the source of deliveries in all orders. It begins at `cut`, or at the incarnation's first view."""
         forwarder = self._sending.forwarder
         hub = forwarder.hub if forwarder is not None else None
-        incarnation = forwarder.participant.life if forwarder is not None and with_view else None
+        incarnation = forwarder.participant.member if forwarder is not None and with_view else None
         return MergedSource(self.connection, self.group, self.address, hub, incarnation, cut)
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:

@@ -2,8 +2,8 @@
 
 Invariant. Each entry has a place, 1, 2, 3 …, in the order in which the application gave them. With an outbox the file
 has every entry before it is sent, and its id before it is sent under that. So after a crash, casts that may be in
-flight can be told from the others (`ordering.casts.left_casts`). Written casts are deleted from the file in batches:
-sending a cast once more does no harm.
+flight can be told from the others (`ordering.casts.unwritten_casts`). Written casts are deleted from the file in
+batches: sending a cast once more does no harm.
 
 The lock. All methods are called under `Incarnations.changed`.
 """
@@ -28,8 +28,8 @@ from ordering.base.names import Address
 from ordering.base.reader import Reader
 from ordering.base.records import Headers
 from ordering.casts.casts import NO_VIEW, Cast, OrderedRecord
-from ordering.casts.left_casts import LeftCast, settled_since
 from ordering.casts.merging import newcomer
+from ordering.casts.unwritten_casts import InheritedCast, settled_since
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import message_bytes
 
@@ -62,9 +62,9 @@ class UnwrittenCast:
         return message_bytes(self.payload, self.headers)
 
     @property
-    def left(self) -> LeftCast:
-        """Return it as the core's `LeftCast`, for the next incarnation."""
-        return LeftCast(self.order, self.payload, self.headers, self.cast)
+    def inherited(self) -> InheritedCast:
+        """Return it as the core's `InheritedCast`, for the next incarnation."""
+        return InheritedCast(self.order, self.payload, self.headers, self.cast)
 
 
 class CastKeeper:
@@ -122,7 +122,7 @@ class CastKeeper:
 class UnwrittenCasts(NamedTuple):
     """The casts that earlier incarnations did not see written, in their order.
 
-    `settled` has the count of delivered casts of each incarnation that is gone (`ordering.casts.left_casts`).
+    `settled` has the count of delivered casts of each incarnation that is gone (`ordering.casts.unwritten_casts`).
     """
 
     entries: Sequence[UnwrittenCast] = ()

@@ -8,9 +8,9 @@ sent in that order, again and again until all were read (`connectors.client.tail
 from it lies in the log behind all earlier casts of its incarnation.
 
 A cast enters the table and goes to the producer in one step, under the member's lock. Unwritten casts of an earlier
-incarnation, or process, leave first (`ordering.casts.left_casts`). This incarnation hands its own to the next one, and
-an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an outbox, a crash loses casts that are not in the
-log. Outside of views no member has such a cast. In a view, either no member has delivered it, or all that go on do.
+incarnation, or process, leave first (`ordering.casts.unwritten_casts`). This incarnation hands its own to the next one,
+and an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an outbox, a crash loses casts that are not in
+the log. Outside of views no member has such a cast. In a view, either no member has delivered it, or all that go on do.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from connectors.kafka.codec.headers import depends_header
 from ordering.base.errors import AbcastError, Superseded
 from ordering.base.records import FLUSH_OK, Headers
 from ordering.casts.casts import NO_VIEW, TOTAL, Cast, OrderedRecord
-from ordering.casts.left_casts import Course, course_of
 from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.casts.unwritten_casts import Course, course_of
 from ordering.membership.membership import MemberIncarnation
 
 
@@ -40,49 +40,49 @@ class Caster:
 
     def __init__(
         self,
-        life: MemberIncarnation,
+        member: MemberIncarnation,
         in_no_view: MemberIncarnation | None,
         topic: str,
         hub: CastHub,
         producers: Producers,
         limits: SendingLimits,
         keeper: CastKeeper,
-        left: UnwrittenCasts,
+        inherited: UnwrittenCasts,
         changed: threading.Condition,
         heard: Callable[[], object],
         end: Callable[[Exception], object],
     ) -> None:
-        """Begin, with the unwritten casts of earlier incarnations in `left`.
+        """Begin, with the unwritten casts of earlier incarnations in `inherited`.
 
         `heard` is called under the lock when a message may leave; `end` without it when the hub has failed. Raises
         BrokerUnreachable.
         """
-        self.life = life
+        self.member = member
         self._topic = topic
-        self._key = life.address.encode("ascii")
+        self._key = member.address.encode("ascii")
         self._hub = hub
         self._limits = limits
         self._changed = changed
         self._heard = heard
         self._end = end
         self._keeper = keeper
-        self._left = deque(left.entries)
-        self._settled = left.settled
+        self._inherited = deque(inherited.entries)
+        self._settled = inherited.settled
         self._waiting: deque[UnwrittenCast] = deque()
         self._table: deque[UnwrittenCast] = deque()
         self._as_they_were = 0
         """The count of casts in the table that an earlier incarnation had sent in no view."""
-        self._bytes = sum(entry.size for entry in left.entries)
+        self._bytes = sum(entry.size for entry in inherited.entries)
         self._is_closed = self._has_failed = False
         with hub.lock:
             # The forward table has its own bound, and this table has the other.
-            most = 2 * limits.max_pending_records + 2 + len(left.entries)
-            self._outgoing = Outgoing(life, hub.receiver, most, in_no_view)
-        self._newest = max(life.incarnation, self._outgoing.in_no_view.incarnation)
+            most = 2 * limits.max_pending_records + 2 + len(inherited.entries)
+            self._outgoing = Outgoing(member, hub.receiver, most, in_no_view)
+        self._newest = max(member.incarnation, self._outgoing.in_no_view.incarnation)
         self._sending = GoBackN(
             producers,
             producers.lease(),
-            f"{life.address}'s casts",
+            f"{member.address}'s casts",
             changed,
             self._send_table,
             resend_after_s=limits.resend_after_s,
@@ -93,13 +93,13 @@ class Caster:
 
     @property
     def pending(self) -> int:
-        """Return the count of accepted casts that were not read back from the log, without those in `_left`."""
+        """Return the count of accepted casts that were not read back from the log, without those in `_inherited`."""
         return len(self._waiting) + len(self._table)
 
     @property
     def is_caught_up(self) -> bool:
         """Whether no cast of an earlier incarnation has to come before the next one."""
-        return not self._left and not self._as_they_were
+        return not self._inherited and not self._as_they_were
 
     @property
     def waiting_totals(self) -> int:
@@ -114,7 +114,7 @@ class Caster:
     def has_room(self, size: int) -> bool:
         """Whether there is room for one more cast of `size` bytes."""
         limits = self._limits
-        kept = self.pending + len(self._left)
+        kept = self.pending + len(self._inherited)
         return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
 
     def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
@@ -122,7 +122,7 @@ class Caster:
         with self._hub.lock:
             self._outgoing.check(order)
         entry = self._keeper.keep(order, payload, headers)
-        entry.receipt = receipt = CastReceipt(*self.life, order, self._changed)
+        entry.receipt = receipt = CastReceipt(*self.member, order, self._changed)
         self._bytes += entry.size
         self._wait_to_leave(entry)
         return receipt
@@ -143,7 +143,7 @@ class Caster:
         """Send the casts that may leave; yield the extra headers of each record of the forward table that may."""
         if self._has_failed:
             return
-        self._take_up_what_was_left()
+        self._take_up_inherited()
         with self._hub.lock:
             seqno = self._hub.receiver.seqno
             released = list(self._outgoing.release())
@@ -167,14 +167,14 @@ class Caster:
         """Note that the forward table up to `local_seqno` is from an earlier start, or incarnation."""
         self._outgoing.inherit(local_seqno)
 
-    def _take_up_what_was_left(self) -> None:
-        while self._left and not self._outgoing.was_put_out:
-            entry = self._left[0]
+    def _take_up_inherited(self) -> None:
+        while self._inherited and not self._outgoing.was_put_out:
+            entry = self._inherited[0]
             with self._hub.lock:
-                course = course_of(entry.left, self.life, self._hub.receiver, self._settled)
+                course = course_of(entry.inherited, self.member, self._hub.receiver, self._settled)
             if course is Course.WAIT or (course is Course.ANEW and self._as_they_were):
                 return
-            self._left.popleft()
+            self._inherited.popleft()
             if course is Course.DELIVERED:
                 self._is_written(entry)
             elif course is Course.AS_IT_WAS:
@@ -214,7 +214,7 @@ class Caster:
 
     def hand_over(self) -> list[UnwrittenCast]:
         """Return the casts for the next incarnation, in the order in which they were accepted. Send no more."""
-        entries = sorted((*self._table, *self._waiting, *self._left), key=lambda entry: entry.place)
+        entries = sorted((*self._table, *self._waiting, *self._inherited), key=lambda entry: entry.place)
         self._has_failed = True
         self._forget_all()
         return entries
@@ -222,13 +222,13 @@ class Caster:
     def fail(self, error: AbcastError) -> None:
         """Fail the receipts of all casts that are not in the log. Send no more."""
         self._has_failed = True
-        for entry in (*self._table, *self._waiting, *self._left):
+        for entry in (*self._table, *self._waiting, *self._inherited):
             if entry.receipt is not None:
                 entry.receipt.fail(error)
         self._forget_all()
 
     def _forget_all(self) -> None:
-        for entries in (self._table, self._waiting, self._left):
+        for entries in (self._table, self._waiting, self._inherited):
             entries.clear()
         self._bytes = 0
 
@@ -260,7 +260,7 @@ class Caster:
             for cast in read:
                 if cast.view == NO_VIEW and cast.incarnation > self._newest:
                     raise Superseded(
-                        f"another process has started as {self.life.address}, with incarnation {cast.incarnation} "
+                        f"another process has started as {self.member.address}, with incarnation {cast.incarnation} "
                         f"(ours is {self._newest}): no member takes our casts any more. Run one process per member."
                     )
                 self._take_out(cast)
@@ -278,7 +278,7 @@ class Caster:
         ours = self._table[0].cast if self._table else None
         if ours is None or ours[:3] != cast[:3] or ours.view != cast.view:
             return
-        is_as_it_was = cast.view == NO_VIEW and cast.life != self._outgoing.in_no_view
+        is_as_it_was = cast.view == NO_VIEW and cast.member != self._outgoing.in_no_view
         with self._hub.lock:
             if cast.view != NO_VIEW and self._outgoing.was_put_out:
                 return  # the view tells whether it counts

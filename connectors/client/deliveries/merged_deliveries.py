@@ -67,19 +67,19 @@ class MergedSource:
         group: str,
         address: Address,
         hub: CastHub | None = None,
-        life: MemberIncarnation | None = None,
+        member: MemberIncarnation | None = None,
         cut: Cut | None = None,
     ) -> None:
         """Open nothing yet.
 
         `hub` is the member's, if it has one. The source begins at `cut` if there is one, else with the first view of
-        the incarnation `life` if there is one, else at a seqno.
+        the incarnation `member` if there is one, else at a seqno.
         """
         self.connection = connection
         self.group = group
         self.address = address
         self.hub = hub
-        self._life = life
+        self._member = member
         self._cut = cut
         self._shared: Shared | None = None
         self._log: MergedLog | None = None
@@ -90,10 +90,10 @@ class MergedSource:
 
         Raises AbcastError if that takes BEGIN_TIMEOUT_S in all.
         """
-        if self._log is not None or self._cut is not None or self._life is None:
+        if self._log is not None or self._cut is not None or self._member is None:
             return True
         assert self.hub is not None
-        if self.hub.wait_for_begin(self._life, timeout) is not None:
+        if self.hub.wait_for_begin(self._member, timeout) is not None:
             return True
         now_s = time.monotonic()
         self._waits_until_s = self._waits_until_s or now_s + BEGIN_TIMEOUT_S
@@ -124,9 +124,9 @@ class MergedSource:
     def _begin(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
         if self._cut is not None:
             return self._begin_of_cut(topics, self._cut)
-        if self._life is None:
+        if self._member is None:
             return self._begin_at(topics, first, or_end)
-        begin = self.hub.wait_for_begin(self._life, 0.0) if self.hub is not None else None
+        begin = self.hub.wait_for_begin(self._member, 0.0) if self.hub is not None else None
         assert begin is not None
         return begin
 

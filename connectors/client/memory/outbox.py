@@ -9,7 +9,7 @@ deleted do no harm, since the next start finds them in DATA. The file says where
 ordered behind `seqno`, if it is ordered.
 
 Casts are in a table of their own, in the order in which they were accepted, until they are known to be written. A row
-gets the id of its cast before the cast is sent (`ordering.casts.left_casts` says what happens to it after a restart).
+gets the id of its cast before the cast is sent (`ordering.casts.unwritten_casts` has its course after a restart).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.base.records import Headers
 from ordering.casts.casts import Cast
-from ordering.casts.left_casts import LeftCast
+from ordering.casts.unwritten_casts import InheritedCast
 from ordering.participant.forward_table import Pending
 
 FORGET_RECORDS = 1000
@@ -60,7 +60,7 @@ class KeptCast(NamedTuple):
     """A cast in the file. If it was sent, DATA was delivered up to `seqno` then."""
 
     place: int
-    left: LeftCast
+    inherited: InheritedCast
     seqno: int
 
 
@@ -220,7 +220,7 @@ class Outbox:
         for place, order, payload, headers, seqno, incarnation, local_seqno, view in rows:
             has_left = incarnation is not None
             cast = Cast(sender, incarnation, local_seqno, order=order, view=view) if has_left else None
-            kept.append(KeptCast(place, LeftCast(order, payload, _decode(headers), cast), seqno or 0))
+            kept.append(KeptCast(place, InheritedCast(order, payload, _decode(headers), cast), seqno or 0))
         return kept
 
     @contextmanager

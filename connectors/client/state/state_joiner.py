@@ -83,12 +83,12 @@ class StateJoiner:
             without_state, said_in = set[MemberIncarnation](), joined  # members without a state, as of that view
             while True:
                 view = current() or joined
-                others = [life for life in view.lives if life.address != own]
+                others = [member for member in view.incarnations if member.address != own]
                 if view != said_in:
                     without_state, said_in = set(), view
                 if without_state >= set(others):
                     return None
-                supplier = next((life for life in others if life not in asked), None)
+                supplier = next((member for member in others if member not in asked), None)
                 if supplier is None:
                     asked.clear()
                     patience *= 2
@@ -131,7 +131,7 @@ class StateJoiner:
                 if self._is_closed:
                     raise UsageError(f"{self.address} is closed.")
                 view, now = current(), time.monotonic()
-                if view is not None and supplier not in view.lives:
+                if view is not None and supplier not in view.incarnations:
                     return
                 if now >= deadline or now - assembly.heard_at >= patience:
                     return

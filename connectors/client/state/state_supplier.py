@@ -206,8 +206,10 @@ class StateSupplier:
 
 def _is_members(asked: _Asked, view: ViewChange | None) -> bool:
     """Whether a member of the view has asked. With an outbox its letters may have a higher incarnation."""
-    lives = view.lives if view is not None else ()
-    return any(life.address == str(asked.joiner) and life.incarnation <= asked.id.incarnation for life in lives)
+    incarnations = view.incarnations if view is not None else ()
+    return any(
+        member.address == str(asked.joiner) and member.incarnation <= asked.id.incarnation for member in incarnations
+    )
 
 
 def _is_strangers(asked: _Asked, view: ViewChange | None) -> bool:

@@ -58,7 +58,7 @@ class CastingIncarnation(Protocol):
     """An incarnation that sends casts. Called by the hub's thread, without its lock."""
 
     @property
-    def life(self) -> MemberIncarnation:
+    def member(self) -> MemberIncarnation:
         """Return its address and number."""
 
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | OrderedRecord]) -> None:
@@ -139,12 +139,12 @@ class CastHub:
         """Call `sender` from here on. Raises AbcastError if the hub has failed."""
         with self.lock:
             self._see_failure()
-            self._senders[sender.life] = sender
+            self._senders[sender.member] = sender
 
     def remove(self, sender: CastingIncarnation) -> None:
         """Call `sender` no more."""
         with self.lock:
-            self._senders.pop(sender.life, None)
+            self._senders.pop(sender.member, None)
 
     def delivery_status(self, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
         """Return whether the hub has delivered the record; wait up to `timeout` seconds while it may still.
@@ -189,11 +189,11 @@ class CastHub:
             if self.receiver.seqno < seqno:
                 raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for what it depends on.")
 
-    def wait_for_begin(self, life: MemberIncarnation, timeout: float) -> Begin | None:
+    def wait_for_begin(self, member: MemberIncarnation, timeout: float) -> Begin | None:
         """Wait for the first view of an incarnation; return the place where its deliveries begin, or None."""
         with self.lock:
-            self.lock.wait_for(lambda: self._failure is not None or life in self.begins, timeout)
-            return self.begins.get(life)
+            self.lock.wait_for(lambda: self._failure is not None or member in self.begins, timeout)
+            return self.begins.get(member)
 
     def _begin(self) -> Begin:
         # Casts first: later ones belong to a later view than the one in DATA now, or follow in this one.
@@ -243,13 +243,13 @@ class CastHub:
                 self.lock.notify_all()
         if not read and not delivered:
             return
-        own: dict[str, list[Cast]] = {sender.life.address: [] for sender in senders}
+        own: dict[str, list[Cast]] = {sender.member.address: [] for sender in senders}
         for found in read:
             if found.cast.sender in own:
                 own[found.cast.sender].append(found.cast)
         for sender in senders:
             try:
-                sender.heard(own[sender.life.address], delivered)
+                sender.heard(own[sender.member.address], delivered)
             except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
                 self.remove(sender)
                 sender.failed(error)
@@ -259,7 +259,11 @@ class CastHub:
         for at, record in enumerate(delivered):
             if isinstance(record, Cast) or record.kind != VIEW or not isinstance(record.record, Effective):
                 continue
-            fresh = [life for life in ordered(record.record).lives if life in self._senders and life not in self.begins]
+            fresh = [
+                member
+                for member in ordered(record.record).members
+                if member in self._senders and member not in self.begins
+            ]
             if fresh:
                 begin = log.behind._replace(first=tuple(delivered[at:]))
                 self.begins.update(dict.fromkeys(fresh, begin))

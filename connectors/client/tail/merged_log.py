@@ -109,7 +109,7 @@ class MergedLog:
         causal = self.merger.causal
         if self._sites_of != causal.view:
             self._sites_of, self._sites_since = causal.view, time.monotonic()
-            self._sites = {life.address.partition("/")[0] for life in causal.lives}
+            self._sites = {member.address.partition("/")[0] for member in causal.members}
         if causal.waiting > 0 or causal.held.budget.holding > 0:
             return True
         if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
@@ -171,7 +171,7 @@ class MergedLog:
 
 
 def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
-    return cast.life, cast.view, cast.local_seqno
+    return cast.member, cast.view, cast.local_seqno
 
 
 def ordered(record: Effective) -> OrderedRecord:
@@ -190,8 +190,8 @@ def ordered(record: Effective) -> OrderedRecord:
         )
     try:
         body = json.loads(record.value or b"")
-        lives = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
+        members = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
         is_in_flush = bool(body["flush"])
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolViolation(f"the view of seqno {record.seqno} can't be read: {error!r}") from error
-    return OrderedRecord(record.seqno, VIEW, view=record.view, lives=lives, is_in_flush=is_in_flush, record=record)
+    return OrderedRecord(record.seqno, VIEW, view=record.view, members=members, is_in_flush=is_in_flush, record=record)

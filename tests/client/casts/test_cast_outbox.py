@@ -82,7 +82,7 @@ def kept(outbox: Path, group: str) -> list[bytes]:
     """Return the casts in the file."""
     file = Outbox(outbox, group, "nyc/a")
     try:
-        return [each.left.payload for each in file.casts("nyc/a")]
+        return [each.inherited.payload for each in file.casts("nyc/a")]
     finally:
         file.close()
 

@@ -24,7 +24,7 @@ A, B, C, D = (
     MemberIncarnation("s/c", 1),
     MemberIncarnation("s/d", 1),
 )
-VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(A, B, C))
+VIEW_1 = OrderedRecord(1, VIEW, view=1, members=(A, B, C))
 
 
 def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
@@ -134,7 +134,7 @@ class TestViews:
         for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH)):
             receiver.step(record)
         again = MemberIncarnation("s/a", 2)
-        view = OrderedRecord(3, VIEW, view=2, lives=(B, C, again))
+        view = OrderedRecord(3, VIEW, view=2, members=(B, C, again))
         settled = (Settled(A, 0),)
         assert receiver.step(view).deliveries == (view._replace(settled=settled),)
         assert receiver.vector == (2, 0, 0)
@@ -154,7 +154,7 @@ class TestViews:
         assert receiver.step(ok_of_b).deliveries == (fifo(C, 1), ok_of_b)
         ok_of_a = total(4, A, "1", kind=FLUSH_OK)
         assert receiver.step(ok_of_a).deliveries == (fifo(A, 1), ok_of_a)
-        view = OrderedRecord(5, VIEW, view=2, lives=(A, B))
+        view = OrderedRecord(5, VIEW, view=2, members=(A, B))
         step = receiver.step(view)
         assert step == CastStep(CastVerdict.ACCEPT, (view._replace(settled=(Settled(C, 1),)),), (fifo(C, 2),))
 
@@ -173,7 +173,7 @@ class TestViews:
 
     def test_a_view_outside_of_a_flush(self) -> None:
         with pytest.raises(ProtocolViolation, match="view 2 is outside of a flush, and s/a stays in it"):
-            member().step(OrderedRecord(2, VIEW, view=2, lives=(A,)))
+            member().step(OrderedRecord(2, VIEW, view=2, members=(A,)))
 
 
 class TestAFullQueue:
@@ -199,7 +199,7 @@ class TestAFullQueue:
         assert receiver.step(large._replace(view=2)).verdict is CastVerdict.HOLD
         assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
         receiver.step(OrderedRecord(2, START_FLUSH))
-        receiver.step(OrderedRecord(3, VIEW, view=2, lives=(A, B)))
+        receiver.step(OrderedRecord(3, VIEW, view=2, members=(A, B)))
         assert [*half_empty, receiver.held.budget.is_half_empty] == [False, True, True]
 
     def test_what_need_not_wait_is_taken(self) -> None:
@@ -285,7 +285,7 @@ def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
 def group_of(members: int) -> CausalReceiver:
     receiver = CausalReceiver()
     receiver.step(
-        OrderedRecord(1, VIEW, view=1, lives=tuple(MemberIncarnation(f"s/{number}", 1) for number in range(members)))
+        OrderedRecord(1, VIEW, view=1, members=tuple(MemberIncarnation(f"s/{number}", 1) for number in range(members)))
     )
     return receiver
 
@@ -339,7 +339,7 @@ states = st.integers(0, 4).flatmap(
     lambda size: st.builds(
         CausalState,
         view=numbers,
-        lives=st.tuples(*(st.builds(MemberIncarnation, st.just(f"s/{index}"), numbers) for index in range(size))),
+        members=st.tuples(*(st.builds(MemberIncarnation, st.just(f"s/{index}"), numbers) for index in range(size))),
         vector=st.tuples(*[numbers] * size),
         seqno=numbers,
         agreed=st.tuples(*[numbers] * size),

@@ -14,7 +14,7 @@ A, B, C = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 2), MemberIncarn
 def hub(*records: Cast | OrderedRecord) -> CausalReceiver:
     """Return the receiver of a member of view 1, with a, b and c, that has read these records."""
     receiver = CausalReceiver()
-    for record in (OrderedRecord(1, VIEW, view=1, lives=(A, B, C)), *records):
+    for record in (OrderedRecord(1, VIEW, view=1, members=(A, B, C)), *records):
         receiver.step(record)
     return receiver
 
@@ -25,7 +25,7 @@ def without_c(agreed: str) -> tuple[OrderedRecord, ...]:
     return (
         OrderedRecord(2, START_FLUSH),
         said,
-        OrderedRecord(4, VIEW, view=2, lives=(A, B)),
+        OrderedRecord(4, VIEW, view=2, members=(A, B)),
         OrderedRecord(5, STOP_FLUSH),
     )
 

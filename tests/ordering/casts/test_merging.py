@@ -17,7 +17,7 @@ FLUSH_ON, FLUSH_OFF = (
 
 
 def view(number: int, *lives: MemberIncarnation, in_flush: bool) -> OrderedRecord:
-    return OrderedRecord(0, VIEW, view=number, lives=lives, is_in_flush=in_flush)
+    return OrderedRecord(0, VIEW, view=number, members=lives, is_in_flush=in_flush)
 
 
 def read(*records: OrderedRecord) -> Merger:
@@ -31,7 +31,7 @@ def read(*records: OrderedRecord) -> Merger:
 def test_without_flush_no_view_has_a_vector() -> None:
     """Its members' casts belong to no view."""
     merger = read(view(1, A, in_flush=False), view(2, A, B, in_flush=False))
-    assert (merger.causal.view, merger.causal.lives) == (2, ())
+    assert (merger.causal.view, merger.causal.members) == (2, ())
     assert [merger.step(Cast(*A, number)).verdict for number in (1, 1, 3, 2)] == [
         CastVerdict.ACCEPT,
         CastVerdict.DISCARD,
@@ -42,7 +42,7 @@ def test_without_flush_no_view_has_a_vector() -> None:
 
 def test_a_first_view_has_one_although_nobody_flushes() -> None:
     merger = read(FLUSH_ON, view(1, A, in_flush=False))
-    assert merger.causal.lives == (A,)
+    assert merger.causal.members == (A,)
     assert merger.step(Cast(*A, 1, b"", CAUSAL, 1, 2, "0")).verdict is CastVerdict.ACCEPT
 
 
@@ -50,16 +50,16 @@ def test_flush_may_be_given_up_and_taken_up() -> None:
     """Views have a vector from the first flush on, and none behind a view outside of one."""
     begun = FLUSH_ON, view(1, A, in_flush=False)
     flush = OrderedRecord(0, START_FLUSH), view(2, A, B, in_flush=True), OrderedRecord(0, STOP_FLUSH)
-    assert read(*begun, *flush).causal.lives == (A, B)
+    assert read(*begun, *flush).causal.members == (A, B)
     given_up = (*begun, *flush, FLUSH_OFF, view(3, A, in_flush=False))
-    assert read(*given_up).causal.lives == ()
+    assert read(*given_up).causal.members == ()
     again = OrderedRecord(0, START_FLUSH), view(4, A, B, in_flush=True), OrderedRecord(0, STOP_FLUSH)
     assert read(*given_up, FLUSH_ON, *again).causal.vector == (0, 0)
 
 
 def test_a_view_outside_of_a_flush_ends_nothing_with_an_error() -> None:
     """The setting may have changed between two views."""
-    assert read(FLUSH_ON, view(1, A, in_flush=False), view(2, A, B, in_flush=False)).causal.lives == ()
+    assert read(FLUSH_ON, view(1, A, in_flush=False), view(2, A, B, in_flush=False)).causal.members == ()
 
 
 def test_a_state_as_bytes() -> None:

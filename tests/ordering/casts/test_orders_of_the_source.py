@@ -16,7 +16,7 @@ from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 
 ME, SHOP, BANK = (MemberIncarnation(f"s/{name}", 1) for name in ("me", "shop", "bank"))
-VIEW_1 = OrderedRecord(1, VIEW, view=1, lives=(ME, SHOP, BANK))
+VIEW_1 = OrderedRecord(1, VIEW, view=1, members=(ME, SHOP, BANK))
 
 
 class Member:

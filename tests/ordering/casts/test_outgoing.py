@@ -36,7 +36,7 @@ class Member:
         lives: tuple[MemberIncarnation, ...] = (),
     ) -> None:
         self.seqno += 1
-        self.take(OrderedRecord(self.seqno, kind, *life, view=view, lives=lives))
+        self.take(OrderedRecord(self.seqno, kind, *life, view=view, members=lives))
 
     def send(self, *orders: str) -> list[Cast | Broadcast]:
         for order in orders:

@@ -40,7 +40,7 @@ def anomalies(*deliveries: str) -> list[str]:
             checker.delivered_total("m", int(name))
         else:
             cast = CASTS[name]
-            checker.delivered_cast("m", cast.life, cast.local_seqno, cast.view)
+            checker.delivered_cast("m", cast.member, cast.local_seqno, cast.view)
     return [anomaly.name for anomaly in checker.finish()]
 
 

@@ -145,10 +145,12 @@ def test_what_is_read_again_is_no_news(log: Log) -> None:
 
 
 def test_what_is_known_of_who_left_goes_too(log: Log) -> None:
-    membership = Membership(Settings(closed=False), left=(FormerMember(ALICE, 1, 2),), lives_over={ALICE: 1, BOB: 1})
+    membership = Membership(
+        Settings(closed=False), left=(FormerMember(ALICE, 1, 2),), incarnations_over={ALICE: 1, BOB: 1}
+    )
     log.state = replace(log.state, membership=membership)
     assert log.forget(SenderRow(ALICE, 1, 2)) == FORGET
-    assert (log.state.membership.left, log.state.membership.lives_over) == ((), {BOB: 1})
+    assert (log.state.membership.left, log.state.membership.incarnations_over) == ((), {BOB: 1})
     assert log.state.is_over(ALICE, 1)
     assert not log.state.is_over(ALICE, 2)
 

@@ -424,7 +424,11 @@ def test_a_fold_leaves_the_received_table_as_it_is() -> None:
             before, Data(VIEW, 1, 9, 2, payload=json.dumps(view).encode()), MappingProxyType(received)
         )
     assert dropped == ("s/x",)
-    assert (after.left, after.lives_over, after.incarnation_floor) == ((FormerMember("s/b", 5, 4),), {"s/b": 5}, 3)
+    assert (after.left, after.incarnations_over, after.incarnation_floor) == (
+        (FormerMember("s/b", 5, 4),),
+        {"s/b": 5},
+        3,
+    )
     assert Membership.from_json(json.loads(json.dumps(after.to_json()))) == after
 
 
@@ -434,10 +438,10 @@ def test_a_life_is_no_longer_over_when_a_later_one_begins() -> None:
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     log.tick(1_000, "s/a", "s/b")
     log.tick(3_000, "s/a")
-    assert log.state.membership.lives_over == {"s/b": 1}
+    assert log.state.membership.incarnations_over == {"s/b": 1}
     log.batch(("s/b", JOIN, b"", 2))
-    assert (log.members, log.state.membership.lives_over) == (["s/a", "s/b"], {})
-    assert absorb(opened(), log.data).membership.lives_over == {}
+    assert (log.members, log.state.membership.incarnations_over) == (["s/a", "s/b"], {})
+    assert absorb(opened(), log.data).membership.incarnations_over == {}
 
 
 def test_a_group_without_members_is_what_it_was() -> None:

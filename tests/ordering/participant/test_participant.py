@@ -254,7 +254,7 @@ class TestRestarts:
     def test_in_a_new_incarnation_if_the_old_one_would_not_be_heard(self) -> None:
         bench = Bench()
         bench.tell(Renewed(9))
-        assert bench.now.life == MemberIncarnation(ALICE.address, 9)
+        assert bench.now.member == MemberIncarnation(ALICE.address, 9)
         bench.expect(ParticipantPhase.STRANGER)
 
 
@@ -305,7 +305,7 @@ class TestRetention:
         bench = Bench(joins=True)
         received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         over = {ALICE.address: ALICE.incarnation}
-        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), lives_over=over), 5, received)))
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), incarnations_over=over), 5, received)))
         bench.expect(ParticipantPhase.OVER, "begin anew")
 
     def test_the_same_where_its_life_is_not_over(self) -> None:
@@ -426,7 +426,7 @@ class TestExclusion:
             )
         )
         member.expect(ParticipantPhase.AWAITING)
-        assert (member.now.life.incarnation, member.now.joined_at, member.now.request) == (6, None, None)
+        assert (member.now.member.incarnation, member.now.joined_at, member.now.request) == (6, None, None)
 
     def test_loses_what_may_be_ordered_as_a_strangers(self, member: Bench) -> None:
         member.view(BOB)

@@ -114,7 +114,7 @@ def begin_with_an_answer(bench: Bench, *, joins: bool) -> None:
 
 def learn_that_it_is_over(bench: Bench) -> None:
     """Let retention drop its first view, and the one without it."""
-    membership = replace(NO_MEMBERS, settings=bench.now.settings, members=(BOB,), lives_over=dict([ALICE]))
+    membership = replace(NO_MEMBERS, settings=bench.now.settings, members=(BOB,), incarnations_over=dict([ALICE]))
     bench.tell(CaughtUp(state(membership, received={ALICE.address: ReceivedRow(ALICE.incarnation, 1)})))
 
 

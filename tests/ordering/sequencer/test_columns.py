@@ -43,11 +43,11 @@ def states(draw: st.DrawFn) -> SequencerState:
     rows = st.builds(ReceivedRow, st.integers(1, 3), st.integers(0, 3))
     received = draw(st.dictionaries(st.sampled_from(SENDERS[:3]), rows))
     members = draw(st.lists(st.builds(MemberIncarnation, st.sampled_from(SENDERS[:3]), st.integers(1, 2)), max_size=2))
-    lives_over = {sender: row.incarnation for sender, row in received.items() if draw(st.booleans())}
+    incarnations_over = {sender: row.incarnation for sender, row in received.items() if draw(st.booleans())}
     membership = Membership(
         settings=Settings(closed=draw(st.booleans())),
         members=tuple(members),
-        lives_over=lives_over,
+        incarnations_over=incarnations_over,
         incarnation_floor=draw(st.sampled_from((0, 0, 1, 2))),
     )
     decided = draw(st.dictionaries(st.sampled_from([Partition(TOPIC, n) for n in (0, 2, 10)]), st.integers(0, 10)))

@@ -38,7 +38,7 @@ class Course(Enum):
     """Cast it as a new message."""
 
 
-class LeftCast(NamedTuple):
+class InheritedCast(NamedTuple):
     """A cast that an earlier incarnation has kept. `cast`: the cast with its id, if it was sent before; else None."""
 
     order: str
@@ -48,12 +48,12 @@ class LeftCast(NamedTuple):
 
 
 def course_of(
-    left: LeftCast, own: MemberIncarnation, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]
+    inherited: InheritedCast, own: MemberIncarnation, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]
 ) -> Course:
     """Return the course of the first unsent cast. `settled`: for incarnations that ended before the hub began
     (`settled_since`).
     """
-    cast = left.cast
+    cast = inherited.cast
     if cast is not None:
         if cast.view == NO_VIEW:
             return Course.AS_IT_WAS
@@ -62,16 +62,16 @@ def course_of(
             return Course.WAIT
         if cast.local_seqno <= count:
             return Course.DELIVERED
-    return Course.ANEW if left.order == FIFO or hub.index_of(own) is not None else Course.WAIT
+    return Course.ANEW if inherited.order == FIFO or hub.index_of(own) is not None else Course.WAIT
 
 
 def _delivered(cast: Cast, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]) -> int | None:
     """Return the number of delivered casts of its incarnation as of the end of the cast's view; None if not known."""
-    count = hub.ended.agreed(cast.life)
+    count = hub.ended.agreed(cast.member)
     if count is None:
-        count = settled.get(cast.life)
+        count = settled.get(cast.member)
     if count is None and hub.view > cast.view:
-        return hub.delivered_of(cast.life)  # the incarnation goes on
+        return hub.delivered_of(cast.member)  # the incarnation goes on
     return count
 
 
@@ -85,5 +85,5 @@ def settled_since(state: MergedState, data: Iterable[OrderedRecord]) -> dict[Mem
     for record in data:
         for delivery in merger.step(record).deliveries:
             if isinstance(delivery, OrderedRecord) and delivery.kind == VIEW:
-                found.update((each.life, each.local_seqno) for each in delivery.settled)
+                found.update((each.member, each.local_seqno) for each in delivery.settled)
     return found

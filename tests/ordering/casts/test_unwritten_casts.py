@@ -7,16 +7,16 @@ import pytest
 from ordering.base.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
-from ordering.casts.left_casts import Course, LeftCast, course_of, settled_since
 from ordering.casts.merging import MergedState
+from ordering.casts.unwritten_casts import Course, InheritedCast, course_of, settled_since
 from ordering.membership.membership import MemberIncarnation
 
 OLD, OWN, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/a", 9), MemberIncarnation("s/b", 2)
 
 
-def left(order: str, number: int = 0, view: int = 1, life: MemberIncarnation = OLD) -> LeftCast:
+def left(order: str, number: int = 0, view: int = 1, life: MemberIncarnation = OLD) -> InheritedCast:
     """Return an unsent cast: written under that number, or not written (0)."""
-    return LeftCast(order, b"", (), Cast(*life, number, order=order, view=view) if number else None)
+    return InheritedCast(order, b"", (), Cast(*life, number, order=order, view=view) if number else None)
 
 
 def flush(agreed: str, *lives: MemberIncarnation) -> list[OrderedRecord]:
@@ -25,7 +25,7 @@ def flush(agreed: str, *lives: MemberIncarnation) -> list[OrderedRecord]:
     return [
         OrderedRecord(2, START_FLUSH),
         said,
-        OrderedRecord(4, VIEW, view=2, lives=lives, is_in_flush=True),
+        OrderedRecord(4, VIEW, view=2, members=lives, is_in_flush=True),
         OrderedRecord(5, STOP_FLUSH),
     ]
 
@@ -38,7 +38,7 @@ def hub(*records: OrderedRecord) -> CausalReceiver:
     return receiver
 
 
-def course(message: LeftCast, own: MemberIncarnation, receiver: CausalReceiver) -> Course:
+def course(message: InheritedCast, own: MemberIncarnation, receiver: CausalReceiver) -> Course:
     return course_of(message, own, receiver, {})
 
 
@@ -84,5 +84,5 @@ def test_a_group_that_has_given_up_flush() -> None:
     """
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
     given_up = OrderedRecord(6, SETTINGS, payload=b'{"flush": false}')
-    views = [OrderedRecord(7, VIEW, view=3, lives=(B, OWN)), OrderedRecord(8, VIEW, view=4, lives=(B,))]
+    views = [OrderedRecord(7, VIEW, view=3, members=(B, OWN)), OrderedRecord(8, VIEW, view=4, members=(B,))]
     assert settled_since(begin, [*flush("3", B), given_up, *views]) == {OLD: 3, B: 0}
