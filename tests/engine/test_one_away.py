@@ -140,6 +140,28 @@ def test_while_it_runs(kafka: Kafka, role: Role, what: tuple[str, ...], engine: 
         eventually(lambda: kafka.is_ordered("away"), 20)
 
 
+@pytest.mark.parametrize("what", PARTS)
+def test_while_the_others_records_are_purged(kafka: Kafka, what: tuple[str, ...]) -> None:
+    """The lost connection makes the job look for its last record, which is gone; a transaction's marker, too."""
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        for group in GROUPS:
+            kafka.send(group)
+        eventually(lambda: all(map(kafka.is_ordered, GROUPS)), 20)
+        forward, epoch = name("forward", "fine"), TopicPartition(name("epoch", "fine"), 0)
+        end = kafka.topics.mark(TopicPartition(forward, 0)) + 1
+        time.sleep(0.3)  # the job passes over the marker
+        claims = len(kafka.topics.partitions[epoch])
+        kafka.topics.take_away(name("forward"), *what)
+        kafka.topics.drop(forward, end)
+        kafka.topics.restart()
+        the_other_is_ordered(kafka)
+        kafka.topics.bring_back(name("forward"))
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 20)
+        assert len(kafka.topics.partitions[epoch]) == claims, "it was taken over anew"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", TOPICS)
