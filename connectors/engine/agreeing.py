@@ -178,7 +178,7 @@ class AgreeingGroup:
 
     def exclude(self, exclusions: Iterable[Exclusion]) -> None:
         """Apply exclusions that operators have decided, however long ago."""
-        self._group.exclude(exclusions)
+        self._group.exclusions.add(exclusions)
 
     # Outputs
 

@@ -241,7 +241,7 @@ class GroupStep:
             elif kind == FROM_LOG:
                 self._take_log(topic, rows)
             elif kind == FROM_EPOCH:
-                self.group.exclude(_exclusions(rows))
+                self.group.exclusions.add(_exclusions(rows))
             else:
                 now_ms = int(rows["forwarded_at_ms"].max())
                 self.group.tick(max(0, now_ms - self._at_ms) if self._at_ms else 0)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.agreement.codec import decode, encode
+from ordering.agreement.exclusions import Exclusions
 from ordering.agreement.log import Contents, Entry, OrderedRun, Range, contents_of, judge, ranges_of
 from ordering.agreement.messages import Exclude
 from ordering.agreement.site import OUT_FOR_GOOD, Sequenced, Site
@@ -144,7 +145,7 @@ class Group:
         self.site = site
         self.sent = self.written = sent
         self._readings = {reading.name: reading for reading in readings}
-        self._exclusions, self._excluded = list(exclusions), list(excluded)
+        self.exclusions = Exclusions(exclusions, excluded)
         self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
 
     def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
@@ -165,8 +166,8 @@ class Group:
             self.site.sequenced.position,
             self.sent,
             tuple(self._readings[name] for name in sorted(self._readings)),
-            tuple(self._exclusions),
-            tuple(self._excluded),
+            tuple(self.exclusions.waiting),
+            tuple(self.exclusions.done),
             self.site.has_heard,
             self.site.pace,
             self.site.unsaid(),
@@ -255,21 +256,12 @@ class Group:
         """Advance the clock: at least so much time has passed since the last tick."""
         self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
 
-    def exclude(self, exclusions: Iterable[Exclusion]) -> None:
-        """Take operators' decisions, which may be old, or for a view that this site has not seen yet."""
-        known = {*self._exclusions, *self._excluded}
-        self._exclusions += [each for each in exclusions if each not in known]
-
     # Output
 
     def end_step(self, *, is_last: bool = False) -> Entry | None:
         """Return the entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
-        view = self.site.process.view.id
-        now = [each for each in self._exclusions if each.view == view]
-        for exclusion in now:
+        for exclusion in self.exclusions.due(self.site.process.view.id):
             self.site.take(Exclude(exclusion.sites))
-        self._excluded = [each for each in self._excluded if each.view == view] + now
-        self._exclusions = [each for each in self._exclusions if each.view > view]
         entry = self.site.end_step(is_last=is_last)
         self.site.notices += tuple(self._missed())
         return entry

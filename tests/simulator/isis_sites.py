@@ -734,7 +734,7 @@ class World:
         if self.jobs[name] and down and not self.has_excluded:
             self.has_excluded = True
             group = self.jobs[name][-1].group
-            group.exclude([Exclusion(group.site.process.view.id, down)])
+            group.exclusions.add([Exclusion(group.site.process.view.id, down)])
 
     # All have all, nothing comes for a while, and retention drops what there was
 
@@ -808,7 +808,7 @@ class World:
         for name in self.names:
             for job in self.jobs[name]:
                 if lost and name not in lost:
-                    job.group.exclude([Exclusion(job.site.process.view.id, lost)])
+                    job.group.exclusions.add([Exclusion(job.site.process.view.id, lost)])
 
     def note_read(self, job: Job, name: str, entry: Entry) -> None:
         """A site has taken an entry of another one's log."""
