@@ -130,7 +130,7 @@ class SiteKafka:
         reader = Reader()
         for record in self.log.records:
             if isinstance(record, Data):
-                reader.accept(record.kind, record.epoch, record.seqno)
+                reader.judge(record)
         return reader
 
     def entries(self) -> dict[Data, Entry | None]:
@@ -853,7 +853,7 @@ class World:
             for record in kafka.log.records:
                 if record is None or isinstance(record, Entry):
                     continue
-                taken = reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
+                taken = reader.judge(record) is Verdict.TAKE
                 if taken and record.sender.startswith(f"{kafka.name}/"):
                     ordered[record.sender] = record.local_seqno
             ends.add(reader.last_seqno)

@@ -30,9 +30,16 @@ class MeshMutation(NamedTuple):
     """It takes relays of several files side by side."""
     from_seed: int = 0
     """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    later: bool = False
+    """Whether sequencers of a later version write records of their own kinds (`MeshShape.later`)."""
 
 
-NONE = MeshMutation("none", "all rules hold", "")
+NONE = MeshMutation("none", "all rules hold", "", later=True)
+
+
+def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:
+    """The further seqnos of a record are not told."""
+    return [carry(record, *where)]
 
 
 def any_start(_rows: Mapping[str, int], _origins: Mapping[str, int]) -> bool:
@@ -142,6 +149,13 @@ MESH_MUTATIONS = (
     MeshMutation("no-origin-row", "what is known is taken again", DUPLICATE, ((_TAKE, take_what_is_known),), False),
     MeshMutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
     MeshMutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
+    MeshMutation(
+        "one-skip",
+        "a relay leaves one gap for a record of a later kind that takes several seqnos",
+        LOST,
+        (("ordering.sequencer.links.carry_each", one_skip),),
+        later=True,
+    ),
     MeshMutation(
         "no-skips", "a relay leaves out what is no message", LOST, (("ordering.sequencer.links.carry", no_skips),)
     ),

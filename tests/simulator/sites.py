@@ -58,6 +58,8 @@ class MeshShape(NamedTuple):
     batch_rows: int = 8
     coded: bool = False
     columns: bool = True
+    later: int = 0
+    """Percentage of steps in which sequencers, of a later version, write a record of an unknown kind."""
 
 
 class Site:
@@ -191,7 +193,7 @@ class Mesh:
     def start_sequencer(self, site: Site, slot: int, dice: Dice, *, zombie: bool) -> None:
         if site.sequencers[slot] is None:
             site.sequencers[slot] = SiteSequencer(
-                site.broker, self.rules, dice, zombie=zombie, batch_rows=self.shape.batch_rows
+                site.broker, self.rules, dice, zombie=zombie, batch_rows=self.shape.batch_rows, later=self.shape.later
             )
 
     def _do_start(self, rng: random.Random) -> None:
@@ -385,7 +387,7 @@ class Mesh:
             self.start_sequencer(site, 0, Dice(12345), zombie=True)
             process = site.sequencers[0]
             assert process is not None
-            process.batch_rows = 1_000_000
+            process.batch_rows, process.later = 1_000_000, 0
             while process.state is None:
                 process.advance()
             for records in site.leftovers:
@@ -513,7 +515,8 @@ class Mesh:
             if name not in self.retired
         }
         for name, order in orders.items():
-            if [record.seqno for record in order] != list(range(1, len(order) + 1)):
+            ends = [record.seqno + record.count for record in order]
+            if [record.seqno for record in order] != [1, *ends[:-1]][: len(order)]:
                 found.append(Anomaly(GAP, f"the seqnos of {name} have a gap", ()))
             if any(origin_of(record.sender) not in orders for record in order if record.kind == MESSAGE):
                 found.append(Anomaly(UNKNOWN_MESSAGE, f"{name} has a message of no site", ()))

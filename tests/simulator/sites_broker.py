@@ -5,6 +5,7 @@ The processes are those of `broker` and `sequencers`; here are the topics of a m
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from connectors.kafka.codec.codec import decode_forward, forward_headers
@@ -94,8 +95,14 @@ class SiteBroker(Broker):
     def effective(self) -> list[Data]:
         """What the reading rule takes of all DATA that ever was: the ledger has it."""
         reader = Reader()
+        return [record for record in self.data if reader.judge(record) is Verdict.TAKE]
+
+    def rows(self) -> list[Data]:
+        """Return the ledger's rows: one for each seqno."""
         return [
-            record for record in self.data if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
+            replace(record, seqno=seqno, count=1)
+            for record in self.effective()
+            for seqno in range(record.seqno, record.seqno + record.count)
         ]
 
     def tells(self, end: int) -> SequencerState:
@@ -158,8 +165,10 @@ class SiteSequencer(Sequencer):
 
     broker: SiteBroker
 
-    def __init__(self, broker: SiteBroker, rules: Rules, dice: Dice, *, zombie: bool, batch_rows: int) -> None:
-        super().__init__(broker, rules, dice, zombie=zombie, batch_rows=batch_rows)
+    def __init__(
+        self, broker: SiteBroker, rules: Rules, dice: Dice, *, zombie: bool, batch_rows: int, later: int = 0
+    ) -> None:
+        super().__init__(broker, rules, dice, zombie=zombie, batch_rows=batch_rows, later=later)
         self.log = LogWithLedger(broker)
 
     def _plan(self) -> list[Forward | Malformed]:
@@ -173,11 +182,15 @@ class SiteSequencer(Sequencer):
         assert self.pipeline is not None
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
         self.rows.sort(key=lambda record: record.source)
+        later = random.Random(self.dice.number)
         cut = self.dice.below(len(self.rows) + 1)
         state, outputs = begun, list[Data | DeadLetter](opening)
         for rows in (self.rows[:cut], self.rows[cut:]):
             state, decided = self._step(state, rows)
             outputs += decided
+            if later.randrange(100) < self.later:
+                state, decided = self._write_later(state, later.choice((1, 1, 2, 3, 7)))
+                outputs += decided
         state, closing = end_batch(state)
         outputs += closing
         data = [record for record in outputs if isinstance(record, Data)]

@@ -95,8 +95,8 @@ class Relay:
         return False
 
     def _carry(self, offset: int) -> None:
-        said = links.carry(self.here.data[offset], self.direction.source, self.session, self.carries)
-        write(self.there, self.place, said, self.now_ms)
+        for said in links.carry_each(self.here.data[offset], self.direction.source, self.session, self.carries):
+            write(self.there, self.place, said, self.now_ms)
 
     def repeat(self, count: int) -> None:
         """The producer did not get an answer, and writes its last records again."""
@@ -140,7 +140,7 @@ def from_ledger(here: SiteBroker, there: SiteBroker, sites: Sites, now_ms: int, 
     def carries(origin: str) -> bool:
         return sites.carries(direction, origin)
 
-    rows = [row for row in here.effective() if last_seqno is None or row.seqno <= last_seqno]
+    rows = [row for row in here.rows() if last_seqno is None or row.seqno <= last_seqno]
     numbers = [
         (origin_of(row.sender), row.seqno, row.seqno if row.link is None else row.link.origin_seqno)
         for row in rows

@@ -79,6 +79,7 @@ def history(seed: int, *, busy: bool = False) -> MeshHistory:
         partitions=rng.choice((1, 1, 2)),
         batch_rows=rng.choice((3, 10, 40)),
         coded=rng.random() < 0.1,
+        later=random.Random(f"later {seed}").choice((0, 0, 10, 60)),  # other dice: seeds stay valid
     )
     weights = [weight if kind in WORK else weight * rng.choice((0, 1, 1, 4)) for kind, weight in of_kind.items()]
     actions = [(kind, rng.getrandbits(40)) for kind in rng.choices(list(of_kind), weights, k=count)]
@@ -110,7 +111,8 @@ def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
         stack.enter_context(patch("connectors.kafka.log.seqno_search._FIRST_STEP", 16))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
-        mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns))
+        later = what.shape.later if mutation.later else 0
+        mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns, later=later))
         for kind, dice in what.actions:
             mesh.apply(kind, dice)
         mesh.heal()

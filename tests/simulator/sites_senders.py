@@ -80,7 +80,7 @@ class Sender:
             return
         for record in self.broker.data[self.offset : self.offset + count]:
             self.offset += 1
-            if self.reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
+            if self.reader.judge(record) is Verdict.TAKE:
                 self._take(record)
 
     def _take(self, record: Data) -> None:
