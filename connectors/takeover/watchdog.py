@@ -88,8 +88,8 @@ class Watchdog:
     def _missing(self) -> int:
         """Return the number of seqnos that readers lack.
 
-        Records of unfinished batches hide those of another group from the sum, for as long as any group is busy. But
-        what readers ignore is seen in each group.
+        Records of unfinished batches hide another group's hole from the sum, for as long as any group is busy. A record
+        that readers ignore is seen in each group.
         """
         groups = self._watched.values()
         missing = self._decided - sum(group.counted() for group in groups)
