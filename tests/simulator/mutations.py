@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from connectors.kafka.codec.epochs import Claim, Note
-from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.stored_record import StoredRecord
+from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
@@ -108,7 +107,7 @@ def higher_incarnation_anywhere(accepted: ReceivedRow, incarnation: int, local_s
     return None
 
 
-def any_snapshot(stored: StoredRecord, _claims: Sequence[Claim], _notes: Sequence[Note]) -> bool:
+def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
     """Every snapshot is taken for one in force, also one behind a higher seal."""
     return stored.data.kind == EPOCH and bool(stored.data.payload)
 
@@ -140,7 +139,7 @@ def deaf(participant: Participant, event: Event) -> ParticipantStep:
     return ParticipantStep(participant) if is_control else step(participant, event)
 
 
-def at_or_after(_log: DataLog, _offset: int, _seqno: int, _epoch: int) -> bool:
+def at_or_after(_log: StoredRecords, _offset: int, _seqno: int, _epoch: int) -> bool:
     """Whatever lies at the offset is taken for the record, or for one before it."""
     return True
 
