@@ -29,7 +29,7 @@ NO_MUTATION = "none"
 
 
 class Simulation(NamedTuple):
-    """What can be simulated: `report` runs a seed with a mutation, and says what was broken, a line each."""
+    """A kind of simulation: `report` runs a seed with a mutation, and returns each violation in a line."""
 
     help: str
     report: Callable[[int, str], Sequence[str]]

@@ -1,4 +1,4 @@
-"""What is durable of a group at a site: forward partitions, DATA and EPOCH, in `tests.simulator.kafka`.
+"""The durable part of a group at a site: forward partitions, DATA and EPOCH, in `tests.simulator.kafka`.
 
 `SimulatedLog` is the real `connectors.kafka.log.data_log.DataLog` on top of it: `state` and `after` are its own code.
 Each state that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
@@ -29,7 +29,7 @@ FORWARD_TOPIC = str(Topic(GROUP, "forward", SITE))
 
 
 class Known(NamedTuple):
-    """What a prefix of DATA tells, read record by record from its beginning, without a look at any snapshot."""
+    """The state that a prefix of DATA tells, read record by record from its beginning, without any snapshot."""
 
     epoch: int
     seqno: int
@@ -41,13 +41,13 @@ class Known(NamedTuple):
         return cls(state.epoch, state.seqno, state.received, state.seals).in_short()
 
     def in_short(self) -> Known:
-        """Without the seals of epochs that decided nothing, of which a ledger knows nothing."""
+        """Drop the seals of epochs without a decision, which a ledger does not know."""
         epochs = {seal.first_seqno: seal.epoch for seal in sorted(self.seals)}
         return self._replace(seals=tuple(sorted(Seal(epoch, first) for first, epoch in epochs.items())))
 
 
 class Broker:
-    """What is durable. Nothing here ever crashes; whoever uses it does."""
+    """The durable part of a group. It never crashes; its users do."""
 
     def __init__(self, partitions: int, site: str = SITE) -> None:
         self.kafka = Kafka()
@@ -66,7 +66,7 @@ class Broker:
 
     @property
     def data(self) -> list[Data]:
-        """All DATA that ever was."""
+        """Return all DATA that ever was, purged or not."""
         return self._data.records
 
     @property
@@ -80,12 +80,11 @@ class Broker:
 
     @property
     def purged(self) -> dict[Partition, int]:
-        """Of each partition of FORWARD, the offset below which nothing is there any more
-        (`connectors.kafka.topics.purge`)."""
+        """The offset below which each partition of FORWARD was purged (`connectors.kafka.topics.purge`)."""
         return {place: log.beginning for place, log in self.kafka.logs.items() if place.topic == FORWARD_TOPIC}
 
     def add_partition(self) -> None:
-        """One more of FORWARD."""
+        """Add a partition of FORWARD."""
         self.forward.append(self.kafka.log(FORWARD_TOPIC, len(self.forward)))
 
     def next_source(self, partition: int) -> Source:
@@ -144,7 +143,7 @@ class SimulatedLog(DataLog):
         self.topic = Topic(GROUP, "data", SITE)
         self.epochs = SimulatedEpochs(self)
         self.stale_claims: list[Claim] | None = None
-        """What it takes for the claims, if somebody breaks the rule that they are read after the end."""
+        """The claims as it reads them when a mutation breaks the rule that they are read after the end."""
 
     def beginning(self) -> int:
         return self.broker.beginning

@@ -1,4 +1,4 @@
-"""What each process of a simulated history delivered, as a delivery log that `CastChecker` reads."""
+"""Delivery logs of a simulated history's processes, for `CastChecker`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoggedOrders(Orders):
         super()._deliver(process, record)
 
     def checked(self, logs: Mapping[MemberIncarnation, Sequence[Line]], *, marked: bool = True) -> list[Anomaly]:
-        """What the checker says of these logs. `marked`: they say where they begin."""
+        """Return the checker's findings for these logs. `marked`: they say where they begin."""
         checker = CastChecker()
         for record in self.data:
             if record.kind == VIEW:

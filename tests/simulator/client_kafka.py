@@ -34,7 +34,7 @@ class StoredLog(Log):
 
     @property
     def records(self) -> list[PlainRecord]:  # type: ignore[override]
-        """The stored records, also those that were dropped."""
+        """The stored records, dropped ones included."""
         return self.kafka.topics.partitions[self.place]
 
     @property

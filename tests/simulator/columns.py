@@ -1,4 +1,4 @@
-"""The row form's input and output, by way of `step_columns`: so that both forms can stand in for each other."""
+"""The row form's input and output by way of `step_columns`, so that either form can replace the other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
 
 
 def _links(links: Sequence[Link | None]) -> LinkColumns | None:
-    """As Spark has them: no columns where no relay fills a topic."""
+    """Return the links' columns as Spark has them: none where no relay fills a topic."""
     if not any(links):
         return None
     rows = [link or (-1, 0, 0, 0) for link in links]

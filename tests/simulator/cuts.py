@@ -5,13 +5,13 @@ process engine's intake, the cursor of members and deliverers. Members send unti
 DATA or of FORWARD is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave
 marks; the broker's clock jumps. Then an operator does what errors say. What must hold:
 
-* nobody goes on in silence: all that a reader is given, from where it began, stands so in the log that is there now, or
-  it is told (HistoryChanged, HistoryUnavailable), and given nothing more;
+* no reader goes on in silence: all records that it gets, from its beginning on, are the same in the present log, or it
+  raises (HistoryChanged, HistoryUnavailable), and gets no more;
 * a start that knows that DATA went further, or that a ledger has more, is refused;
-* nobody is told so without a reason;
-* at last whatever waits is ordered, once, and each reader has all.
+* no reader raises without a reason;
+* at last all waiting messages are ordered, once, and each reader has all.
 
-What is not here: a cut between a takeover and the first record that its job writes, which is refused by nobody.
+Not here: a cut between a takeover and the first record that its job writes, which no start refuses.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Told(NamedTuple):
 
 @dataclass
 class Log:
-    """What a reader, or a member, follows. `is_told`: why it was given nothing more."""
+    """A reader's or a member's log. `is_told`: the reason of its end."""
 
     cursor: DataCursor
     given: list[Told] = field(default_factory=list)
     is_told: str = ""
     damage: int = 0
-    """How often DATA had been damaged when it began."""
+    """Number of damages of DATA before it began."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Cuts:
         self.anomalies.append(Anomaly(name, detail, ()))
 
     def effective(self) -> dict[int, tuple[Data, int, int]]:
-        """What DATA decides now, by seqno, with its offset and time; also what retention has dropped of it."""
+        """Return DATA's decisions by seqno, with offset and time, dropped ones included."""
         reader, found = Reader(), dict[int, tuple[Data, int, int]]()
         for record in self.topics.partitions[TopicPartition(*DATA)]:
             data = decode_data(record.key, record.value, record.headers)
@@ -166,7 +166,7 @@ class Cuts:
         return None
 
     def take(self, log: Log) -> list[Told]:
-        """What it is given next, which must stand there."""
+        """Take the next record, which must be in the log."""
         if log.is_told:
             return []
         try:
@@ -203,7 +203,7 @@ class Cuts:
             self.acknowledge(sender)
 
     def acknowledge(self, sender: Sender) -> None:
-        """What it has seen of its own it sends no more. If its log has changed, it begins with a new life."""
+        """Forget own messages that it has read. If its log has changed, it begins a new incarnation."""
         own = {told.local_seqno for told in sender.log.given if told[1:3] == (sender.address, sender.incarnation)}
         sender.pending = [number for number in sender.pending if number not in own]
         if sender.log.is_told and (log := self.follow()) is not None:
@@ -212,7 +212,7 @@ class Cuts:
             sender.pending = list(range(1, sender.last + 1))
 
     def read_ledger(self) -> None:
-        """It commits what it reads. When it is told, an operator begins another one."""
+        """Commit the rows that it reads. When it is told, an operator begins another ledger."""
         if not self.has_ledger:
             return
         if self.ledger is None or self.ledger.is_told:
@@ -290,7 +290,7 @@ class Cuts:
         self.topics.ahead_ms = self.dice.choice([0, self.dice.randint(-86_400_000, 86_400_000)])
 
     def mark(self) -> None:
-        """A transaction of somebody who sends by himself."""
+        """Write a transaction's mark, as a stranger's producer may."""
         self.topics.mark(TopicPartition(*FORWARD))
 
     def drop(self) -> None:
@@ -324,7 +324,9 @@ class Cuts:
             self.forget_marks()
 
     def make_group_anew(self) -> None:
-        """As the errors say: all its topics, and another ledger. Whatever sequencer runs has stopped before."""
+        """Make the group anew as the errors say: all its topics, and another ledger. A running sequencer has
+        stopped before.
+        """
         self.kill()
         self.damaged(DATA.topic)
         self.topics.make_anew(str(Topic(GROUP, role, SITE)) for role in ROLES)
@@ -394,6 +396,6 @@ def playing(seed: int) -> Iterator[Cuts]:
 
 
 def run(seed: int) -> list[Anomaly]:
-    """What a history breaks."""
+    """Run a history; return its violations."""
     with playing(seed) as world:
         return world.run()

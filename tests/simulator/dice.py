@@ -1,4 +1,4 @@
-"""One number that stands for all random choices inside one action, so that dropping another action changes none."""
+"""A number for all random choices within one action, so that dropping another action changes none."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Kafka has the record. In some histories logs lose their ends, or a site loses al
   its records may be lost then;
 * nothing waits, and no copy is refused without need.
 
-What is not here: views (of a mesh, `tests.simulator.sites` has them); letters and casts
+Not here: views (of a mesh, `tests.simulator.sites` has them); letters and casts
 (tests/relay/test_files_of_different_age.py).
 """
 
@@ -72,7 +72,7 @@ Id = tuple[str, int, int]
 
 
 class Mutation(NamedTuple):
-    """A rule of the hub that is broken on purpose: why it is one, what must show, and what is patched."""
+    """A rule of the hub that is broken on purpose: its reason, the violation that must show, and the patch."""
 
     name: str
     why: str
@@ -140,7 +140,7 @@ class Hub:
         self.may_cut = self.dice.random() < 0.25 and bool(powers)
         """Whether logs may lose their ends, or all they have."""
         self.forked: set[str] = set()
-        """Sites of which something may have been lost so."""
+        """Sites that may have lost records in this way."""
         self.refused: set[str] = set()
         self.lacking: dict[str, str] = {}
         """Sites that lack what only a ledger has, and whose ledger."""
@@ -312,7 +312,7 @@ class Hub:
             raise
 
     def _is_refused(self, error: UsageError) -> bool:
-        """Whether that says that the copy must be made anew, whoever is the home."""
+        """Whether the error says that the copy must be made anew, under any home."""
         self.told[str(error)[:60]] += 1
         if "has another seqno" in str(error) and not (self.may_lose or self.may_cut):
             self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
@@ -530,7 +530,7 @@ class Hub:
         self.cuts.clear()
         for site in self.sites.values():
             site.kafka.heal()
-        for job in list(self.jobs):  # those that have not looked yet
+        for job in list(self.jobs):  # jobs that have not looked yet
             with suppress(PartitionsFailed):
                 job.decide(None)
         for site in self.sites.values():
@@ -648,7 +648,7 @@ class Hub:
 
 
 def run(seed: int, mutation: Mutation | None = None, steps: int = 160) -> list[Anomaly]:
-    """What a history breaks."""
+    """Run a history; return its violations."""
     with playing(seed, mutation) as world:
         return world.run(steps)
 

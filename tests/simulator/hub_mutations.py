@@ -1,4 +1,4 @@
-"""Each rule of the hub broken on purpose: the simulator must then name what is broken."""
+"""Mutations of the hub: each breaks a rule on purpose, and the simulator must name the violation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_claimed(epochs: Epochs) -> bool:
 
 
 def next_epochs(known: int) -> int:
-    """The next thousand million above those that are known, whatever the time."""
+    """Return the next thousand million epochs above the known ones, whatever the time."""
     return (known // 10**9 + 1) * 10**9
 
 
@@ -48,7 +48,7 @@ def last_difference(one: SequencerState, other: SequencerState) -> int | None:
 
 
 def nothing(*_: Any) -> None:
-    """Nothing is done, nor looked at."""
+    """Do nothing."""
 
 
 MUTATIONS = (
@@ -67,4 +67,4 @@ FIRST_HOME_WINS = Mutation(
 LAST_SEQNO_ONLY = Mutation(
     "last-seqno-only", "the last seqno is compared", ANY, ((f"{_COPY}.first_difference", last_difference),)
 )
-"""They take a coincidence, which a test of its own brings about."""
+"""Mutations that need a coincidence, which a test of its own brings about."""

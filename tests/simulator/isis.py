@@ -1,7 +1,7 @@
 """ISIS processes and sites around the very same core: loss, repeats, reordering, crashes, cuts, wrong suspicion.
 
-A seed is a history. In half of them a crash takes a process's memory with it (plain processes: who comes back is a new
-life), in the other half it takes what was not stored yet (sites: every step is stored before its outputs leave).
+A seed is a history. In half of them a crash takes a process's memory with it (plain processes: a new start is a new
+incarnation), in the other half it takes the unstored part (sites: every step is stored before its outputs leave).
 
 All that is sent goes as datagrams, by the code that ships: packed, in parts if it is longer than one may be, and read
 again. In some seeds a datagram is so small that most messages go in parts.
@@ -53,7 +53,7 @@ class Letter(NamedTuple):
 
 @dataclass
 class Log:
-    """What a life has delivered, and in which group: if all die, who starts again is in another one."""
+    """An incarnation's deliveries, and its group: if all processes die, a new start is in another group."""
 
     life: ProcessIncarnation
     delivered: list[DeliverRun]
@@ -86,7 +86,7 @@ class Node:
 
 
 class World:
-    """One history."""
+    """A history."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -96,7 +96,7 @@ class World:
         self.loss = self.dice.choice((0, 0, 5, 20))
         self.repeats = self.dice.choice((0, 10, 30))
         self.largest = self.dice.choice((MAX_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES, 1_000, 300))
-        """Of a datagram."""
+        """Largest datagram."""
         self.sudden_death = 0.002
         self.now_ms = 1_000
         self.letters: list[Letter] = []
@@ -126,7 +126,7 @@ class World:
         return self._check()
 
     def run_flood(self) -> list[Anomaly]:
-        """One link is cut while others send, and is whole again. Nobody dies, and nobody helps."""
+        """Cut a link while others send, and heal it. No process dies, and none helps."""
         self.loss, self.sudden_death = 5, 0.0
         for _ in range(12):
             self._round()
@@ -174,7 +174,7 @@ class World:
         return least
 
     def _begin_again(self, node: Node, incarnation: int) -> None:
-        """As `connectors.isis.process` does when others know of a later start of its name."""
+        """Begin again, as `connectors.isis.process` does when others know of a later start of its name."""
         node.incarnation = self._unused(node, incarnation)
         node.history, node.delivered = History(), []
         state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
@@ -228,9 +228,9 @@ class World:
             self._crash(self.dice.choice(list(self.nodes.values())))
 
     def _flood(self) -> None:
-        """One link is cut, and a third process sends as much as it may until both ends of the link suspect each other.
+        """Cut a link, while a third process sends as much as it may until both ends suspect each other.
 
-        Each end has then the most that it can have to report.
+        Each end then has the most that it can have to report.
         """
         if len(self.nodes) < 3:
             return
@@ -242,7 +242,7 @@ class World:
             self._round()
 
     def _cut_off_a_number(self) -> None:
-        """As soon as a sender has computed a final number, it is cut off, or with one other."""
+        """Cut a sender off, alone or with another one, as soon as it has computed a final number."""
         for _ in range(60):
             sent = [letter.sender.name for letter in self.letters if letter.kind is Finals]
             if sent:
@@ -265,7 +265,7 @@ class World:
             self._take(node, Submit(Run(b"%s %d %d" % (node.name.encode(), node.incarnation, first), length)))
 
     def _round(self) -> None:
-        """Time goes on for all, and what is on its way arrives, mostly."""
+        """Let time pass for all; most messages under way arrive."""
         self.now_ms += self.dice.randrange(1, 2 * TICK_MS)
         for node in self.nodes.values():
             self._take(node, Tick(self.now_ms))
@@ -288,7 +288,7 @@ class World:
 
     def _send(self, node: Node, receiver: str, message: Packet) -> None:
         place = sorted(self.nodes).index(node.name)
-        if self._encoded[0] is not message:  # what is cast is encoded once
+        if self._encoded[0] is not message:  # a cast is encoded once
             self._encoded = message, list(encode_message(message))
         for datagram in pack(GROUP, place, node.incarnation, self._encoded[1], SUSPECT_AFTER_MS, self.largest):
             if len(datagram) > self.largest:
@@ -326,7 +326,7 @@ class World:
         self._kill(node)
 
     def _kill(self, node: Node) -> None:
-        """What was stored last is what a site finds again."""
+        """Kill a process: a site finds its last stored state again."""
         assert node.process is not None
         if node.stored is None:
             node.stored = node.process.state()
@@ -376,7 +376,7 @@ class World:
             self._begin_again(node, node.process.latest_incarnation + 1)
 
     def _hand_out(self, node: Node, output: Output, *, lost: bool) -> None:
-        """What leaves a process; with `lost`, it crashes after it has stored the step and before it sends."""
+        """Send a process's messages; with `lost`, it crashes after it has stored the step and before it sends."""
         if isinstance(output, To):
             if not lost:
                 self._send(node, output.receiver.name, output.message)
@@ -402,7 +402,7 @@ class World:
     # The end
 
     def _settle(self) -> None:
-        """All is healed and up; what can be delivered is."""
+        """Heal and restart all; deliver all that can be delivered."""
         self.cut.clear()
         self.loss = self.repeats = 0
         self.sudden_death = 0.0

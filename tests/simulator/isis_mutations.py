@@ -1,6 +1,6 @@
-"""Each rule of ISIS broken on purpose: the simulator must then name what is broken.
+"""Mutations of ISIS: each breaks a rule on purpose, and the simulator must name the violation.
 
-A mutation replaces a piece of the core for the time of a run. None of it can be reached from the product.
+A mutation replaces a piece of the core for the time of a run. The product can't reach any.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIO
 
 
 class Mutation(NamedTuple):
-    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+    """A broken rule: its error, the anomaly it must show, and its patch."""
 
     name: str
     why: str
     expected: str
     patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
     from_seed: int = 0
-    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
     powers: tuple[str, ...] = ()
     """The powers of Kafka without which the broken rule does not show (`tests.simulator.kafka`)."""
 
@@ -74,7 +74,7 @@ def lower(best: Key, proposal: Key) -> Key:
 
 
 def all_but_one(missing: int) -> bool:
-    """One proposal more or less."""
+    """Count one proposal more or less."""
     return missing & (missing - 1) == 0
 
 
@@ -101,7 +101,7 @@ def go_on(_agreement: Agreement) -> None:
 
 
 def purge_all(reports: Sequence[ViewReport]) -> tuple[Placed, ...]:
-    """What is final and not delivered is purged, too."""
+    """Purge final runs that are not delivered, too."""
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}
     return tuple(delivered[seqno] for seqno in sorted(delivered))
 
@@ -118,7 +118,7 @@ def without_rows(view: View, reports: Mapping[int, ViewReport], joiners: Iterabl
 
 
 def hide_vote(process: Process, agreement: Agreement) -> BallotPromise:
-    """What was accepted in an earlier ballot is not said."""
+    """Hide the value that an earlier ballot accepted."""
     return _true_promise(process, agreement)._replace(vote=None)
 
 
@@ -136,13 +136,13 @@ def own_incarnation(process: Process) -> int:
 
 
 def what_fits(message: bytes, room: int) -> Iterator[bytes]:
-    """What is longer than a datagram is lost, as by a socket that does not take it."""
+    """Lose a message that is longer than a datagram, as a socket does."""
     if len(message) <= room:
         yield message
 
 
 def miss_nothing(_history: History, _last: int) -> None:
-    """Who was away does not ask for what it has missed."""
+    """Let a returning process not ask for the messages that it has missed."""
 
 
 _true_promise = Process._own_promise

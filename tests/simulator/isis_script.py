@@ -158,7 +158,7 @@ def _members(view: View) -> str:
 
 
 def _words(message: Message, names: list[str]) -> str:
-    """A message in words; `names` are those of the places in its view."""
+    """Return a message in words; `names` are the names of the places in its view."""
     if isinstance(message, Send):
         return f"message {message.first} {', '.join(repr(run.reference.decode()) for run in message.runs)}"
     if isinstance(message, Propose):

@@ -1,4 +1,4 @@
-"""Each rule of ISIS between sites broken on purpose: the simulator must then name what is broken.
+"""Mutations of ISIS between sites: each breaks a rule on purpose, and the simulator must name the violation.
 
 A mutation replaces a piece of the core, or of the job that drives it, for the time of a run.
 """
@@ -64,7 +64,7 @@ def from_data(world: Any, kafka: Any) -> Group:
 
 
 def any_entry(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
-    """What stands behind a seal counts, too."""
+    """Count entries behind a seal, too."""
     if entry is None:
         return row, False
     if entry.number <= row.number:
@@ -78,13 +78,13 @@ def any_log(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
 
 
 def compare_while_empty(site: Site, name: str, entry: Entry) -> None:
-    """Who has written one entry looks no more at what the others have read."""
+    """Stop looking at the others' reading after the first entry."""
     if not site.number:
         _true_compare(site, name, entry)
 
 
 def compare_numbers(site: Site, name: str, entry: Entry) -> None:
-    """What others have read is compared by its number only."""
+    """Compare the others' reading by its number only."""
     bare = (row._replace(digest=site._trail.get(row.number, b""), is_broken=False) for row in entry.logs)
     _true_compare(site, name, entry._replace(logs=tuple(bare)))
 
@@ -95,7 +95,7 @@ def always_here(_site: Site, _run: OrderedRun) -> bool:
 
 
 def absent_now(group: Group, run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
-    """Which sites are absent is what this site knows now, not what it was when the run was ordered."""
+    """Use the absent sites that this site knows now, not those at the order of the run."""
     group.site.sequenced._runs[0] = run._replace(absent=absent_from(group.site.process.view))
     return true_sequence_run(group, run, records)
 

@@ -1,9 +1,9 @@
 """Sites of the ISIS agreement around the very same core, each with its Kafka, its job and its relays.
 
 Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
-relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. A retention drops FORWARD and
+relays stop, repeat and begin anew; clocks run ahead; an operator excludes dead sites. A retention drops FORWARD and
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
-killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is
+killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to the records read. The log of one site is
 lost at the end of some histories: the others then go on without it, and it is told. In most histories the Kafkas have
 powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions leave markers.
 
@@ -51,7 +51,7 @@ GROUP = "g"
 SUSPECT_AFTER_MS = 400
 RESEND_AFTER_MS = 80
 MEMBER_SUSPECT_AFTER_MS = 600
-"""So much silence of a member makes a view without it, which all sites must put in the same place."""
+"""Silence of a member that makes a view without it, which all sites must put in the same place."""
 ACTIONS = 100
 SETTLING_ROUNDS = 300
 ROUND_MS = 40
@@ -71,11 +71,11 @@ KINDS = {
     "exclude": 1,
     "storm": 4,
 }
-"""What happens, and how often."""
+"""Actions and their weights."""
 POWERS = ((), ("clock", "away", "marker"), ("marker",), ("clock", "away"))
 """The powers of the Kafkas of a history, by its seed."""
 MISHAPS = 0.03
-"""How likely it is in each round, at each site."""
+"""Probability in each round, at each site."""
 WRONG_STATE = "wrong-state"
 UNREADABLE = "unreadable"
 """A run is ordered, and a site that has taken part in that lacks its records."""
@@ -88,15 +88,15 @@ ENDED = "ended"
 """A job says that what it needs is not there, though all sites have it in DATA."""
 
 Record = Data | Entry
-"""What stands in a site's log: DATA, seals among it, and entries."""
+"""Records of a site's log: DATA, seals among it, and entries."""
 
 
 class SiteKafka:
-    """A site's topics, in the one Kafka in memory. `copies` and `logs` are what relays have brought, with the offset at
+    """A site's topics, in the one Kafka in memory. `copies` and `logs` have the relays' records, with the offset at
     home.
 
-    Of a site whose log was lost, `begun_anew` are the entries that it has written since, and `copied` how much of the
-    log that is gone stands at each other site.
+    For a site whose log was lost, `begun_anew` has the entries that it has written since, and `copied` the length of
+    the lost log at each other site.
     """
 
     def __init__(self, name: str, others: Sequence[str], seed: int, powers: Sequence[str], format_2_from: int) -> None:
@@ -113,16 +113,16 @@ class SiteKafka:
         self.begun_anew: list[Entry] = []
         self.copied: dict[str, int] = {}
         self.in_data: dict[str, int] = {}
-        """Of each place, up to where its records are in DATA."""
+        """The end of each place's records in DATA."""
         self.settled: dict[str, int] = {}
-        """Of each place, up to where it may be dropped here: all have it in DATA, and have had it for long enough."""
+        """The offset of each place up to which it may be dropped: all sites have had it in DATA for long enough."""
 
     @property
     def place(self) -> str:
         return f"abcast.{GROUP}.forward.{self.name}-0"
 
     def forward_of(self, name: str) -> Log:
-        """FORWARD of a site, as it stands here."""
+        """Return FORWARD of a site, as it is here."""
         return self.forward if name == self.name else self.copies[name]
 
     def written(self) -> Reader:
@@ -134,7 +134,7 @@ class SiteKafka:
         return reader
 
     def entries(self) -> dict[Data, Entry | None]:
-        """Entries and seals, as they stand in the log and as they are read. Raises Away."""
+        """Return entries and seals in the log's order. Raise Away."""
         found: dict[Data, Entry | None] = {}
         for _, record in self.log.read(self.log.beginning):
             if isinstance(record, Entry):
@@ -145,7 +145,7 @@ class SiteKafka:
 
 
 def since(log: Log, start: int, count: int) -> list[tuple[int, Any]]:
-    """So many records from an offset on, if they are there; none of a partition that is away. Raises OutOfRange."""
+    """Return so many records from an offset on, if they exist; none of an absent partition. Raise OutOfRange."""
     is_there = not log.is_away and start <= len(log.records)
     return list(islice(log.read(start), count)) if is_there else []
 
@@ -201,7 +201,7 @@ class Job:
             self.kafka.settled |= passed
 
     def _settle(self) -> None:
-        """Note what has been in DATA for so long that no later job needs it."""
+        """Note the offsets that DATA has had for so long that no later job needs them."""
         now_ms = self.site.process.now_ms
         if self.died or not self.counts:
             self.settling = None
@@ -212,7 +212,7 @@ class Job:
             self.settling = None
 
     def _passed(self) -> dict[str, int]:
-        """Of each place, what is in DATA of all sites, and this job is past."""
+        """Return each place's offset that DATA of all sites has, and this job has passed."""
         passed = self.world.in_data()
         for run in self.site.sequenced.runs:
             for part in ranges_of(run.run):
@@ -240,7 +240,7 @@ class Job:
             self.group.keep_with(self._offsets)
 
     def sequence(self) -> None:
-        """Write the DATA of what is ordered, record by record."""
+        """Write the DATA of ordered runs, record by record."""
         while (run := self.group.due()) is not None:
             for data in (*self.group.open(), *sequence_run(self.group, run, self._fetch(run))):
                 if self.dies():
@@ -286,7 +286,7 @@ class Job:
                 self._take(place, copied, [record for _, record in copied])
 
     def _take(self, place: str, here: list[tuple[int, Any]], records: list[tuple[int, Forward]]) -> None:
-        """FORWARD of a place as it stands here, and with offsets at home."""
+        """Take FORWARD of a place as it is here, with offsets at home."""
         if not records:
             return
         self.read[place] = here[-1][0] + 1
@@ -313,7 +313,7 @@ def _not_an_entry(record: Data) -> Entry:
 
 
 def stored_and_loaded(group: Group) -> Group:
-    """As between two batches on Spark."""
+    """Store and load the state, as between two batches on Spark."""
     state = GroupState.from_bytes(group.state().to_bytes())
     return going_on(state, SequencerState.from_bytes(group.site.sequenced.state.to_bytes()))
 
@@ -326,20 +326,20 @@ def take_over(world: World, kafka: SiteKafka) -> Group:
 
 
 def taken(kafka: SiteKafka) -> SequencerState:
-    """What DATA tells at a takeover."""
+    """Return the state that DATA tells at a takeover."""
     of_format = 1 + (kafka.claims >= kafka.format_2_from)
     return SequencerState(GROUP, epoch=kafka.claims, seqno=kafka.written().last_seqno, format=of_format)
 
 
 def known_state(world: World, kafka: SiteKafka) -> SiteState:
-    """What the log tells."""
+    """Return the state that the log tells."""
     log = kafka.entries()
     entries = counting(log, lambda record: cast("Entry", log[record]))
     return state_of(entries) if entries else world.first(kafka)
 
 
 def sequence_run(group: Group, _run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
-    """What of the DATA of the next run is to be written."""
+    """Return the unwritten part of the next run's DATA."""
     state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
     decided = group.decided(state, is_refused=False)
     data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
@@ -357,7 +357,7 @@ class Sender:
 
 
 class World:
-    """One history."""
+    """A history."""
 
     def __init__(self, seed: int, powers: Sequence[str] = ()) -> None:
         self.dice = random.Random(seed)
@@ -430,7 +430,7 @@ class World:
         self.jobs[name].clear()
 
     def in_data(self) -> dict[str, int]:
-        """Of each place, up to where its records are in DATA of all sites."""
+        """Return the end of each place's records in DATA of all sites."""
         return {
             place: min(kafka.in_data.get(place, 0) for kafka in self.kafkas.values()) for place in self.places.values()
         }
@@ -493,7 +493,7 @@ class World:
             self._round()
 
     def _hear_last_words(self) -> None:
-        """Those who know a final number, a majority but one, are cut off from all but one, who may die in its next
+        """Cut off sites that know a final number, a majority but one, from all but one, which may die in its next
         step.
         """
         name = self._write_final()
@@ -567,7 +567,7 @@ class World:
         return None
 
     def _let_know(self, name: str) -> list[str]:
-        """So many sites hear what it has written, and say so, that all of them are a majority but one: which ones."""
+        """Let so many sites hear and confirm its entries that they are a majority but one; return them."""
         others = [other for other in self.names if other != name]
         told = self.dice.sample(others, max(0, len(self.names) // 2 - 1))
         for one in told:
@@ -640,7 +640,7 @@ class World:
                 self._note_end(name, error)
                 job.died = True
             except (Away, OutOfRange):
-                job.died = True  # a write has failed, or what was to be read is gone: it is started again
+                job.died = True  # a write has failed, or unread records are gone: the job is started again
             self._note_held(job)
             is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
             if job.died or is_told:
@@ -673,7 +673,7 @@ class World:
             self._step(name)
 
     def _send(self, _name: str = "") -> None:
-        """New messages; and sometimes what was sent before, or message n + 1 before n."""
+        """Send new messages; and sometimes earlier ones, or message n + 1 before n."""
         sender = self.dice.choice(self.senders)
         numbers = list(range(sender.ordered + 1, sender.sent + 1)) if self.dice.random() < 0.3 else []
         new = self.dice.choice((1, 1, 2, 5))
@@ -757,8 +757,10 @@ class World:
     # A log that is lost
 
     def _lose_log(self, name: str) -> None:
-        """All others have read something of what is lost. An operator has them go on without the site, which begins
-        again and again, and may not hear the others for a while.
+        """Lose a part of a site's log that all others have read.
+
+        An operator has them go on without the site, which begins again and again, and may not hear the others for a
+        while.
         """
         kafka = self.kafkas[name]
         others = [other for other in self.names if other != name]
@@ -789,7 +791,7 @@ class World:
             self._round()
 
     def _truncate(self, kafka: SiteKafka, left: int) -> None:
-        """Of the log, so many entries are left. If none is, the claims may be lost, too."""
+        """Truncate the log to so many entries. If none is left, the claims may be lost, too."""
         self.jobs[kafka.name].clear()
         records = kafka.log.records
         counting = [record for record in records if isinstance(record, Entry) and record.number <= left]
@@ -803,7 +805,7 @@ class World:
             kafka.claims = 0
 
     def _exclude_lost(self) -> None:
-        """What the message to the operator says is to be done."""
+        """Do as the message to the operator says."""
         lost = tuple(name for name in self.names if self.kafkas[name].is_lost)
         for name in self.names:
             for job in self.jobs[name]:
@@ -816,7 +818,7 @@ class World:
             self.anomalies.append(Anomaly(TWO_LOGS, f"{job.kafka.name} has read two of {name}", ()))
 
     def _note_held(self, job: Job) -> None:
-        """Who has proposed for a run has its records."""
+        """Note that a site that has proposed for a run has its records."""
         agreement = job.site.process.agreement
         for held in agreement.held() if agreement is not None else ():
             if any(part.end > job.site.place(part.place).end for part in ranges_of(held.run)):
@@ -825,7 +827,7 @@ class World:
     # The end
 
     def _settle(self) -> None:
-        """All is healed and up; what can be ordered is."""
+        """Heal and restart all; order all that can be ordered."""
         self.cut.clear()
         self.ahead.clear()
         for kafka in self.kafkas.values():
@@ -845,7 +847,7 @@ class World:
                 break
 
     def _resend(self) -> bool:
-        """Members send again what is not ordered; whether there is nothing of the kind, and all sites are even."""
+        """Send unordered messages again; return whether there is none, and all sites are even."""
         ordered: dict[str, int] = {}
         ends = set()
         for kafka in self.whole():
@@ -866,7 +868,7 @@ class World:
         return is_done
 
     def whole(self) -> list[SiteKafka]:
-        """All but that of a site whose log was lost."""
+        """Return all logs but a lost one."""
         return [kafka for kafka in self.kafkas.values() if not kafka.is_lost]
 
     def _check(self) -> list[Anomaly]:

@@ -1,15 +1,15 @@
-"""One Kafka in memory for simulators of the core: what is durable, and what becomes of it. No thread, no clock.
+"""A Kafka in memory for simulators of the core: the durable logs, and their fate. No thread, no clock.
 
-A partition is a `Log`. Appends are atomic and get the next offset; whoever uses it may die between any two. What a
-Kafka does beside that is a *power*, which a simulator asks for by name and a seed's dice draw (`Kafka.mishap`):
+A partition is a `Log`. Appends are atomic and get the next offset; its user may die between any two. What a Kafka
+does besides is a *power*, which a simulator asks for by name and a seed's dice draw (`Kafka.mishap`):
 
 * `clock`: each partition has a leader, and each leader a clock. It jumps, both ways, by hours, once or for ever.
-* `away`: a partition has no leader for a while. Nothing is written there or read, and nobody can tell where it ends.
-* `marker`: an offset is taken by what no reader gets: the end of a transaction, or a record that it has aborted.
+* `away`: a partition has no leader for a while. Nothing is written there or read, and no reader learns its end.
+* `marker`: an offset has a record that no reader gets: the end of a transaction, or a record that it has aborted.
 
-The rest needs to know what may go, so simulators call it: `Log.drop` is retention, or an operator's DeleteRecords;
-`Log.truncate` loses a tail, which a leader does that was not in sync. The judge sees what is gone from the readers:
-`Log.records` keeps it. Simulators that run clients as they ship have `connectors.testing.memory_kafka` in its place,
+The rest must know which records may go, so simulators call it: `Log.drop` is retention, or an operator's DeleteRecords;
+`Log.truncate` loses a tail, which a leader does that was not in sync. The judge sees records that the readers lost:
+`Log.records` keeps them. Simulators that run clients as they ship have `connectors.testing.memory_kafka` in its place,
 where topics are made anew, too.
 
 The dice of the powers are their own. So a history without powers is the same as one that never heard of them.
@@ -24,9 +24,9 @@ from typing import Any
 from ordering.base.records import Partition
 
 NOW_MS = 1_750_000_000_000
-"""When a history begins."""
+"""The beginning of a history."""
 BACK = 0.1
-"""How likely it is, each time, that a partition has a leader again."""
+"""Probability, each time, that a partition has a leader again."""
 
 
 class Away(Exception):
@@ -34,7 +34,7 @@ class Away(Exception):
 
 
 class OutOfRange(Exception):
-    """Nothing stands at that offset: retention has dropped it, or the log ends below it."""
+    """The offset has no record: retention has dropped it, or the log ends below it."""
 
 
 class Log:
@@ -44,9 +44,9 @@ class Log:
         self.kafka = kafka
         self.records: list[Any] = []
         self.beginning = 0
-        """Retention has dropped what stands below."""
+        """Retention has dropped the records below."""
         self.skew_ms = 0
-        """How far the leader's clock is before the true time."""
+        """The leader's clock is ahead of the true time by this."""
         self.is_away = False
 
     @property
@@ -80,11 +80,11 @@ class Log:
         self.records.append(None)
 
     def drop(self, below: int) -> None:
-        """Retention, or an operator, takes what stands below the offset."""
+        """Drop the records below the offset, as retention or an operator does."""
         self.beginning = max(self.beginning, min(below, len(self.records)))
 
     def truncate(self, end: int) -> None:
-        """A leader that was not in sync has lost what stands from there on."""
+        """Lose the records from the offset on, as a leader does that was not in sync."""
         del self.records[end:]
         self.beginning = min(self.beginning, len(self.records))
 
@@ -110,7 +110,7 @@ class Kafka:
         return self.logs[place]
 
     def mishap(self, of: Sequence[Partition], chance: float = 1.0) -> None:
-        """Now and then, one of the powers comes over one of these partitions; and who was away is back."""
+        """Now and then, let one of the powers hit one of these partitions; bring absent ones back."""
         for place in of if self.powers else ():
             self.log(*place).is_away &= self._dice.random() > BACK
         if self.powers and self._dice.random() < chance:

@@ -1,23 +1,23 @@
-"""The command language of tests/traces/*.txt that begin with `members`: what each member does about what it reads.
+"""The command language of tests/traces/*.txt that begin with `members`: each member's acts on the records it reads.
 
 members closed=true        a fresh group with these settings, and its sequencer
-start a                    a process starts: a life begins at the end of DATA
+start a                    a process starts: an incarnation begins at the end of DATA
 join a                     it asks to join
 send a x                   it broadcasts x, if it may
 arrive a 2 1               the records with these local seqnos reach FORWARD, in this order (default: all sent)
 drop a                     what a has sent never arrives
 resend a                   a sends its forward table again
-batch                      the sequencer decides what stands in FORWARD
+batch                      the sequencer decides the records in FORWARD
 read a                     a reads DATA to its end
-catch-up a                 retention has dropped what a has not read
+catch-up a                 retention has dropped records that a has not read
 block a                    its block() returns
 flush a                    it wants a quiet point;  done a: it has had it;  unwanted a: it gives it up
 leave a                    it leaves
 silence a 4000             so many milliseconds pass, in which all others are heard
 restart a                  it is killed, and starts again with its outbox
-anew a                     what it was told: it hands over, and begins its next life
+anew a                     what it was told: it hands over, and begins its next incarnation
 settings closed=false      the operator changes them
-check                      whether all promises hold: everything is ordered, and the view is who is there
+check                      whether all promises hold: everything is ordered, and the view has the live members
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class MemberScript:
         self.group._tell(process, Asked(Cause.LEAVE))
 
     def _do_silence(self, name: str, ms: str) -> None:
-        """All others beat each second, and so does the job's tick."""
+        """Let all others beat each second, and the job tick."""
         for _ in range(int(ms) // 1_000):
             self.group.kafka.now_ms += 1_000
             for process in self.group.processes:

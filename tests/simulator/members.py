@@ -32,7 +32,7 @@ BACKUPS = 4
 
 
 class MemoryOutbox:
-    """What `connectors.client.memory.outbox` keeps in its file, with backups of it."""
+    """A model of the file of `connectors.client.memory.outbox`, with backups of it."""
 
     path = Path("outbox")
 
@@ -87,7 +87,7 @@ class MemoryOfNumbers:
 
 
 class Member:
-    """One member name through all its incarnations."""
+    """A member's name through all its incarnations."""
 
     def __init__(self, broker: Broker, rules: Rules, name: str, *, outbox: bool) -> None:
         self.broker = broker
@@ -103,7 +103,7 @@ class Member:
         """Sent and not yet appended: (incarnation, local seqno, payload). A crash leaves it as it is."""
         self.cursor = Cursor(broker, rules)
         self.accepted: dict[MessageId, tuple[int, bytes]] = {}
-        """What it has accepted and not given up, with the last seqno delivered before, and the payload."""
+        """Accepted messages that it has not given up, with the last seqno delivered before, and the payload."""
         self.delivered: list[tuple[int, MessageId, bytes]] = []
         self.broadcast_ever: set[tuple[MessageId, bytes]] = set()
         self._begin()
@@ -135,12 +135,12 @@ class Member:
             self.broadcast_ever.add((message, entry.payload))
 
     def _keep(self, rows: Sequence[Pending]) -> None:
-        """Of what was accepted, what it has delivered stays promised, and these rows of the outbox do."""
+        """Keep the promise of accepted messages that it has delivered, and of the outbox's rows."""
         kept = {row.payload for row in rows} | {payload for _, _, payload in self.delivered}
         self.accepted = {message: sent for message, sent in self.accepted.items() if sent[1] in kept}
 
     def _history(self, seqno: int) -> Iterator[Data]:
-        """What is effective of this sender behind a seqno."""
+        """Return the sender's effective messages behind a seqno."""
         cursor = Cursor(self.broker, Rules())
         cursor.resume(seqno)
         yield from (data for data in cursor.read(len(self.broker.data)) if data.sender == self.address)
@@ -175,7 +175,7 @@ class Member:
 
     @property
     def partition(self) -> int:
-        """In which all its records stand."""
+        """Return the partition of all its records."""
         return sum(self.address.encode()) % len(self.broker.forward)
 
     def append(self, index: int, *, keep: bool = False) -> None:
@@ -184,9 +184,9 @@ class Member:
         self.broker.append_message(self.partition, self.address, incarnation, local_seqno, payload)
 
     def read(self, count: int) -> None:
-        """Deliver, and forget what came back of one's own.
+        """Deliver, and forget own messages that came back.
 
-        Another message under an id of ours ends the process, and so does a later life of our name.
+        Another message under an id of ours ends the process, and so does a later incarnation of our name.
         """
         is_over = False
         for record in self.cursor.read(count):
@@ -209,7 +209,7 @@ class Member:
             self.crash()
 
     def _take_control(self, record: Data) -> None:
-        """If it is forgotten, what is left goes on in a new life; the real machine says so, and the real rule how."""
+        """Let a forgotten member's messages go on in a new incarnation, by the shipped machine and rule."""
         if record.kind != FORGET:
             return
         data = Data(FORGET, 0, record.seqno, record.view, payload=record.payload)

@@ -2,10 +2,10 @@
 
 In some histories there is a neighbouring site, whose views come by a relay.
 
-The members run what ships: `ordering.participant.participant`, with a forward table and the reading rule. What is
-simulated is what drives them: an application that broadcasts whenever it may, whose block() takes its time or hangs,
-and a network that loses records. Each partition of FORWARD has a leader, whose clock jumps, and who is away now and
-then.
+The members run what ships: `ordering.participant.participant`, with a forward table and the reading rule. The
+rest is simulated: an application that broadcasts whenever it may, whose block() takes its time or hangs,
+and a network that loses records. Each partition of FORWARD has a leader, whose clock jumps, and which is away now
+and then.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ TOPIC = "abcast.g.forward.s"
 RELAYED = f"abcast.g.relayed-{SITE}.s"
 DATA = "abcast.g.data.s"
 POWERS = ("clock", "away", "marker")
-"""Of FORWARD's partitions, in a third of the histories."""
+"""Powers over FORWARD's partitions, in a third of the histories."""
 ACTIONS = 250
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
 PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
 CALLS = re.compile("(BU)*B?")
 
 WRONG_VIEW = "wrong view"
-"""The group takes somebody for a member who is not, or the other way round."""
+"""The group counts a stranger as a member, or a member as none."""
 HANGING = "hanging flush"
 DEAF = "deaf"
 """A member does not answer a flush, although its block() has returned."""
@@ -96,7 +96,7 @@ UNWANTED = "unwanted flush"
 RETURNED = "returned"
 """A member that has left is back."""
 LATE = "late"
-"""What was kept back waits, although it may be sent."""
+"""A message that was kept back waits, although it may be sent."""
 SPOKE = "spoke while quiet"
 FROM_OUTSIDE = "sent from outside"
 """A closed group's stranger has sent a message."""
@@ -106,7 +106,7 @@ ILLEGAL = "illegal step"
 
 @dataclass
 class Stay:
-    """What a process has seen in one life, from its first view on."""
+    """A process's view of one incarnation, from its first view on."""
 
     life: MemberIncarnation
     seen: str = ""
@@ -131,7 +131,7 @@ class Process:
     asked: list[int] = field(default_factory=list)
     """The flushes that its block() is to answer."""
     answers: bool = False
-    """It says FLUSH_OK now, and before that what it has kept back."""
+    """The process sends its kept messages and FLUSH_OK now."""
     ended: int = 0
     """The flush of its own that it has ended."""
     calls: str = ""
@@ -141,7 +141,7 @@ class Process:
     stopped: set[int] = field(default_factory=set)
     """The flushes that it has ended, or given up."""
     said: list[bytes] = field(default_factory=list)
-    """What it has broadcast, in all its lives, and may expect to be ordered."""
+    """Broadcasts of all its incarnations that it may expect to be ordered."""
 
     @property
     def life(self) -> MemberIncarnation:
@@ -161,14 +161,14 @@ def _is_message(entry: Pending) -> bool:
 
 
 def decided(state: SequencerState) -> SequencerState:
-    """Without what is no decision, and so stands in snapshots at most."""
+    """Drop the parts that are no decisions: only snapshots may have them."""
     membership = replace(state.membership.without_time(), horizon={})
     state = replace(state, positions={}, decided={}, duplicates=0, unsnapped=0, latest_ms=0, snapshot_ms=0, aged={})
     return replace(state, membership=membership)
 
 
 class Group:
-    """The history of a seed. `run` it; `problems` says what was broken."""
+    """A seed's history. `run` it; `problems` has the violations."""
 
     spoken = 0
 
@@ -191,10 +191,10 @@ class Group:
         self.problems: list[str] = []
         self.healing = self.is_steady = False
         self.crashes: Counter[tuple[str, FlushPhase]] = Counter()
-        """Who died in which phase of a flush."""
+        """Crashes by process and phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
         self.changes = 1
-        """Of the settings."""
+        """Changes of the settings."""
         self._append(MemberIncarnation("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
@@ -223,14 +223,14 @@ class Group:
         return self.random.choice(alive) if alive else None
 
     def _append(self, life: MemberIncarnation, place: int, local_seqno: int, kind: str, payload: bytes) -> None:
-        """What can't be written is lost on its way."""
+        """Append a record; one that can't be written is lost."""
         log = self.forward[place]
         with contextlib.suppress(Away):
             source = Source(*self.places[place], log.end)
             log.append(Forward(*life, local_seqno, payload, source, kind=kind, timestamp_ms=log.now_ms))
 
     def _do_work(self) -> None:
-        """Somebody reads, does what is due, sends its table (some of it gets lost) and a heartbeat."""
+        """Let a process read, act, send its table (partly lost) and a heartbeat."""
         if (process := self._one()) is not None:
             self._work(process, self.random.randint(1, 12), 0.9)
 
@@ -247,7 +247,7 @@ class Group:
         self._send(process, luck)
 
     def _leave_unseen(self, process: Process) -> None:
-        """No view says so: its LEAVE is ordered, or never will be, as the group has closed meanwhile (`close` ends)."""
+        """Leave without a view: the LEAVE is ordered, or never will be, as the group has closed (`close` ends)."""
         is_in_vain = process.participant.settings.closed and any(map(_is_message, process.table.pending()))
         if is_in_vain or not process.table:
             self._tell(process, Asked(Cause.CLOSE))
@@ -260,7 +260,7 @@ class Group:
             self._append(process.life, process.partition, 1, HEARTBEAT, b"")
 
     def _send_one(self, process: Process, entry: Pending, luck: float) -> None:
-        """The first time counts: what is lost on its way is sent again."""
+        """Send a message once; a lost one is sent again."""
         key, now = (process.life.incarnation, entry.local_seqno), process.participant
         if kind_of(entry) == MESSAGE and key not in process.sent_in:
             if now.is_silent and not process.answers and key not in process.sent_outside:
@@ -310,7 +310,7 @@ class Group:
         self._send(process, 0.9)
 
     def _go_on_in_view(self, process: Process) -> None:
-        """It is in a view whose beginning it has not seen, so it does not know all that was delivered in it."""
+        """Go on in a view whose beginning, and thus whose deliveries, the process does not know."""
         stay, view = Stay(process.life), process.participant.known.view
         if view is not None and process.life in view.incarnations:
             stay.seen = "VB" if process.participant.known.flush_id else "V"
@@ -333,7 +333,7 @@ class Group:
             process.is_alive = False
 
     def _check_kept_back(self, process: Process, before: Participant, actions: tuple[Action, ...]) -> None:
-        """What may be sent at last is sent at once."""
+        """Check that a message is sent as soon as it may be."""
         now = process.participant
         is_kept = now.phase in (Part.KEPT_OUT, Part.AWAITING) and not now.settings.closed
         was_kept = not before.sends_messages or (before.is_unheard and not now.is_unheard)
@@ -382,7 +382,7 @@ class Group:
             self._tell(process, FlushUnwanted())
 
     def _begin_anew(self, process: Process) -> None:
-        """It was taken for dead. A stranger's messages may be ordered yet; at last it gives them up."""
+        """Begin anew after a suspicion. A stranger's messages may still be ordered; at last it gives them up."""
         is_over = process.participant.phase is Part.OVER
         if not is_over and len(process.table) and (self.healing or self.random.random() < 0.7):
             return
@@ -402,7 +402,7 @@ class Group:
         self._begin(process)
 
     def _carried(self, life: MemberIncarnation, pending: list[Pending]) -> list[Pending]:
-        """What a life leaves to the next one, but for what was ordered of it meanwhile."""
+        """Return an incarnation's messages for the next one, without those since ordered."""
         ordered = self._known().ordered(life.address)
         carried = [carried_over(entry, life.incarnation) for entry in pending if not is_control(entry)]
         return [entry for entry in carried if not was_ordered(entry, *ordered)]
@@ -423,7 +423,8 @@ class Group:
         known = self._known()
         ordered = known.ordered(process.address)
         if process.participant.is_returning and ordered.incarnation == process.life.incarnation:
-            self._kill(process, known.membership.flush)  # what was ordered of its last life can't be told any more
+            # the last incarnation's ordered messages can't be told any more
+            self._kill(process, known.membership.flush)
             return
         self._go_to_the_end(process)
         process.table.take_out(*ordered)
@@ -460,14 +461,14 @@ class Group:
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
     def _hear_of_earlier_lives(self, process: Process) -> None:
-        """What stands in DATA behind what it has read."""
+        """Return the records of DATA behind its position."""
         reader = replace(process.reader)
         for record in self.data[process.offset :]:
             if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
                 self._take_out(process, record)
 
     def _take_out(self, process: Process, record: Data) -> None:
-        """What it has carried over was ordered in an earlier life."""
+        """Take out messages that an earlier incarnation had ordered."""
         if record.sender == process.address and record.incarnation < process.life.incarnation:
             process.table.take_out(record.incarnation, record.local_seqno)
 
@@ -489,7 +490,7 @@ class Group:
             self._kill(process, self._known().membership.flush)
 
     def _do_crash_in_a_flush(self) -> None:
-        """Of its requester as often as of somebody else."""
+        """Crash a process in a flush: its requester half of the time."""
         flush = self._known().membership.flush
         if flush.phase is FlushPhase.RUNNING:
             return
@@ -504,7 +505,7 @@ class Group:
         self.crashes[who if process.is_in else "joiner", flush.phase] += 1
 
     def _known(self) -> SequencerState:
-        """What DATA tells. It is read on from where it was read last; a successor reads it from its beginning."""
+        """Return the state that DATA tells, read on from the last position; a successor reads from the beginning."""
         self.told = absorb(self.told, self.data[self.told_until :])
         self.told_until = len(self.data)
         return self.told
@@ -532,7 +533,7 @@ class Group:
             self._tell(process, FlushWanted(process.table.last + 1))
 
     def _do_stop(self) -> None:
-        """Who has its quiet point ends it; now and then somebody gives up before."""
+        """End a quiet point; now and then a requester gives up before."""
         process = self._one()
         if process is not None and not self._end_flush(process) and self.random.random() < 0.3:
             self._give_up(process)
@@ -559,7 +560,7 @@ class Group:
             self._found(UNWANTED, f"{process.life} has not stopped the flush {flush_id}")
 
     def _do_wait(self) -> None:
-        """Time passes; who is alive says so, and the job ticks."""
+        """Let time pass: live members beat, and the job ticks."""
         self.kafka.now_ms += self.random.choice((200, 1_000, 1_500))
         for process in self.processes:
             if process.is_alive and process.participant.is_heard:
@@ -588,7 +589,7 @@ class Group:
             self._do_wait()
 
     def _do_standstill(self) -> None:
-        """Nobody can write for a while; the job's tick is the first record after it."""
+        """Let no record be written for a while; then the job ticks."""
         self.kafka.now_ms += 30_000
         self._tick()
         self._do_sequence()
@@ -660,7 +661,7 @@ class Group:
         return state, [*written, *closing]
 
     def _take_over(self) -> None:
-        """It asks where each partition ends: it can't begin where one has no leader."""
+        """Take over, which asks for each partition's end: it can't begin while one has no leader."""
         if any(log.is_away for log in self.forward):
             return
         before = absorb(SequencerState("g"), self.data)
@@ -746,7 +747,7 @@ class Group:
                 self._read(process, len(self.data))
 
     def _die_for_good(self) -> None:
-        """From here on no takeover begins the time anew: the log's clock must find who is dead, however it jumps."""
+        """From now on no takeover resets the time: the log's clock must find dead members, however it jumps."""
         self.is_steady = True
         if (process := self._one()) is not None:
             self._kill(process, self._known().membership.flush)
@@ -774,7 +775,7 @@ class Group:
         self.problems += [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()]
 
     def _check_alive(self, alive: list[Process]) -> None:
-        """What must be over for whoever is there."""
+        """Check that live members have nothing left to wait for."""
         for process in alive:
             if process.participant.is_silent:
                 self._found(BLOCKED, f"{process.life} is still blocked")
@@ -786,7 +787,7 @@ class Group:
                 self._found(UNPAIRED, f"{process.life} is still in block()")
 
     def _check_seen(self) -> None:
-        """What the applications were shown, each in its place."""
+        """Check the applications' deliveries and views, each in its place."""
         pattern = PATTERN if self.with_flush else PATTERN_WITHOUT_FLUSH
         for process in self.processes:
             if not CALLS.fullmatch(process.calls):
@@ -829,7 +830,7 @@ class Group:
                 self._found(OTHER_VIEW, f"seqno {record.seqno} was sent in view {sent}, delivered in {record.view}")
 
     def _check_messages(self, alive: list[Process]) -> None:
-        """Whoever lives has all that it said ordered once, through however many lives."""
+        """Check that each live process has all its messages ordered once, through all its incarnations."""
         ordered: Counter[bytes] = Counter()
         reader = Reader()
         for record in self.data:
@@ -844,7 +845,7 @@ class Group:
                     self._found(LOST, f"{payload!r}")
 
     def _check_survivors(self) -> None:
-        """Who goes on from a view into the next one has delivered the same set in it as all others who do."""
+        """Check that all that go on from a view into the next one have delivered the same set in it."""
         sets: dict[int, tuple[MemberIncarnation, list[int]]] = {}
         for stay in [stay for process in self.processes for stay in process.stays]:
             for view_id, seqnos in stay.delivered.items():

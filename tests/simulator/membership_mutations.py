@@ -1,4 +1,4 @@
-"""Each rule of the participant, broken on purpose: the histories of members must then name what is broken."""
+"""Mutations of the participant: each breaks a rule on purpose, and the members' histories must name the violation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forgetting_the_table(state: SequencerState, _: bool) -> CaughtUp:
 
 
 class MemberMutation(NamedTuple):
-    """A broken rule: what is wrong about it, the anomaly it must show, the rows that break it, and what else does."""
+    """A broken rule: its error, the anomaly it must show, the rows that break it, and any other patch."""
 
     name: str
     why: str
@@ -66,7 +66,7 @@ class MemberMutation(NamedTuple):
     rows: Rows = {}  # noqa: RUF012
     patches: tuple[tuple[str, Any], ...] = ()
     from_seed: int = 0
-    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
 
 
 NONE = MemberMutation("none", "all rules hold", "")
@@ -89,12 +89,12 @@ def staying(cause: Cause, phases: Iterable[ParticipantPhase]) -> Rows:
 
 
 def leading(cause: Cause, after: ParticipantPhase, *actions: Action, to: ParticipantPhase) -> Rows:
-    """Where it leads to one phase, it leads to another."""
+    """Lead to another phase instead of one."""
     return {key: Transition(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
 
 
 def ignoring(here: ParticipantStep, *_: object, **__: object) -> ParticipantStep:
-    """Nothing follows."""
+    """Ignore the event."""
     return here
 
 
@@ -114,7 +114,7 @@ def not_the_join(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[b
 
 
 def no_answer(_: Iterable[Pending]) -> int:
-    """A start does not look what is in the table."""
+    """Begin without a look into the table."""
     return 0
 
 
@@ -311,7 +311,7 @@ MEMBER_MUTATIONS = (
 
 
 def run(seed: int, mutation: MemberMutation = NONE) -> list[str]:
-    """What the history of that seed shows when the rule is broken."""
+    """Return the violations of that seed's history when the rule is broken."""
     with ExitStack() as broken:
         broken.enter_context(patch.dict(TRANSITIONS, mutation.rows))
         for target, value in mutation.patches:

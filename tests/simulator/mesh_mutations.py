@@ -1,4 +1,4 @@
-"""Each rule of the links, broken on purpose: the mesh must then name what is broken."""
+"""Mutations of the links: each breaks a rule on purpose, and the mesh must name the violation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 
 
 class MeshMutation(NamedTuple):
-    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+    """A broken rule: its error, the anomaly it must show, and its patch."""
 
     name: str
     why: str
@@ -27,9 +27,9 @@ class MeshMutation(NamedTuple):
     columns: bool = True
     """Batches are decided by columns, too."""
     busy: bool = False
-    """It takes relays of several files side by side."""
+    """The mutation needs relays of several files side by side."""
     from_seed: int = 0
-    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
     later: bool = False
     """Whether sequencers of a later version write records of their own kinds (`MeshShape.later`)."""
 
@@ -48,7 +48,7 @@ def any_start(_rows: Mapping[str, int], _origins: Mapping[str, int]) -> bool:
 
 
 def take_of_any_session(table: LinkTable, record: Forward) -> bool:
-    """What a link brings counts, whichever session it is of."""
+    """Count a link's records of any session."""
     row = table.rows.get(neighbour_of(record.source.topic))
     if row is not None and record.link is not None:
         record = replace(record, link=record.link._replace(session=row.session))
@@ -80,7 +80,7 @@ def begin_at_the_end(here: DataLog, _origins: Mapping[str, int], _carries: Calla
 
 
 def beginning_of_data(here: DataLog, _end: int) -> SessionStart | None:
-    """The last place that a relay tries is where DATA begins, of which nobody knows the state."""
+    """Try the beginning of DATA last, where the state is unknown."""
     return SessionStart(0, here.state(0)) if here.beginning() == 0 else None
 
 
@@ -108,7 +108,7 @@ def note_nothing(_table: LinkTable, _record: Data) -> None:
 
 
 def note_no_origin(table: LinkTable, record: Data) -> None:
-    """It knows the session only."""
+    """Note the session only."""
     assert record.link is not None
     assert record.source is not None
     table.rows[neighbour_of(record.source.topic)] = LinkRow(record.link.session, record.link.epoch, record.link.seqno)
@@ -120,7 +120,7 @@ def known_sites_only(sites: Sites, direction: Direction, origin: str) -> bool:
 
 
 class GreedyLinkReader(Reader):
-    """Takes what stands behind a hole."""
+    """Takes records behind a hole."""
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         verdict = super().accept(kind, epoch, seqno, count)

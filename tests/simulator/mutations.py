@@ -1,7 +1,7 @@
-"""Each rule of the design, broken on purpose: the simulator must then name what is broken.
+"""Mutations of the design: each breaks a rule on purpose, and the simulator must name the violation.
 
-A mutation switches a rule of the actors off, or replaces a piece of the core, for the time of a run. None of it can be
-reached from the product.
+A mutation switches a rule of the actors off, or replaces a piece of the core, for the time of a run. The product can't
+reach any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.simulator.world import WRONG_STATE
 
 
 class Mutation(NamedTuple):
-    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+    """A broken rule: its error, the anomaly it must show, and its patch."""
 
     name: str
     why: str
@@ -34,7 +34,7 @@ class Mutation(NamedTuple):
     rules: Rules = Rules()
     patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
     from_seed: int = 0
-    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
     later: bool = False
     """Whether sequencers of a later version write records of their own kinds (`Shape.later`)."""
 
@@ -69,7 +69,7 @@ class RepeatingReader(Reader):
 
 
 class StrayReader(Reader):
-    """Counts what is no DATA as if it had a seqno."""
+    """Counts records that are no DATA as if they had a seqno."""
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         self.last_seqno += kind == STRAY
@@ -113,7 +113,7 @@ def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
 
 
 def any_message(_ours: Pending, _kind: str, _payload: bytes, _headers: Headers) -> bool:
-    """That DATA has an id is enough."""
+    """Accept any DATA of the id."""
     return True
 
 
@@ -123,7 +123,7 @@ def at_any_depth(pipeline: Pipeline) -> Begun | None:
 
 
 def asked_for(rows: Sequence[SenderRow], *_: object) -> tuple[SenderRow, ...]:
-    """Whoever is named is forgotten, although it has sent since."""
+    """Forget a named sender that has sent since."""
     return tuple(rows)
 
 
@@ -134,7 +134,7 @@ def without_a_floor(membership: Membership, record: Data, received: Mapping[str,
 
 
 def deaf(participant: Participant, event: Event) -> ParticipantStep:
-    """A member does not hear who is forgotten."""
+    """Let a member not read that it is forgotten."""
     is_control = isinstance(event, Data) and event.kind == FORGET
     return ParticipantStep(participant) if is_control else step(participant, event)
 

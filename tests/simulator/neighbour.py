@@ -1,8 +1,8 @@
-"""A neighbouring site of a mesh as its relay tells of it: its views, its takeovers, and a relay that may die or stop.
+"""A neighbouring site of a mesh, as its relay reports it: its views, its takeovers, and a relay that may die or stop.
 
-The model of `connectors.relay.columns` (which carries every view that stands in DATA, leftovers of a fenced sequencer,
-too) and of `connectors.relay.presence` (which tells the view in force once all before it is carried, and says that it
-is there).
+The model of `connectors.relay.columns` (which carries every view in DATA, leftovers of a fenced sequencer, too) and
+of `connectors.relay.presence` (which tells the view in force once all before it is carried, and says that it is
+there).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class View(NamedTuple):
 
 @dataclass
 class Relay:
-    """One life of a relay process: how far it has carried, and what it has told and is to tell."""
+    """A start of a relay process: its position, its reports, and reports to come."""
 
     position: int
     told_epoch: int = 0
@@ -87,7 +87,7 @@ class Neighbour:
         self._relay = None
 
     def stop_relay(self) -> None:
-        """It takes its leave, which may get lost."""
+        """Stop the relay: its leave may get lost."""
         if self._relay is not None and self._dice.random() < 0.8:
             self._tell(LEAVE)
         self._relay = None

@@ -41,14 +41,14 @@ MAX_RECORDS = 1 << 20
 
 @dataclass(frozen=True)
 class Rules:
-    """Which parts the actors are made of, and what they do themselves: a mutation breaks one."""
+    """The actors' parts and their own rules: a mutation breaks one."""
 
     receiver: type[CausalReceiver] = CausalReceiver
     outgoing: type[Outgoing] = Outgoing
     supply_in_midst: bool = False
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
-    """What was FULL is read again when there is room."""
+    """Records that found it FULL are read again when there is room."""
     course_of: Callable[[InheritedCast, MemberIncarnation, CausalReceiver, Mapping[MemberIncarnation, int]], Course] = (
         course_of
     )
@@ -64,7 +64,7 @@ class Rules:
 
 @dataclass
 class Process:
-    """One life of a member."""
+    """An incarnation of a member."""
 
     life: MemberIncarnation
     home: CastLog
@@ -74,27 +74,27 @@ class Process:
     progress: int = 0
     full_at: dict[int, int] = field(default_factory=dict)
     places: dict[tuple[MemberIncarnation, int, int], int] = field(default_factory=dict)
-    """Where each cast stands that it has read (partition and first offset), to say from where to read again."""
+    """The place of each cast that it has read (partition and first offset), to read again from."""
     data_offset: int = 0
     unwritten: list[Cast] = field(default_factory=list)
     unacknowledged: list[Cast] = field(default_factory=list)
     forwards: list[Broadcast] = field(default_factory=list)
     ordered: int = 0
     delivered: int = 0
-    """What it has delivered, and its state had, as a set of bits: bit n is message n of the judge."""
+    """Its deliveries and its state's, as a set of bits: bit n is message n of the judge."""
     happened: int = 0
-    """What happened before its next message."""
+    """Messages before its next one."""
     happened_to_casts: int = 0
-    """What happened before its next fifo message: its own casts, and what happened before those."""
+    """Messages before its next fifo one: its own casts, and the messages before those."""
     in_view: dict[int, int] = field(default_factory=dict)
-    """What it had delivered when it delivered each view."""
+    """Its deliveries at the time of each view."""
     is_alive: bool = True
     is_leaving: bool = False
     is_suspected: bool = False
 
     @property
     def receiver(self) -> CausalReceiver | None:
-        """What it has delivered in its views."""
+        """Return its deliveries in its views."""
         return self.merger.causal if self.merger is not None else None
 
     @property
@@ -104,7 +104,7 @@ class Process:
 
 
 class Orders:
-    """The history of a seed. `run` it; it returns what was broken, as (anomaly, sentence)."""
+    """A seed's history. `run` it; it returns the violations as (anomaly, sentence)."""
 
     def __init__(self, seed: int, rules: Rules | None = None) -> None:
         self.random = random.Random(seed)
@@ -117,13 +117,13 @@ class Orders:
         self.lives = 0
         self.processes: list[Process] = []
         self.members: list[Process] = []
-        """Of the newest view that was decided."""
+        """Members of the newest view that was decided."""
         self.views = 0
         self.joining: list[Process] = []
         self.flush = 0
         self.answered: set[MemberIncarnation] = set()
         self.past: list[int] = []
-        """What happened before each message."""
+        """Messages before each message."""
         self.orders: list[str] = []
         self.senders: list[MemberIncarnation] = []
         self.settled: dict[int, tuple[Settled, ...]] = {}
@@ -131,7 +131,7 @@ class Orders:
         self.applications = Applications(self)
         self.starts = Starts(self)
         self.seen: Counter[str] = Counter()
-        """What happened how often, so that a test can say that it did."""
+        """Counts of events, so that a test can say that they occurred."""
         for _ in range(self.random.randint(2, 4)):
             self._join()
         self._decide_view()
@@ -210,7 +210,7 @@ class Orders:
         self.seen["joined late"] += 1
 
     def offsets_behind(self, reading: Process | Application) -> dict[int, int]:
-        """Where another one reads on that takes its state."""
+        """Return the offsets at which a process reads on that takes its state."""
         assert reading.receiver is not None
         offsets = dict(reading.offsets)
         for where, offset in reading.full_at.items():
@@ -263,7 +263,7 @@ class Orders:
             self._join()
 
     def _do_die(self) -> None:
-        """What it has not written is gone. What it has sent to the sequencer may get there until the view."""
+        """Kill it: unwritten casts are gone. Records for the sequencer may arrive until the view."""
         if (process := self._one_to_spare()) is not None:
             self._kill(process)
 
@@ -275,9 +275,9 @@ class Orders:
         process.unwritten.clear()
 
     def die_serving(self, supplier: Process, joiner: Process) -> None:
-        """It dies when it has supplied a state, and with it another one, whose casts the state counts.
+        """Kill it when it has supplied a state, and with it another one, whose casts the state counts.
 
-        Those who go on are quick with DATA and slow with casts: the flush begins before they have these.
+        The survivors are quick with DATA and slow with casts: the flush begins before they have these.
         """
         others = [each for each in self.members if each.stays and each not in (supplier, joiner)]
         known = supplier.receiver, joiner.receiver
@@ -441,7 +441,7 @@ class Orders:
             self.read_some(process, process.life.address[0])
 
     def read_some(self, process: Process | Application, site: str) -> None:
-        """Of one partition, or none."""
+        """Read some records of one partition, or none."""
         where = self.random.randrange(len(self.partitions))
         if self.partitions[where].site == site:
             self._read(process, where, self.random.randint(1, 8))
@@ -507,7 +507,7 @@ class Orders:
             process.data_offset += 1
 
     def read_all(self, process: Process | Application, site: str) -> None:
-        """All that stands in the logs."""
+        """Read the logs to their ends."""
         for where, log in enumerate(self.partitions):
             if log.site == site:
                 self._read(process, where, len(log.log.records))
@@ -538,7 +538,7 @@ class Orders:
         process.happened |= bit | self.past[bit.bit_length() - 1]
 
     def judge(self, life: MemberIncarnation, delivered: int, record: Cast | OrderedRecord) -> int:
-        """The bit of a message that is delivered behind those; what is wrong about it is found."""
+        """Return the bit of a message that is delivered behind those; note its violations."""
         number = int(record.payload if isinstance(record, Cast) else str(record.record))
         bit = 1 << number
         if delivered & bit:
@@ -573,7 +573,7 @@ class Orders:
         self.data.append((record or OrderedRecord(0))._replace(seqno=len(self.data) + 1, kind=kind))
 
     def _do_sequence(self) -> None:
-        """One of the members' broadcasts; those of one that died, too, as long as it is in the view."""
+        """Sequence one broadcast of the members; a dead one's, too, as long as it is in the view."""
         waiting = [each for each in self.members if self._may_be_ordered(each)]
         if waiting:
             self._sequence(self.random.choice(waiting))
@@ -628,7 +628,7 @@ class Orders:
     # The end.
 
     def _heal(self) -> None:
-        """Nothing more fails, until nothing more happens."""
+        """Heal: no more failures, until nothing more happens."""
         before = None
         self.cast_logs.kafka.heal()
         for _ in range(ROUNDS_TO_HEAL):
@@ -692,7 +692,7 @@ class Orders:
             self.applications.check(alive)
 
     def _check_states(self, alive: list[Process]) -> None:
-        # A newcomer does not know what was settled before it came; for each view, `_event` compares that.
+        # A newcomer does not know the earlier settled casts; for each view, `_event` compares that.
         states = [replace(each.receiver.state, settled=()) for each in alive if each.receiver is not None]
         if not self.problems and any(state != states[0] for state in states):
             self.find(LOST, f"the states of those who live differ: {states}")
@@ -712,7 +712,7 @@ class Orders:
 
 
 def key_of(cast: Cast) -> tuple[MemberIncarnation, int, int]:
-    """What makes a cast the same cast."""
+    """Return the key by which casts are the same."""
     return cast.member, cast.view, cast.local_seqno
 
 

@@ -1,9 +1,8 @@
-"""What the members' applications are given: by a reader of their own, beside the hub's, and from the cut of a state.
+"""The members' applications: deliveries by readers of their own, beside the hub's, and from the cut of a state.
 
 The rules are the real core's (`ordering.casts.delivery_status`). The rest is a model of
 `connectors.client.deliveries.merged_deliveries` and of `connectors.client.state.state_transfer`: a reader at its own
-pace, an application that is given what the hub has delivered, a joiner that asks a member for a state, which is on its
-way for some time, while members die.
+pace.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Application:
-    """One member's, with its own reader."""
+    """A member's application, with its own reader."""
 
     process: Process
     merger: Merger
     data_offset: int
     offsets: dict[int, int]
     delivered: int
-    """What it was given, and its state had, as a set of bits."""
+    """Its deliveries and its state's, as a set of bits."""
     progress: int = 0
     full_at: dict[int, int] = field(default_factory=dict)
     places: dict[tuple[MemberIncarnation, int, int], int] = field(default_factory=dict)
@@ -43,12 +42,12 @@ class Application:
 
     @property
     def receiver(self) -> CausalReceiver:
-        """What its reader has delivered in its views."""
+        """Return its reader's deliveries in its views."""
         return self.merger.causal
 
     @property
     def is_alive(self) -> bool:
-        """As its process."""
+        """Whether its process lives."""
         return self.process.is_alive
 
 
@@ -63,7 +62,7 @@ class Answer:
 
 
 class Applications:
-    """Those of all members of a history."""
+    """The applications of a history's members."""
 
     def __init__(self, world: Orders) -> None:
         self.world = world
@@ -74,7 +73,7 @@ class Applications:
         self.answers: dict[MemberIncarnation, Answer] = {}
 
     def begin(self, process: Process, *, may_ask: bool = False) -> None:
-        """It begins where its hub does, or with the state of another one."""
+        """Begin where the hub does, or with another one's state."""
         if may_ask and self.random.random() < 0.7:
             self.asking.append(process)
             return
@@ -141,7 +140,7 @@ class Applications:
                 yield GoingOn(CausalState.from_bytes(answer.state), answer.offsets)
 
     def read(self) -> None:
-        """One of them reads on, or is given what was delivered."""
+        """Let one of them read on, or deliver to it."""
         running = [each for each in self.running if each.is_alive]
         if not running:
             return
@@ -172,7 +171,7 @@ class Applications:
                 )
 
     def finish(self, process: Process) -> None:
-        """It reads all that there is, and is given it. A joiner gets its state."""
+        """Read and deliver all records. A joiner gets its state."""
         for one in self.running:
             if one.process is process:
                 self.world.read_all(one, process.life.address[0])
@@ -181,7 +180,7 @@ class Applications:
         self.answer()
 
     def check(self, alive: list[Process]) -> None:
-        """Who lives was given what its hub has delivered."""
+        """Check that each live application got its hub's deliveries."""
         for one in self.running:
             if one.process in alive and one.delivered != one.process.delivered:
                 self.world.find(

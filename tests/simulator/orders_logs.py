@@ -42,7 +42,7 @@ Lacks = Callable[[CausalState, Cast], bool]
 
 @dataclass
 class CastLog:
-    """One partition of casts. A copy follows its `origin`, a partition at another site.
+    """A partition of casts. A copy follows its `origin`, a partition at another site.
 
     `relays`: the offset at which each running relay goes on.
     """

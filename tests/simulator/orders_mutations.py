@@ -1,4 +1,4 @@
-"""Each rule of the casts, broken on purpose: what is wrong about it, and the anomaly that it must show."""
+"""Mutations of the casts: each breaks a rule on purpose, with its error and the anomaly that it must show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlindToOthers(CausalReceiver):
 
 
 class BlindToOtherSites(CausalReceiver):
-    """It does not wait for casts of another site than the sender's, which its clock says that he had delivered."""
+    """Ignores casts of another site than the sender's that the sender had delivered."""
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         need = super()._missing(index, cast)
@@ -37,7 +37,7 @@ class BlindToOtherSites(CausalReceiver):
 
 
 class BlindToTotal(CausalReceiver):
-    """It does not wait for `after`."""
+    """Ignores `after`."""
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         return super()._missing(index, cast._replace(after=0))
@@ -51,7 +51,7 @@ class TotalAlone(CausalReceiver):
 
 
 class Forgetful(CausalReceiver):
-    """What it delivers of others does not get into its own clock: it forgets to merge."""
+    """Forgets to merge delivered casts into its own clock."""
 
     @property
     def vector(self) -> Clock:
@@ -80,7 +80,7 @@ class TakesAhead(CausalReceiver):
 
 
 class DropsInsteadOfHolding(CausalReceiver):
-    """What can't be delivered at once is gone."""
+    """Drops casts that can't be delivered at once."""
 
     def _take_cast(self, cast: Cast) -> CastVerdict:
         before = self.held.budget.max_held
@@ -91,7 +91,7 @@ class DropsInsteadOfHolding(CausalReceiver):
 
 
 class NeverBlocks(CausalReceiver):
-    """In a flush it goes on to deliver what is not agreed."""
+    """Delivers casts that are not agreed, in a flush."""
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         limit, self.cut.limit = self.cut.limit, None
@@ -101,7 +101,7 @@ class NeverBlocks(CausalReceiver):
 
 
 class OneLife(CausalReceiver):
-    """It goes by addresses: a new life goes on with the entry of the last one."""
+    """Goes by addresses: a new incarnation continues the last one's entry."""
 
     def _install(self, record: OrderedRecord) -> tuple[Settled, ...]:
         before = {life.address: number for life, number in zip(self.members, self._vector, strict=True)}
@@ -136,7 +136,7 @@ class CausalBeforeOwnTotal(Outgoing):
 
 
 class TalksAfterFlushOk(Outgoing):
-    """It sends on behind its FLUSH_OK."""
+    """Sends on behind its FLUSH_OK."""
 
     def _may_go(self, order: str, kind: str) -> bool:
         self.is_quiet = False
@@ -144,7 +144,7 @@ class TalksAfterFlushOk(Outgoing):
 
 
 def lagging_hub(hub: CausalReceiver, record: Cast | OrderedRecord) -> DeliveryStatus:
-    """What the hub passes over with the view counts as delivered."""
+    """Count casts that the hub skips with the view as delivered."""
     fate = fate_of_record(hub, record)
     return DeliveryStatus.DELIVERED if fate is DeliveryStatus.NEVER else fate
 
@@ -176,7 +176,7 @@ def takes_all_for_delivered(message: InheritedCast, own: MemberIncarnation, hub:
 
 
 class Mutation(NamedTuple):
-    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+    """A broken rule: its error, the anomaly it must show, and its patch."""
 
     name: str
     expected: str

@@ -1,7 +1,7 @@
-"""A sender that starts again, or was put out of its view: what it has left to cast, by the real core's rules.
+"""A sender that starts again, or was excluded: its unsent casts, by the real core's rules.
 
-The rules are those of `ordering.casts.unwritten_casts`. The rest is a model of the outbox: what had left, and was not
-known to be written, is there for the next life of the same name, with the place in DATA where it left.
+`ordering.casts.unwritten_casts` has the rules. The rest is a model of the outbox: casts that had left, not known
+as written, are there for the next incarnation of the name, with the place in DATA where they left.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class Starts:
-    """What all lives of a history leave and take up."""
+    """Unsent casts of a history's incarnations, left and taken up."""
 
     def __init__(self, world: Orders) -> None:
         self.world = world
         self._kept: dict[str, list[Cast]] = {}
-        """Of each address, what no life has taken up yet. The payload is the number of the message."""
+        """Casts of each address that no incarnation has taken up yet. The payload is the number of the message."""
         self._left: dict[MemberIncarnation, deque[Cast]] = {}
         self._left_at: dict[bytes, int] = {}
         """Up to which seqno DATA was delivered when a message left."""
 
     def leaves(self, process: Process, cast: Cast) -> None:
-        """It leaves now."""
+        """Note that the cast leaves now."""
         assert process.receiver is not None
         self._left_at[cast.payload] = process.receiver.seqno
 
     def ends(self, process: Process) -> None:
-        """It has died, or was put out of the view."""
+        """Note that the process has died, or was excluded."""
         left = [*self._left.pop(process.life, ()), *process.unacknowledged, *process.unwritten]
         self._kept[process.life.address] = [*self._kept.get(process.life.address, ()), *left]
 
@@ -49,7 +49,7 @@ class Starts:
                 self.world.senders[int(cast.payload)] = process.life
 
     def take_up(self, process: Process) -> None:
-        """What may leave of it, leaves."""
+        """Send the unsent casts that may leave."""
         left = self._left.get(process.life)
         if not left or process.receiver is None or process.outgoing is None:
             return

@@ -1,4 +1,4 @@
-"""Who reads DATA: deliverers and the ledger writers. All crash, and resume after the last seqno they know."""
+"""Readers of DATA: deliverers and the ledger writers. All crash, and resume after their last known seqno."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Table:
 
 
 class LedgerWriter:
-    """One ledger job: reads, commits, notes its position; two of them may run, and each may die in between."""
+    """A ledger job: reads, commits, notes its position; two of them may run, and each may die in between."""
 
     def __init__(self, broker: Broker, rules: Rules, table: Table) -> None:
         self.rules = rules
@@ -128,7 +128,7 @@ class LedgerWriter:
             self.crash()
 
     def crash(self) -> None:
-        """Start again: what the table has is what was done, whatever a lost position says."""
+        """Start again: the table has the finished work, whatever a lost position says."""
         self.batch = []
         self.version = self.table.version
         self.cursor.resume(self.table.last_seqno)

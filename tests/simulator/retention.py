@@ -1,7 +1,7 @@
 """DATA is purged at any step, while the ledger lags, sequencers restart and groups idle; or Kafka's retention takes it.
 
-One seed, one history. The broker hides what is gone and keeps it, so that the checker sees all that was ever decided: a
-number that is given a second time is in its log twice. What is purged is chosen by the code that ships
+One seed, one history. The broker hides purged records and keeps them, so that the checker sees every decision: a number
+that is given a second time is in its log twice. The code that ships chooses the records to purge
 (`connectors.kafka.topics.data_purge`), one durable effect a step.
 """
 
@@ -52,7 +52,7 @@ class Retained:
         self.is_whole = True
         """Whether nothing but purges has deleted anything."""
         self.later = random.Random(f"later {seed}").choice((0, 0, 10, 60))
-        """As `tests.simulator.world.Shape.later`; of other dice, so that seeds stay valid."""
+        """`tests.simulator.world.Shape.later` by other dice, so that seeds stay valid."""
 
     def run(self) -> list[Anomaly]:
         for _ in range(ACTIONS):
@@ -71,7 +71,7 @@ class Retained:
             self.broker.append_message(self.random.randint(0, 1), sender, 1, 1, b"%d" % self.sent)
 
     def do_start(self) -> None:
-        """Most of them by an operator who has stopped the last one."""
+        """Start a job, mostly after an operator has stopped the last one."""
         if self.random.random() < 0.4:
             self.do_crash()
         dice = Dice(self.random.getrandbits(30))
@@ -92,14 +92,14 @@ class Retained:
             if sequencer.advance() is not None:
                 return
         except HistoryUnavailable:
-            pass  # what it read was deleted meanwhile; or it was a retention
+            pass  # its records were deleted, by a purge or a retention
         self.sequencers.remove(sequencer)
 
     def do_crash(self) -> None:
         self.sequencers = []
 
     def do_ledger(self) -> None:
-        """It takes some rows more, as long as what comes next is there."""
+        """Let the ledger take some more rows, as long as the next one exists."""
         new = [(offset, seqno) for offset, seqno in self.effective() if seqno > self.in_ledger]
         for offset, seqno in new[: self.random.choice((1, 5, 1000))]:
             if offset < self.broker.beginning:
@@ -116,14 +116,14 @@ class Retained:
         ]
 
     def do_plan_purge(self) -> None:
-        """Somebody looks what is old enough."""
+        """Plan a purge of old records."""
         older = max(self.random.randint(0, len(self.broker.data)) for _ in range(3))
         snapshot = deletable(SimulatedLog(self.broker), older, self.in_ledger)
         if snapshot is not None:
             self.planned.append(snapshot)
 
     def do_purge(self) -> None:
-        """He goes on, much later maybe, or is killed on the way."""
+        """Go on with the purge, much later maybe, or be killed on the way."""
         if not self.planned:
             return
         snapshot = self.planned.pop(self.random.randrange(len(self.planned)))
@@ -139,7 +139,7 @@ class Retained:
         return snapshot.offset
 
     def do_retention(self) -> None:
-        """Kafka deletes what is old, or all of it in a group that idles."""
+        """Let Kafka delete old records, or all records of an idle group."""
         if self.has_retention:
             end = len(self.broker.data)
             self.broker.beginning = self.random.choice((end, self.random.randint(self.broker.beginning, end)))

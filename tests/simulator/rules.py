@@ -1,4 +1,4 @@
-"""Which of the design's rules the simulated processes keep: all of them, unless a mutation breaks one on purpose."""
+"""The design's rules that the simulated processes keep: all, unless a mutation breaks one on purpose."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Rules:
     """Switches for what the actors do themselves; `mutations` also patches the core."""
 
     unique_claims: bool = True
-    """An epoch is where the broker put the claim, not one more than what was seen before."""
+    """An epoch is the offset of its claim, not one more than the last known epoch."""
     yield_to_others: bool = True
-    """It gives up if a seal as high as its own, or higher, stands before its own."""
+    """A sequencer gives up if a seal as high as its own, or higher, comes before its own."""
     floor_first: bool = True
     """DATA's end is noted before the claim, and not behind the seal."""
     seal_first: bool = True
     """A takeover writes its seal before it reads what there is."""
     read_back: bool = True
-    """It then reads DATA up to the seal, instead of trusting what stood there when it began."""
+    """A sequencer then reads DATA up to the seal, instead of trusting its state of the beginning."""
     claims_after_end: bool = True
-    """It reads the claims after it knows where DATA is to be read to, not when it began."""
+    """A sequencer reads the claims once it knows the end of DATA to read to, not when it begins."""
     one_attempt: bool = True
     """A batch is never tried again inside its epoch."""
     takes_over_anew: bool = True
-    """A write that fails ends the epoch; nothing goes on from what is in memory."""
+    """A failed write ends the epoch; nothing goes on from memory."""
     begin: Callable[[Pipeline], Begun | None] = Pipeline.begin
-    """When a batch may begin, and with what."""
+    """Whether a batch may begin, and its input."""
     snapshot_first: bool = True
     """A snapshot is the first record of its batch, not one in the middle."""
     writes_in_order: bool = True
-    """What comes late of a write comes in its order (the idempotent producer's promise)."""
+    """Late records of a write come in their order (the idempotent producer's promise)."""
     sort_rows: bool = True
     """A batch is sorted by source; Spark hands it over in any order, another one each time."""
     resend_in_order: bool = True
@@ -51,14 +51,14 @@ class Rules:
     reader: type[Reader] = Reader
     """The reading rule of members, deliverers and ledger writers (not the checker's)."""
     resume_epoch: Callable[[int], int] = int
-    """Which epoch it resumes with, given the right one."""
+    """The epoch that it resumes with, given the right one."""
     columns: bool = True
     """Batches are decided by `step` or by `step_columns`, at random; else by `step` only (mutations patch it)."""
     is_same: Callable[[Pending, str, bytes, Headers], bool] = is_same
-    """Whether what was ordered under an id is what a member has sent under it."""
+    """Whether the message ordered under an id is the one that the member has sent under it."""
     purged_below: Callable[[SequencerState], Mapping[Partition, int]] = attrgetter("positions")
     """Below which offset FORWARD is purged, by the state that DATA tells (`connectors.kafka.topics.purge`)."""
     step: Callable[[Participant, Event], ParticipantStep] = step
-    """What a member makes of what it hears of itself."""
+    """A member's step on a record about itself."""
     keep_forward_table: bool = True
     """A member keeps a message until its own DATA comes back."""

@@ -37,11 +37,11 @@ WEIGHTS = {
 }
 ACTIONS = 160
 WORK = ("broadcast", "network", "resend", "member_read", "sequence", "deliver", "ledger")
-"""What is no fault: it happens in every run."""
+"""Actions that are no faults: they happen in every run."""
 
 
 class History(NamedTuple):
-    """All that a seed stands for."""
+    """The whole history of a seed."""
 
     shape: Shape
     snapshot_every: int
@@ -79,7 +79,7 @@ def history(seed: int) -> History:
 
 
 def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
-    """Run it in a fresh world; return what was broken. Only mutations that ask for it have records of a later kind."""
+    """Run it in a fresh world; return the violations. Only mutations that ask for it have records of a later kind."""
     with ExitStack() as stack:
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
@@ -105,7 +105,7 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
 
 
 def drop_actions(all_actions: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """As few of the actions as still fail: half of them are left out at a time, then a quarter …"""
+    """Return as few of the actions as still fail: leave out half of them at a time, then a quarter …"""
     actions = list(all_actions)
     size = max(1, len(actions) // 2)
     while True:

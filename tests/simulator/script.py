@@ -1,6 +1,6 @@
 """The command language of tests/traces/*.txt: one command a line, what it changes under it, indented.
 
-Those that begin with `members` have a language of their own (`tests.simulator.member_script`).
+Traces that begin with `members` have a language of their own (`tests.simulator.member_script`).
 
     group a b partitions=1     a fresh group with these members, each with an outbox (b- has none)
     send a 3                   a broadcasts 3 messages; they are on the wire
@@ -9,13 +9,13 @@ Those that begin with `members` have a language of their own (`tests.simulator.m
     resend a                   a sends its forward table again
     restart a                  a is killed and starts again
     read a                     a delivers what there is
-    poison                     somebody writes what is no FORWARD record
+    poison                     a stranger writes a record that is no FORWARD record
     partition                  FORWARD gets one more partition
     start X                    a sequencer process starts (and does nothing yet)
     step X until sealed        X goes on until it has done that: measured, claimed, sealed, rebuilt, opened
     takeover X                 start, and all of the take-over
     batch X                    one whole micro-batch
-    plan X                     X decides a batch and has written nothing of it yet
+    plan X                     X decides a batch and has written no record of it yet
     write X 2                  X writes the next 2 records of the batch
     crash X                    kill -9
     buffered X                 kill -9; what it had not written yet arrives all the same

@@ -1,4 +1,4 @@
-"""How many seeds the suite runs: `make test` some, `make soak` all."""
+"""Numbers of seeds: some for `make test`, all for `make soak`."""
 
 from __future__ import annotations
 

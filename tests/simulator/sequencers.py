@@ -37,14 +37,14 @@ NOT_YET = 1 << 60
 
 @dataclass
 class Batch:
-    """What is still to be written of a batch, and its dead letters."""
+    """The unwritten part of a batch, and its dead letters."""
 
     data: list[Data]
     dead_letters: list[DeadLetter]
 
 
 class Sequencer:
-    """One process. `advance` does one step and says which; when it returns None the process has ended (fenced)."""
+    """A process. `advance` does one step and says which; when it returns None the process has ended (fenced)."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Sequencer:
 
     @property
     def outputs(self) -> list[Data]:
-        """What is decided and not written yet."""
+        """Return the decided and unwritten records."""
         return [record for batch in self.in_flight for record in batch.data]
 
     def fail(self) -> list[Data]:
-        """A write fails; return what was still to be written. The next step belongs to a new attempt."""
+        """Let a write fail; return its unwritten part. The next step belongs to a new attempt."""
         rest = self.outputs
         if not self.rules.takes_over_anew and self.pipeline is not None:
             self.in_flight = []
@@ -133,7 +133,7 @@ class Sequencer:
                 yield "committed"
 
     def _decide(self, begun: SequencerState, opening: tuple[Data, ...]) -> None:
-        """One attempt at the batch. All attempts must give the same, whatever order Spark hands the rows over in."""
+        """Attempt the batch. Each attempt must give the same, in whatever order Spark hands over the rows."""
         assert self.pipeline is not None
         self._before, self._begun = self.pipeline, (begun, opening)
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)

@@ -44,7 +44,7 @@ Message = tuple[int, MessageId, bytes]
 
 
 class MeshShape(NamedTuple):
-    """How a mesh begins."""
+    """The beginning of a mesh."""
 
     sites: str = "abc"
     links: tuple[str, ...] = ("ab", "bc")
@@ -201,7 +201,7 @@ class Mesh:
         self.start_sequencer(self._site(rng), slot, Dice(rng.getrandbits(30)), zombie=rng.random() < 0.3)
 
     def _do_sequence(self, rng: random.Random) -> None:
-        """Some steps of a sequencer, of which one is started if there is none."""
+        """Run some steps of a sequencer, and start one if there is none."""
         site, slot = self._site(rng), rng.choice((0, 0, 0, 0, 1))
         if slot == 0:
             self.start_sequencer(site, slot, Dice(rng.getrandbits(30)), zombie=rng.random() < 0.3)
@@ -234,13 +234,13 @@ class Mesh:
                 break
         rest = process.fail()
         site.leftovers.append(rest[rng.choice((0, 0, 1, 2)) :])
-        if rng.random() < 0.3:  # it arrives at once: what was lost is a hole
+        if rng.random() < 0.3:  # it arrives at once: the lost records are a hole
             self._arrive(site, rng, len(rest))
         if rng.random() < 0.5:
             site.sequencers[slot] = None
 
     def _do_leftover(self, rng: random.Random) -> None:
-        """What a dead or failed attempt had buffered arrives after all, in part."""
+        """Let the buffer of a dead or failed attempt arrive in part."""
         site = self._site(rng)
         site.leftovers = [left for left in site.leftovers if left]
         if site.leftovers:
@@ -258,7 +258,7 @@ class Mesh:
         broker.drop_beginning(rng.randint(0, len(broker.data)))
 
     def _do_relayed_retention(self, rng: random.Random) -> None:
-        """Of what a link has brought, read or not, the beginning is dropped."""
+        """Drop the beginning of a link's records, read or not."""
         broker = self._site(rng).broker
         place = rng.randrange(len(broker.topics))
         if "relayed" in broker.topics[place][0]:
@@ -366,7 +366,7 @@ class Mesh:
         self.publish([other for other in newest.connections if other != name or keeps_its_table], links)
 
     def _do_roll_out(self, rng: random.Random) -> None:
-        """One site gets a newer file."""
+        """Give one site a newer file."""
         site = self._site(rng)
         site.version = rng.randint(site.version, len(self.files) - 1)
 
@@ -476,7 +476,7 @@ class Mesh:
         return found
 
     def _wrong_states(self, name: str) -> list[Anomaly]:
-        """The running sequencer's rows are those that DATA tells, once FORWARD is read again: no link brings more."""
+        """The running sequencer's rows are DATA's, once FORWARD is read again: no link brings more."""
         broker, running = self.sites[name].broker, self._state(name)
         told = broker.tells(len(broker.data))
         if (told.origins, told.own_seqno, told.seqno) != (running.origins, running.own_seqno, running.seqno):
@@ -531,7 +531,7 @@ class Mesh:
         return found
 
     def _check_causality(self, orders: dict[str, list[Data]]) -> list[Anomaly]:
-        """Where the links make a tree: what stood before a message at its origin stands before it everywhere."""
+        """In a tree of links, the messages before one at its origin are before it everywhere."""
         found: list[Anomaly] = []
         for name, order in orders.items():
             at = {record.id: record.seqno for record in order if record.kind == MESSAGE}
@@ -581,7 +581,7 @@ def messages_of(order: Iterable[Data], origin: str) -> list[Message]:
 
 
 def compare(what: str, got: list[Message], wanted: list[Message], known: list[Message]) -> list[Anomaly]:
-    """What is wrong with a site's messages of an origin."""
+    """Return the violations in a site's messages of an origin."""
     if got == wanted:
         return []
     found: list[Anomaly] = []

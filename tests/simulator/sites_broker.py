@@ -1,6 +1,6 @@
 """A site's Kafka in memory, and its sequencer: DATA, EPOCH, its own forward partitions, and a topic for each neighbour.
 
-The processes are those of `broker` and `sequencers`; here are the topics of a mesh, and views at the end of a batch.
+`broker` and `sequencers` have the processes; here are the topics of a mesh, and views at the end of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.simulator.sequencers import Batch, Sequencer
 
 
 class SiteBroker(Broker):
-    """What is durable at one site."""
+    """The durable part of a site."""
 
     def __init__(self, site: str, partitions: int, *, coded: bool = False) -> None:
         super().__init__(0, site)
@@ -93,7 +93,7 @@ class SiteBroker(Broker):
         return [record for _, record in log.read(max(start, log.beginning))]
 
     def effective(self) -> list[Data]:
-        """What the reading rule takes of all DATA that ever was: the ledger has it."""
+        """Return all DATA that the reading rule ever took: the ledger has it."""
         reader = Reader()
         return [record for record in self.data if reader.judge(record) is Verdict.TAKE]
 
@@ -106,7 +106,7 @@ class SiteBroker(Broker):
         ]
 
     def tells(self, end: int) -> SequencerState:
-        """What DATA below `end` tells, from its beginning, without a look at any snapshot."""
+        """Return the state that DATA below `end` tells, from its beginning, without any snapshot."""
         known_end, known = next(row for row in reversed(self.told) if row[0] <= end)
         rest = (replace(record, payload=b"") if record.kind == EPOCH else record for record in self.data[known_end:end])
         state = absorb(known, rest)
@@ -136,7 +136,7 @@ class SiteLog(SimulatedLog):
 
 
 class LogWithLedger(SiteLog):
-    """What a sequencer takes over from: what DATA does not tell any more, the ledger does."""
+    """A sequencer's base of a takeover: DATA, and the ledger for its lost part."""
 
     def state(self, end: int | None = None) -> SequencerState:
         end = self.end() if end is None else end
@@ -147,7 +147,7 @@ class LogWithLedger(SiteLog):
 
 
 def decisions(state: SequencerState) -> tuple[object, ...]:
-    """All of a state that DATA decides, whatever snapshots stand in it."""
+    """Return the part of a state that DATA decides, whatever snapshots it has."""
     return (
         state.epoch,
         state.seqno,

@@ -24,7 +24,7 @@ MOST_REPEATED = 4
 
 
 class Relay:
-    """One process. `advance` does one step; None says that it has ended."""
+    """A process. `advance` does one step; None says that it has ended."""
 
     def __init__(self, here: SiteBroker, there: SiteBroker, sites: Sites, *, blind: bool = False) -> None:
         self.here, self.there, self.sites = here, there, sites
@@ -84,7 +84,7 @@ class Relay:
         return find_session_start(here, there.state().origins, self.carries)
 
     def could_begin(self) -> bool:
-        """Whether DATA holds all that the neighbour lacks, behind some place of which the state is known."""
+        """Whether DATA has all that the neighbour lacks, behind some place with a known state."""
         here, rows = SiteLog(self.here), SiteLog(self.there).state().origins
         for offset in range(self.here.beginning, len(self.here.data) + 1):
             try:
@@ -114,7 +114,7 @@ class Relay:
         self.beat(now_ms, LEAVE)
 
     def look(self) -> bool:
-        """Whether what was carried at the last look counts; if not, a session begins anew."""
+        """Whether the copies of the last look count; if not, a session begins anew."""
         if self.looked_at is not None:
             try:
                 there, carried = SiteLog(self.there).state(), SiteLog(self.here).state(self.looked_at)

@@ -37,7 +37,7 @@ WEIGHTS = {
     "retire": 0.3,
 }
 WORK = ("broadcast", "member", "sequence", "relay_start", "relay", "roll_out", "time")
-"""What is no fault: it happens in every run."""
+"""Actions that are no faults: they happen in every run."""
 ACTIONS = 80
 BUSY = {
     "relay_start": 30,
@@ -57,7 +57,7 @@ BUSY_ACTIONS = 140
 
 
 class MeshHistory(NamedTuple):
-    """All that a seed stands for."""
+    """The whole history of a seed."""
 
     shape: MeshShape
     snapshot_every: int
@@ -102,7 +102,7 @@ def graph(names: str, rng: random.Random) -> tuple[str, ...]:
 
 
 def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
-    """Run it in a fresh mesh; return what was broken."""
+    """Run it in a fresh mesh; return the violations."""
     with ExitStack() as stack:
         for module in ("ordering.sequencer.sequencer", "connectors.relay.link_start"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))

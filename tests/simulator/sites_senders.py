@@ -11,7 +11,7 @@ from tests.simulator.sites_broker import SiteBroker
 
 
 class Sender:
-    """One member name through all its lives; with `joins`, each life begins with a JOIN."""
+    """A member's name through all its incarnations; with `joins`, each begins with a JOIN."""
 
     def __init__(self, broker: SiteBroker, name: str, *, joins: bool) -> None:
         self.broker = broker
@@ -54,11 +54,11 @@ class Sender:
             self._put(LEAVE)
 
     def crash(self) -> None:
-        """It starts again and has forgotten what it sent."""
+        """Start again without a memory of the sent messages."""
         self._begin_life([])
 
     def send(self, now_ms: int, dice: Dice | None = None) -> None:
-        """The whole table again, of which some get lost."""
+        """Send the whole table again, partly lost."""
         if self.is_paused:
             return
         for local_seqno, kind, payload in self.pending:
@@ -106,7 +106,7 @@ class Sender:
             self._come_again()
 
     def _come_again(self) -> None:
-        """It was taken for dead. What a life has sent that is over is sent again in the next one."""
+        """Come again after a suspicion: messages of the old incarnation are sent again in the next one."""
         if self.broker.tells(self.offset).is_over(self.address, self.incarnation):
             self._begin_life([payload for _, kind, payload in self.pending if kind == MESSAGE])
         else:

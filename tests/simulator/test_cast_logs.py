@@ -19,7 +19,7 @@ Mutated = Iterator[list[Line]]
 
 
 def of_views(lines: Sequence[Line]) -> Iterator[tuple[int, Cast, list[Cast]]]:
-    """Each cast of a view that has casts of its sender before it: where it stands, and those."""
+    """Return each cast of a view with earlier casts of its sender: its place, and those casts."""
     before: dict[MemberIncarnation, list[Cast]] = {}
     for at, line in enumerate(lines):
         if isinstance(line, Cast) and line.view != NO_VIEW:

@@ -20,7 +20,7 @@ SEEDS_FOR_A_MUTATION = 100
 
 
 class Mutation(NamedTuple):
-    """A rule that is broken: what must show, and what is patched."""
+    """A broken rule: the violation that must show, and the patch."""
 
     name: str
     expected: Collection[str]

@@ -50,7 +50,7 @@ def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
 
 
 def order(world: Hub, site: str, count: int) -> None:
-    """So many messages of its own members, or more."""
+    """Order at least so many messages of its own members."""
     for _ in range(count):
         world.send(world.sites[site])
     next(job for job in world.jobs if job.site == site).decide(None)
@@ -109,7 +109,7 @@ def test_two_homes_fill_one_copy(mutation: Mutation | None) -> None:
 
 @pytest.mark.parametrize("mutation", [None, FIRST_HOME_WINS])
 def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation | None) -> None:
-    """It finds a home that was made one while it was away."""
+    """The relay finds a home that was promoted while it was away."""
     with playing(THREE_SITES, mutation) as world:
         old = world.first
         first, second = (name for name in world.sites if name != old)

@@ -29,13 +29,13 @@ from tests.simulator.sites import ROUND_MS, Mesh, MeshShape
 
 HOURS = 24
 STEP_S = 10
-"""So long is a batch."""
+"""Seconds of a batch."""
 WARM_HOURS = 2
 """By then, the group has had its first snapshot by time, and all that is made once is there."""
 
 
 class Cost(NamedTuple):
-    """What an hour has added to DATA and EPOCH, and what there is at its end: a state's bytes, and Python's objects."""
+    """An hour's growth of DATA and EPOCH, and the size at its end: a state's bytes, and Python's objects."""
 
     entries: int
     entry_bytes: int
@@ -110,7 +110,7 @@ class Hub:
         self.relays[0].carry()
 
     def forget_forward(self) -> None:
-        """The retention of FORWARD at a home whose copies send, and at a copy; in memory nothing else stands for it."""
+        """Drop FORWARD at a home whose copies send, and at a copy, as retention does; memory has none."""
         for kafka in self.kafkas.values():
             for place, log in kafka.topics.partitions.items():
                 if ".data." not in place.topic and "epoch" not in place.topic:
@@ -118,7 +118,7 @@ class Hub:
                     log[:] = [None] * len(log)  # type: ignore[list-item]
 
     def cost(self, before: dict[str, int]) -> Cost:
-        """What stands in DATA and EPOCH of both sites behind those offsets."""
+        """Return the records of DATA and EPOCH of both sites behind those offsets."""
         found = []
         for name, kafka in self.kafkas.items():
             for place, log in kafka.topics.partitions.items():
@@ -149,7 +149,7 @@ def test_a_day_of_an_idle_hub_is_flat() -> None:
 
 @pytest.mark.slow
 def test_a_day_of_an_idle_mesh_is_flat() -> None:
-    """Nothing goes round: a site's snapshot, which its links carry as a gap, makes no entry at another site."""
+    """No record goes round: a site's snapshot, which its links carry as a gap, makes no entry at another site."""
     mesh = Mesh(MeshShape("ab", ("ab",), joining=1, columns=False))
     mesh.heal()
     for site in mesh.sites.values():
@@ -164,9 +164,7 @@ def test_a_day_of_an_idle_mesh_is_flat() -> None:
             state, found = mesh._state(name), site.broker.data[stands[name] :]
             stands[name] += len(found)
             assert len(state.membership.members) == 1, "nobody was missed"
-            for place, log in enumerate(
-                site.broker.forward
-            ):  # what was considered goes, as `abcast maintain` has it go
+            for place, log in enumerate(site.broker.forward):  # considered records are purged, as by `abcast maintain`
                 considered = state.positions[Partition(*site.broker.topics[place])]
                 log.drop(considered)
                 log.records[:considered] = [None] * considered

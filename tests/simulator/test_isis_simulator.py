@@ -14,7 +14,7 @@ from tests.simulator.seeds import blocks
 
 
 class Simulation(NamedTuple):
-    """What is simulated, and how much of it. `make simulate` runs more."""
+    """A simulation and its amount. `make simulate` runs more."""
 
     option: str
     run: Callable[..., list[Anomaly]]
@@ -70,7 +70,7 @@ def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) 
 
 
 def test_a_link_that_is_cut_under_load_heals_by_itself() -> None:
-    """What both its ends have to report then is longer than a datagram."""
+    """The reports of both its ends are then longer than a datagram."""
     seeds = range(12)
     assert [(seed, found) for seed in seeds if (found := isis.flood(seed))] == []
     broken = isis_mutations.by_name("no-parts")

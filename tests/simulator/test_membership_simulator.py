@@ -49,7 +49,7 @@ def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
 
 @pytest.mark.slow
 def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
-    """All but those of an application that asks twice, or too late, and of coincidences: the unit tests have all."""
+    """Only rows of an application that asks twice, or too late, and of coincidences, are left to the unit tests."""
     for seed in range(30):
         assert run(seed) == []
     in_vain = {(phase, cause) for phase, cause in TRANSITIONS if cause in (Cause.CLOSE, Cause.RENEW)}

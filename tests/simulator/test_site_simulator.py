@@ -93,7 +93,7 @@ def relay(world: Mesh, direction: str) -> Relay:
 
 
 def carry(world: Mesh, relay: Relay, count: int = 1_000) -> None:
-    """So many records at most, which the neighbour then orders."""
+    """Copy so many records at most, which the neighbour then orders."""
     for _ in range(count):
         if relay.advance(world.now_ms) == "idle":
             break
@@ -251,7 +251,7 @@ def test_a_relay_finds_out_that_its_views_do_not_count() -> None:
 
 
 def test_a_faulty_relay_is_not_believed() -> None:
-    """It begins at the end, and says so truly: what it would leave out is not lost."""
+    """The relay begins at the end, and says so truly: the records before it are not lost."""
     world = mesh("ab", "ab")
     broadcast(world, "a", 3)
     blind = world.start_relay("a", "b", world.files[-1], blind=True)

@@ -1,4 +1,4 @@
-"""The scripted traces: each command of tests/traces/*.txt, and of tests/traces/isis/*.txt, does what stands under it.
+"""Scripted traces: each command of tests/traces/*.txt and tests/traces/isis/*.txt prints the text below it.
 
 After a change on purpose, `ABCAST_REWRITE_TRACES=1 pytest tests/simulator/test_traces.py` writes them anew: read the
 difference.
@@ -38,7 +38,7 @@ def test_a_trace(path: Path, rewrite: Callable[[str], str]) -> None:
     ids=["sequencer", "isis"],
 )
 def test_every_trace_ends_well(traces: list[Path], at_least: int, end: str) -> None:
-    """Each one asks the checker at its end, or looks at what was delivered."""
+    """Each trace asks the checker at its end, or compares the deliveries."""
     assert len(traces) >= at_least
     for path in traces:
         assert path.read_text(encoding="utf-8").rstrip().endswith(f"check\n    {end}"), path.name

@@ -27,13 +27,13 @@ MOST_STEPS_TO_A_WRITE = 20
 UNKNOWN_MESSAGE = "unknown-message"
 """Not a promise with a name of its own: somebody delivered what nobody broadcast."""
 WRONG_STATE = "wrong-state"
-"""A state rebuilt from DATA that is not what DATA tells; whoever goes on from it will break a promise."""
+"""A state rebuilt from DATA differs from DATA; a process that goes on from it will break a promise."""
 STUCK = "stuck"
 """A process that met an error it must not meet, such as a ProtocolViolation."""
 
 
 class Action(NamedTuple):
-    """One thing that happens: to whom (taken modulo how many there are), and its `Dice`."""
+    """An action: its target (modulo the number of targets), and its `Dice`."""
 
     kind: str
     who: int = 0
@@ -41,7 +41,7 @@ class Action(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How big a world is."""
+    """The size of a world."""
 
     members: int = 2
     partitions: int = 1
@@ -49,11 +49,11 @@ class Shape(NamedTuple):
     outboxes: int = 0b01
     batch_rows: int = 8
     bad_network: int = 12
-    """How many of a hundred records are lost, how many come late, and how many come twice."""
+    """Percent of the records that are lost, late, and repeated."""
     steps: int = 10
-    """How many steps a sequencer takes at once, at most: the fewer, the more two of them mix."""
+    """Most steps of a sequencer at once: the fewer, the more two of them mix."""
     depth: int = 1
-    """How many batches of a sequencer may be in flight."""
+    """Batches of a sequencer that may be under way."""
     later: int = 0
     """Percentage of batches in which the sequencers, of a later version, write a record of an unknown kind."""
 
@@ -77,7 +77,7 @@ class World:
         self.ledgers = [LedgerWriter(self.broker, rules, self.table) for _ in range(2)]
         self.problems: list[Anomaly] = []
         self.changes = 0
-        """Of an operator."""
+        """Changes by an operator."""
 
     def apply(self, action: Action) -> None:
         """Let it happen; an action that has no object now does nothing."""
@@ -120,11 +120,13 @@ class World:
         self._member(who).back_up()
 
     def _do_restore(self, who: int, dice: Dice) -> None:
-        """It dies, and starts with the outbox of some time ago."""
+        """Kill a member, and start it with an earlier outbox."""
         self._member(who).crash(dice.below(8))
 
     def _do_poison(self, who: int, dice: Dice) -> None:
-        """Somebody else writes: into a forward topic what is not ours, or from no proper address; and into DATA."""
+        """Write as a stranger: foreign records, or ones without a proper address, into a forward topic; and into
+        DATA.
+        """
         if dice.number % 3 == 0:
             self.broker.append_data(Data(STRAY, STRAY_EPOCH))
         if dice.number % 2 == 0:
@@ -145,7 +147,7 @@ class World:
             self.broker.add_partition()
 
     def _do_forget(self, who: int, dice: Dice) -> None:
-        """An operator asks that a member be forgotten, as it stands in DATA now or stood a while ago."""
+        """Ask to forget a member by its row in DATA, now or a while ago."""
         member, state = self._member(who), SimulatedLog(self.broker).state()
         row = state.ordered(member.address)
         if row.incarnation:
@@ -186,7 +188,7 @@ class World:
                 self.sequencers[slot] = None
 
     def _do_sequencer_crash(self, who: int, dice: Dice) -> None:
-        """kill -9; what was in the producer's buffer may still be on its way to the broker."""
+        """kill -9: records in the producer's buffer may still be on their way to the broker."""
         self._fail(who, dice)
         self.sequencers[who % SEQUENCERS] = None
 
@@ -218,14 +220,14 @@ class World:
             self.leftovers.append(kept if self.rules.writes_in_order else [*kept, *lost])
 
     def _write(self, records: list[Data], count: int, dice: Dice) -> None:
-        """Some of the first `count` leftovers arrive; `records` keeps what comes later."""
+        """Let some of the first `count` leftovers arrive; keep the later ones in `records`."""
         for record in records[:count]:
             if dice.below(100) < 85:
                 self.broker.append_data(record)
         del records[:count]
 
     def _do_leftover(self, who: int, dice: Dice) -> None:
-        """What a dead or failed attempt had buffered arrives after all, in part."""
+        """Let the buffer of a dead or failed attempt arrive in part."""
         self.leftovers = [left for left in self.leftovers if left]
         if self.leftovers:
             self._write(self.leftovers[who % len(self.leftovers)], 1 + dice.below(4), dice)
@@ -296,7 +298,7 @@ class World:
             member.read(len(self.broker.data))  # one that has just started again reads on behind its last message
 
     def _join_late(self) -> None:
-        """New deliverers begin just before what was decided across a seal: where a reader is easiest to mislead."""
+        """Start deliverers just before decisions across a seal: where a reader is easiest to mislead."""
         assert self.sequencers[0] is not None
         state = self.sequencers[0].state
         assert state is not None
