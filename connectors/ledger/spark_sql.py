@@ -17,6 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, ONLY_TABLES, Answer, select_messages, tables_in
+from connectors.ledger.delta_files import LedgerOutdated, LedgerUnreadable
+from connectors.ledger.table_state import LedgerDamaged, open_table
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
 
@@ -39,10 +41,12 @@ _SQL_ON_FILES = "spark.sql.runSQLOnFiles"
 
 
 def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
-    """Run one query over the tables below `data`; return at most `limit` rows. Raises UsageError."""
+    """Run one query over the tables below `data`; return at most `limit` rows. Raises UsageError, LedgerOutdated."""
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session, names = spark.newSession(), tables_in(data)
+    for name in names:
+        _check_is_up_to_date(data / name)
     frames = {name: session.read.format("delta").load(str((data / name).absolute())) for name in names}
     for name, frame in frames.items():
         frame.createOrReplaceTempView(name)
@@ -59,6 +63,16 @@ def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None =
         table = _collect(session, found if limit is None else found.limit(limit))
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return Answer(table.column_names, iter(rows), lambda: table.to_reader())
+
+
+def _check_is_up_to_date(path: Location) -> None:
+    """Raise LedgerOutdated if the group's column still has its earlier name. Spark reports all other faults."""
+    try:
+        open_table(path)
+    except LedgerOutdated:
+        raise
+    except (LedgerUnreadable, LedgerDamaged):
+        return
 
 
 def percent_done(spark: SparkSession) -> float:
