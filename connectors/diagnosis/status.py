@@ -227,7 +227,7 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
     waits = agreement is None or agreement.is_frozen
     invalid = 0 if agreement is None else dict(agreement.dropped).get(Drop.INVALID.value, 0)
     rejected = state.rejected + state.process.ignored + invalid
-    return AgreementStatus(view.id, tuple(life.name for life in view.members), waits, rejected)
+    return AgreementStatus(view.id, tuple(site.name for site in view.members), waits, rejected)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:

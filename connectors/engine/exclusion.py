@@ -67,4 +67,4 @@ def _view(data: DataLog) -> View:
 
 
 def _names(view: View) -> tuple[str, ...]:
-    return tuple(life.name for life in view.members)
+    return tuple(site.name for site in view.members)

@@ -147,13 +147,13 @@ def each_number(rows: DataFrame) -> DataFrame:
 
 def view_rows(ledger: DataFrame) -> DataFrame:
     """The views among rows of the ledger (with their topic) → the columns of `views`."""
-    lives = F.from_json(F.col("payload").cast("string"), "members array<array<string>>")["members"]
+    members = F.from_json(F.col("payload").cast("string"), "members array<array<string>>")["members"]
     return ledger.filter(F.col("kind") == VIEW).select(
         GROUP,
         "view_id",
         "seqno",
         spark_codec.site_of(F.col("topic")).alias("site"),
-        F.transform(lives, lambda life: life[0]).alias("members"),
+        F.transform(members, lambda member: member[0]).alias("members"),
     )
 
 

@@ -17,7 +17,7 @@ _ADVICE = {
 def describe(notice: Notice) -> tuple[int, str]:
     """Return the level of logging of a notice, and its text."""
     if isinstance(notice, Installed):
-        return logging.INFO, f"view {notice.view.id} of sites: {', '.join(life.name for life in notice.view.members)}"
+        return logging.INFO, f"view {notice.view.id} of sites: {', '.join(site.name for site in notice.view.members)}"
     if isinstance(notice, Outside):
         return logging.WARNING, "the other sites go on without this one; it asks to join again"
     if isinstance(notice, NotExcluded):
@@ -31,5 +31,5 @@ def describe(notice: Notice) -> tuple[int, str]:
             f"the next message in the order was at {notice.place}, and retention has dropped it here: the site waits "
             "until a relay brings it again"
         )
-    reached = ", ".join(life.name for life in notice.reached)
+    reached = ", ".join(site.name for site in notice.reached)
     return logging.WARNING, f"the site waits for more sites: {notice.needed} must answer, and these do: {reached}"

@@ -80,17 +80,17 @@ def next_view(view: View, reports: Mapping[int, ViewReport], joiners: Iterable[P
     settled = settle([reports[place] for place in sorted(reports)])
     last = max(report.delivered for report in reports.values())
     rows = dict(view.rows)
-    for place, life in enumerate(view.members):
-        rows[life] = max(_ordered(tuple(reports.values()), place), rows.get(life, 0))
+    for place, process in enumerate(view.members):
+        rows[process] = max(_ordered(tuple(reports.values()), place), rows.get(process, 0))
     for placed in settled:
-        life = view.members[placed.id.sender]
-        rows[life] = max(rows[life], placed.id.number)
+        process = view.members[placed.id.sender]
+        rows[process] = max(rows[process], placed.id.number)
         last = max(last, placed.seqno + placed.length - 1)
     members = tuple(sorted(_members([view.members[place] for place in reports], joiners)))
     newest: dict[str, ProcessIncarnation] = {}
-    for life in sorted((*rows, *members)):
-        newest[life.name] = life
-    kept = tuple((life, rows.get(life, 0)) for life in sorted(newest.values()))
+    for process in sorted((*rows, *members)):
+        newest[process.name] = process
+    kept = tuple((process, rows.get(process, 0)) for process in sorted(newest.values()))
     return NextView(View(view.origin, view.id + 1, members, last, kept), settled)
 
 
@@ -98,7 +98,7 @@ def _members(stay: list[ProcessIncarnation], joiners: Iterable[ProcessIncarnatio
     """Return the staying members and at most as many joiners. A new incarnation replaces an old one."""
     joined: list[ProcessIncarnation] = []
     for joiner in joiners:
-        others = [life for life in stay if life.name != joiner.name]
+        others = [process for process in stay if process.name != joiner.name]
         if len(joined) < len(others):
             stay, joined = others, [*joined, joiner]
     return [*stay, *joined]

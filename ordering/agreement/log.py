@@ -294,7 +294,7 @@ def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[E
 
 def absent_from(view: View) -> tuple[str, ...]:
     """Return the sites that were in a view of the group, and are not in this one."""
-    return tuple(sorted({life.name for life, _ in view.rows} - {life.name for life in view.members}))
+    return tuple(sorted({process.name for process, _ in view.rows} - {process.name for process in view.members}))
 
 
 def run_of(ranges: tuple[Range, ...], of_format: int = FIRST.number) -> Run:

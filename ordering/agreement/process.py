@@ -96,7 +96,7 @@ def member(
         suspect_after_ms=suspect_after_ms,
         agreement=begin(view.id, place, rows, delivered=view.base, now_ms=now_ms, resend_after_ms=resend_after_ms),
         delivered=view.base,
-        heard=tuple((life, now_ms) for life in view.members),
+        heard=tuple((member, now_ms) for member in view.members),
         now_ms=now_ms,
         resend_after_ms=resend_after_ms,
     )
@@ -105,12 +105,12 @@ def member(
 def awake(state: ProcessState, now_ms: int) -> ProcessState:
     """Return a process that goes on after some time. It suspects nobody for a silence while it was away."""
     now_ms = max(state.now_ms, now_ms)
-    return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
+    return replace(state, now_ms=now_ms, heard=tuple((member, now_ms) for member, _ in state.heard))
 
 
 def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState:
     """Return the process with another `suspect_after_ms`. The others may still have its old one, until they say so."""
-    others = (life.name for life in state.view.members if life != state.me)
+    others = (member.name for member in state.view.members if member != state.me)
     slower = {**dict.fromkeys(others, state.suspect_after_ms), **dict(state.slower)}
     kept = tuple(sorted((name, ms) for name, ms in slower.items() if ms > suspect_after_ms))
     return replace(state, suspect_after_ms=suspect_after_ms, slower=kept)
