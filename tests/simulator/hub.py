@@ -259,7 +259,8 @@ class Hub:
     def start(self, name: str) -> None:
         """Start a sequencer where the site's file says so. A group begins only where all sites answer."""
         site, file = self.sites[name], self.files[name]
-        if file.home != name or not (site.data or self.all_answer(name)):
+        has_records = any(record.headers for record in site.data)  # a marker has none
+        if file.home != name or not (has_records or self.all_answer(name)):
             return
         with self.acting(name, self.dice.choice([0.0, 0.0, 0.2])):
             by = Claimer(site.connection, name, check_group=beginning_of(file, name))
