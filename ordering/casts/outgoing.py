@@ -106,7 +106,8 @@ class Outgoing:
 
     @property
     def _all_written(self) -> bool:
-        return self.in_views.is_written and self.outside.is_written
+        in_views, outside = self.in_views, self.outside
+        return in_views.written == in_views.sent and outside.written == outside.sent
 
     def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
         """Add a message; it must have `has_room`. Raises UsageError for an order that can't be kept.
