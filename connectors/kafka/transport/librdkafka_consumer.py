@@ -173,18 +173,20 @@ class _Consumer:
         return True
 
     def _take_error(self, error: confluent_kafka.KafkaError, message: Any, has_records: bool) -> None:
-        failure = translated(error)
+        failure, is_stale = translated(error), False
         if isinstance(failure, errors.GroupAuthorizationFailedError | errors.KafkaConnectionError):
             return  # this consumer has no group, and the client reconnects by itself
         if isinstance(failure, errors.TopicAuthorizationFailedError):
             failure = errors.TopicAuthorizationFailedError({message.topic()})  # as kafka-python has it
         if isinstance(failure, errors.OffsetOutOfRangeError):
             place = TopicPartition(message.topic(), message.partition())
-            failure = errors.OffsetOutOfRangeError({place: self.position(place)})
+            failure = errors.OffsetOutOfRangeError({place: message.offset()})
+            # librdkafka also returns such errors of an earlier assignment.
+            is_stale = message.offset() != self._positions.get(place)
         _logger.debug("reading %s: %r", message.topic(), failure)
-        # The error comes again after the records before it, since the position has not moved.
+        # A true error comes again, also after the records before it: librdkafka is moved to the position.
         self._is_moved = True
-        if not has_records:
+        if not has_records and not is_stale:
             raise failure
 
     def _move(self) -> None:

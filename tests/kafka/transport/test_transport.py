@@ -206,6 +206,24 @@ class TestPromises:
         assert [record.value for record in records] == [b"0", b"1", b"2"]
         assert list(records[2].headers) == [("y", b"2")]
 
+    def test_an_offset_out_of_range_of_an_earlier_assignment(
+        self, topic: str, producer: Producer, consumer: Consumer
+    ) -> None:
+        """The error concerns no later one, whether that has the partition or not."""
+        lost, kept = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        producer.send(topic, value=b"x", partition=kept.partition).get(WAIT)
+        for place in (lost, kept):
+            consumer.assign([place])
+            consumer.seek(place, 999)
+            with contextlib.suppress(OffsetOutOfRangeError):
+                consumer.poll(timeout_ms=0)
+            time.sleep(0.5)  # a thread of librdkafka gets the error
+            assert [record.value for record in read(consumer, kept, 0, 1)] == [b"x"]
+        consumer.seek(kept, 999)
+        with pytest.raises(OffsetOutOfRangeError) as raised:
+            read(consumer, kept, 999, 1000)
+        assert raised.value.args[0] == {kept: 999}
+
     def test_a_producer_that_is_abandoned(self, topic: str, connection: Connection) -> None:
         """Records under way complete or fail; the producer takes no more."""
         producer, failures = connection.producer(linger_ms=60_000), list[BaseException]()
