@@ -48,7 +48,7 @@ class Intake:
     """Reads partitions, each from its own position. One thread at a time; close it."""
 
     def __init__(self, connection: Connection, stop: threading.Event) -> None:
-        """`stop` ends a wait. Raises BrokerUnreachable."""
+        """Open a consumer. `stop` ends a pause of `poll` without partitions or a broker. Raises BrokerUnreachable."""
         self.positions: dict[TopicPartition, int] = {}
         """The next offset of each partition. After a change, call `read` again."""
         self._connection, self._stop = connection, stop
@@ -113,7 +113,7 @@ class GroupIntake(Intake):
     """
 
     def __init__(self, connection: Connection, stop: threading.Event) -> None:
-        """`stop` ends a wait. Raises BrokerUnreachable."""
+        """Open a consumer. `stop` ends a pause of `poll` without partitions or a broker. Raises BrokerUnreachable."""
         super().__init__(connection, stop)
         self._group_of: dict[TopicPartition, str] = {}
         self._wanted: set[TopicPartition] | None = None  # None: to be assigned anew

@@ -103,7 +103,7 @@ def _collect(spark: SparkSession, frame: DataFrame) -> Table:
 
 
 def _is_query(spark: SparkSession, sql: str) -> bool:
-    """Whether no part of the statement is a command: a WITH may contain one."""
+    """Whether the statement is a query in all its parts. A WITH, for example, can end in an INSERT."""
     gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public way
     parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
     plans: list[Any] = [parser.parsePlan(sql)]

@@ -294,7 +294,7 @@ class _RuleFollower:
 
     @property
     def last_seqno(self) -> int:
-        """The last seqno taken."""
+        """The last seqno that the reading rule has taken."""
         return self._reader.last_seqno
 
     @property

@@ -1,4 +1,4 @@
-"""The site whose ledger may give the history to a site that joins a group."""
+"""Checks before a site joins a group: another site has the group, and a neighbour can give its ledger's history."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way.
+"""Letters between sites: each Kafka on the way to a site's inbox has a copy of the topic, under the same name.
 
-Invariant. By one sites' file, each step of a letter's way leads into a Kafka that is nearer to the inbox
-(`leads_nearer`). So the Kafka of the nearest site that has the group always has a direction that carries the letter on.
-A Kafka that several sites share may have several: each site's relay carries the letter then, so no site depends on
-another one's relay, and the receiver drops the repeats. By files of different age a step may lead back. A letter that
-has been in the target's Kafka is not carried (`connectors.relay.columns`), so no letter goes round. It waits until the
-next file has another way, whose relay begins behind its own last copy.
+Invariant. If all sites have the same sites' file, each step takes a letter to a Kafka nearer to the inbox
+(`leads_nearer`). In each Kafka on the way, the group's site that is nearest to the inbox has such a step. If several
+sites share that Kafka, several may have one. Then the relay of each carries the letter, so no site depends on another
+one's relay, and the receiver drops the repeats.
+
+If some sites have an older file, a step may lead back. But no letter goes round: a relay does not carry a letter that
+has been in the target's Kafka (`connectors.relay.columns`). Such a letter waits for a file with another way. The relay
+of that way begins after the last letter that it has copied itself.
 """
 
 from __future__ import annotations

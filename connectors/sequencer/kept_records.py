@@ -1,7 +1,8 @@
 """The records of FORWARD that a step of an agreeing site has read and not sequenced, in files.
 
 Invariant: the chunks of a partition are in the order of their offsets, and do not overlap. A chunk is in the spill
-store from `add` until `take` has returned its last record. A crash costs nothing: the next query reads FORWARD again.
+store until `take` has yielded its last record, or `add` merges it with the next one. A crash costs nothing: the next
+query reads FORWARD again.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Skipping(Protocol):
-    """A job that says whether its query may begin behind a record."""
+    """A job that decides whether its query may skip a record too large for memory, and the records before it."""
 
     name: str
 

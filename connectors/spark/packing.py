@@ -119,10 +119,10 @@ def manager_of(master: str) -> Manager:
 
 
 def submit_line(package: Package, master: str, python: str, command: Sequence[str] = ("run",)) -> str:
-    """Return the shell command that starts `abcast COMMAND` at that master; further options may follow it.
+    """Return the shell command that submits `abcast COMMAND` to a master; further options may be appended.
 
-    `master`: the URL, or the name of a manager for a command with HOST in it. `python`: the executors' command for
-    Python. Raises UsageError.
+    `master`: a URL, or the name of a manager. With a name, the URL has HOST for the user to replace, except for yarn.
+    `python`: the executors' command for Python. Raises UsageError for any other master.
     """
     manager = manager_of(master)
     arguments = [

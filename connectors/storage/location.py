@@ -122,7 +122,10 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def exists(self) -> bool:
-        """Whether a file or a directory is there. Raises UsageError if the bucket does not exist."""
+        """Whether a file or a directory is there.
+
+        Raises UsageError if the bucket does not exist, or the store refuses; StoreUnreachable, EnvironmentProblem.
+        """
         if self._is_there():
             return True
         _have_seen_bucket(self.bucket)

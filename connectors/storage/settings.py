@@ -172,7 +172,10 @@ def _check_token(found: Mapping[str, StorageSetting]) -> None:
 
 
 def _sources() -> Iterator[dict[str, StorageSetting]]:
-    """Yield the settings of each source, by precedence."""
+    """Yield the settings of our variables, of the configuration file, of AWS's variables. An earlier source wins.
+
+    Raises UsageError for an unknown name, or a value that is no text.
+    """
     variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     for name in sorted(variables):
         _check_name(name.removeprefix(PREFIX).lower(), name)

@@ -84,7 +84,10 @@ class GroupMaintenance:
         self._signs = SignsOfLife(connection, site, engine)
 
     def take(self, forward: Mapping[str, list[str]]) -> None:
-        """Maintain these groups, too, or these forward topics of known groups. Raises BrokerUnreachable."""
+        """Add these groups, each with its forward topics. They replace the topics of a group that is known already.
+
+        Raises BrokerUnreachable, KafkaRefused.
+        """
         with self._connection.reachable():
             for group in forward.keys() - self.forward.keys():
                 self._ends.prepare(group)

@@ -1,4 +1,4 @@
-"""The option `--engine`, and the sequencer in this process: no Spark, no JVM, milliseconds."""
+"""The options `--engine` and `--agreement`, and the plain Python engine: no JVM, and an order within milliseconds."""
 
 from __future__ import annotations
 

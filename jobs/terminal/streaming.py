@@ -280,7 +280,7 @@ class JobThread:
             raise self._failure
 
     def log_failure(self) -> None:
-        """Log the error that ended the job, if there is one, once."""
+        """Log the error that ended the job, if there is one, once. `raise_failure` then no longer raises it."""
         if self._failure is not None and not self._is_reported:
             self._is_reported = True
             log.error("%s has ended: %s", self._job.name, self._failure, exc_info=_unexpected(self._failure))

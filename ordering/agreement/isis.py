@@ -381,7 +381,10 @@ class Agreement:
                 following = self._early.pop(RunId(sender, number), None)
 
     def _accept(self, run_id: RunId, run: Run, senders: int) -> bool:
-        """Hold a run back and propose a number for it, beside its sender's."""
+        """Hold a run back and propose a number for it. `senders`: the sender's own proposal, unless it is this process.
+
+        Return False if the queue is full: nothing has changed, and the sender sends the run again.
+        """
         proposal = self.counter + 1
         if self._queue.insert_undeliverable(run_id, run, Key(proposal, self.me)) is Insertion.FULL:
             self._drop(Drop.FULL)

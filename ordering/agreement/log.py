@@ -232,7 +232,7 @@ class Entry(NamedTuple):
     def from_bytes(cls, raw: bytes) -> Entry:
         """Return the inverse of `to_bytes`.
 
-        Raises LaterVersion for an entry that only later versions read, ProtocolViolation for any other bytes.
+        Raises LaterVersion if only later versions can read the entry, ProtocolViolation if the bytes are no entry.
         """
         _check_readable(raw)
         return decode(cls, raw)
@@ -250,9 +250,10 @@ def _check_readable(raw: bytes) -> None:
 
 
 def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
-    """Return the row after the next record of a log, an entry or a seal; and whether it is an entry that counts.
+    """Return a log's row after its next record, and whether the record is an entry that counts.
 
-    Only its number and epoch decide, by the rule of `ordering.base.reader`.
+    The record is an entry or a seal. Only its epoch and number decide, by the rule of `ordering.base.reader`; `read_on`
+    looks at digests, too.
     """
     reader = Reader(row.epoch, row.number)
     kind, number = (MESSAGE, record.local_seqno) if record.kind == ENTRY else (EPOCH, 0)
@@ -359,7 +360,7 @@ def write_told(told: Iterable[ReadReport]) -> SiteMessage:
 
 
 def read_told(letters: Iterable[SiteMessage]) -> tuple[ReadReport, ...]:
-    """Return the reports on runs in the letters of an entry. Raises ProtocolViolation."""
+    """Return each `ReadReport` in the letters of an entry. Raises ProtocolViolation if one can't be decoded."""
     written = (letter for letter in letters if letter.kind == CONTENTS)
     return tuple(told for letter in written for told in decode(_AllTold, letter.body.encode("utf-8")).told)
 

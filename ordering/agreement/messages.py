@@ -115,7 +115,7 @@ class BallotAccepted(NamedTuple):
 
 
 class DecidedView(NamedTuple):
-    """The view in force, with the end of the one before it."""
+    """The announcement of a decided view, with the last deliveries of the view before it."""
 
     value: NextView
 

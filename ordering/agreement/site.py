@@ -712,7 +712,7 @@ class Sequenced:
 
     @property
     def runs(self) -> Sequence[OrderedRun]:
-        """The runs that follow."""
+        """The agreed runs that are still to be sequenced, the next one first."""
         return self._runs
 
     def next(self) -> OrderedRun | None:

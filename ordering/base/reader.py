@@ -1,8 +1,8 @@
 """The reading rule of DATA, the same for members, ledger, relay, checker, and a sequencer that takes over.
 
 Invariant. After any prefix of the log, a `Reader` has taken exactly its *effective* records: seqnos 1, 2, 3 … without a
-gap, each once. A crash keeps it: the rule remembers (epoch, last seqno) and looks only at the log. A reader that starts
-again behind `last_seqno` finds the epoch of the next seqno by `epoch_of`, in the table of seals of every snapshot.
+gap, each once. A crash does not break it: each verdict depends only on the record and on (epoch, last seqno). Every
+snapshot has the table of seals, so a reader that resumes after `last_seqno` finds the next seqno's epoch (`epoch_of`).
 docs/protocols/reading.md has each case and the proof.
 """
 

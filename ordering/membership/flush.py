@@ -45,10 +45,11 @@ TRANSITIONS: dict[tuple[FlushPhase, str], FlushPhase] = {
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """The flush that runs now. `id` is the seqno of its START_FLUSH, 0 in the phase RUNNING.
+    """The state of a group's flush. In the phase RUNNING no flush runs.
 
-    `requested`: a member asked for it and ends it (`member.flush()`). Otherwise the sequencer runs it for a view, in
-    the name of the oldest member that stays. `answered` has the addresses of the members whose FLUSH_OK was read.
+    `id` is the seqno of the flush's last START_FLUSH; 0 if none runs. `requested`: a member asked for it and ends it
+    (`member.flush()`). Otherwise the sequencer runs it for a view, in the name of the oldest member that stays.
+    `answered` has the addresses of the members whose FLUSH_OK was read.
     """
 
     phase: FlushPhase = FlushPhase.RUNNING

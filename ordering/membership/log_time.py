@@ -35,7 +35,7 @@ class Age(NamedTuple):
     since_ms: int = 0
 
     def at(self, at_ms: int) -> Age:
-        """Return the age at the next record, whose timestamp is `at_ms`."""
+        """Return the age at the partition's next record, at `at_ms`. A pause counts up to LONGEST_PAUSE_MS."""
         return Age(at_ms, self.since_ms + min(max(at_ms - self.at_ms, 0), LONGEST_PAUSE_MS))
 
 

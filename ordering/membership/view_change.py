@@ -1,4 +1,4 @@
-"""The sequencer's own decisions at the end of a batch: views, steps of a flush, remote views of silent relays.
+"""The sequencer's own decisions at the end of a batch: views, steps of a flush, changes of remote views.
 
 Source: FLUSH (docs/sources.md), "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
 V2 = M − S − L + J; "Crash handling during FLUSH": nobody waits for a suspect, and if the requester is gone, the flush

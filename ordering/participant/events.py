@@ -2,8 +2,9 @@
 
 Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
 
-Invariant. A reader of a group's DATA sees `(block view* unblock)+`, whichever view it begins with. A flush that starts
-over gives no second block. A member that joins within a flush is blocked from its first view on.
+Invariant. In the events that a reader of a group's DATA sees, Block and Unblock alternate; a reader that begins within
+a flush may see its Unblock first. A view comes between them, or outside if it needed no flush. A flush that starts over
+gives no second Block. A member that joins within a flush is blocked from its first view on.
 """
 
 from __future__ import annotations

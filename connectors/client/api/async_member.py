@@ -118,7 +118,8 @@ class AsyncMember:
     """A member of a group, for asyncio. Use it with `async with`.
 
     Each method does the same as the method of `Member` with its name, and raises the same errors. `member` is the
-    `Member` itself, for everything else: `view`, `flush`, `incarnation` …
+    `Member` itself, for everything else: `view`, `incarnation`, `flush` … `member.flush` blocks the event loop: use it
+    in a thread.
     """
 
     def __init__(self, group: str, member: str, **options: Unpack[Options]) -> None:

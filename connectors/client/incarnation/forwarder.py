@@ -184,7 +184,7 @@ class Forwarder:
 
     @property
     def was_told(self) -> bool:
-        """Whether the failure was raised in the application."""
+        """Whether a call of the application has raised the error that ended this incarnation."""
         return self._lifecycle.was_told
 
     @property

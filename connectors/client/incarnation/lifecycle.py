@@ -75,7 +75,7 @@ class LifecycleState:
 
     @property
     def was_told(self) -> bool:
-        """Whether the failure was raised in the application."""
+        """Whether a call of the application has raised the error that ended this incarnation."""
         return self.failure is not None and self.failure.was_told
 
     def check(self) -> None:

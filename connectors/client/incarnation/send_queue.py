@@ -133,7 +133,7 @@ class SendQueue:
         self._changed.notify_all()
 
     def note_progress(self) -> None:
-        """Note that an entry has left the table, or enters an empty one."""
+        """Note that the table has lost records, or gets its first one. Drop the extra headers of acknowledged ones."""
         self.sending.note_progress()
         acknowledged = self._pending_messages.table.acknowledged
         while self._depends and (first := next(iter(self._depends))) <= acknowledged:

@@ -1,7 +1,7 @@
-"""A member's session in its group: the application's waits for a view, for its leave, for a quiet point.
+"""A member's session in its group: the application's calls to join, to leave, to begin and end a quiet point.
 
-The tailer's thread reads the log, and drives the participant (`ordering.participant.participant`). The application's
-threads ask for something here. They wait until the participant has it, or raise the reason why it did not come.
+The tailer's thread reads the log, and drives the participant (`ordering.participant.participant`). A call from a thread
+of the application asks the participant for a change, and waits for it, or raises the reason why it did not come.
 """
 
 from __future__ import annotations

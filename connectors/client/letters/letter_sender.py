@@ -97,7 +97,11 @@ class LetterSender:
     def send(
         self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None, kind: str = LETTER
     ) -> LetterReceipt:
-        """Number the letter, keep it, and send it. Raises TopicMissing, BrokerUnreachable, LetterTableFull."""
+        """Number the letter, keep it, and send it. Waits up to `timeout` seconds for room in the table.
+
+        Raises TopicMissing, BrokerUnreachable, KafkaRefused, LetterTableFull; UsageError if the sender is closed; the
+        error that has ended its thread.
+        """
         topic, to = self._inbox_topic(receiver.site), str(receiver)
         size = message_bytes(payload, headers)
         with self._changed:

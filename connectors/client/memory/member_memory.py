@@ -93,9 +93,10 @@ class MemberMemory:
         self._offsets.commit(self._data, offset, f"{_SEQNO}{seqno}", TIMEOUT_S)
 
     def _seqno_before(self, offset: int) -> int:
-        """Return the last seqno below an offset that an operator has set, with `kafka-consumer-groups` say.
+        """Return the last seqno below the offset to which an operator has set the position.
 
-        Raises PositionLost.
+        `kafka-consumer-groups` can do that. Raises PositionLost if DATA does not tell the seqno, as in a copy;
+        BrokerUnreachable, TopicMissing.
         """
         try:
             with DataLog(self.connection, self.group, self.address.site) as log:

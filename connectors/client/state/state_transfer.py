@@ -144,9 +144,10 @@ class StateTransfer:
             joined: this member's first view.
             current: returns the newest view.
             timeout: seconds to wait for a state.
-            hub: of a member with casts.
+            hub: the member's casts, if it takes part in fifo and causal order.
 
-        Raises NotOrderedInTime, UsageError.
+        Raises NotOrderedInTime if no state comes in time, UsageError if the member is closed, and the errors of `send`
+        and `set_state`.
         """
         if {str(self.address), *joined.joined} >= set(joined.members):
             return None

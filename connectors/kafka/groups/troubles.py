@@ -30,7 +30,7 @@ class Troubles:
             self._served[job] = frozenset(groups)
 
     def end(self, job: str, why: str) -> None:
-        """Note that a job has ended while the process goes on."""
+        """Note why a job has ended while the process goes on: `of` then says so, in place of the groups it left out."""
         with self._lock:
             self._ended[job] = why
 

@@ -60,7 +60,10 @@ class Ledger(Protocol):
         """Return the last seqno in the group's rows; 0 without rows. May raise AbcastError."""
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
-        """Return the group's row of the seqno, or a more telling one not far below. May raise AbcastError."""
+        """Return a row at the seqno or not far below: the newest with a sender, else the newest; None if there is none.
+
+        May raise AbcastError.
+        """
 
 
 class Fit(Enum):

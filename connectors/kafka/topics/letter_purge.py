@@ -192,7 +192,7 @@ def _decoded(record: Any) -> WrittenLetter | str:
 
 
 def relayed_from(record: Any) -> str:
-    """Return the partition, with its site, from which a relay copied the letter; "" for an original."""
+    """Return where the last relay copied the letter from, as `SITE/topic-partition`; "" for an original."""
     fields = first_fields(record.headers, len(LETTER_FIELDS))
     text = fields[_RELAYED_FROM].decode("latin-1") if len(fields) > _RELAYED_FROM else ""
     return text.rpartition(":")[0]

@@ -36,7 +36,7 @@ def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
 
 
 class _Written(NamedTuple):
-    """The place of a record in the log."""
+    """The place and the timestamp of a record that Kafka has acknowledged."""
 
     topic_partition: TopicPartition
     offset: int
