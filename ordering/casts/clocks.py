@@ -81,25 +81,29 @@ class ClockReader:
     """A reader of the clocks of a view's causal casts, each written in full or as a difference to its sender's last.
 
     Invariant. `last` has the clock of each member's last delivered causal cast, by the member's index. Only the clock
-    of a member's next cast is read, and only once, however often the cast is looked at.
+    of a member's next cast is read, and only once, however often the cast is looked at. Another cast may come under the
+    number of one that found no room: its own clock counts.
     """
 
     def __init__(self, last: Mapping[int, Clock]) -> None:
         self.last = dict(last)
-        self._next: dict[int, Clock] = {}
+        self._next: dict[int, tuple[str, Clock]] = {}
 
     def next(self, index: int, field: str, size: int) -> Clock:
         """Return the clock of a member's next cast in a view of `size` members. Raises ClockMalformed."""
-        clock = self._next.get(index)
-        if clock is None:
-            clock = self._next[index] = read(field, self.last.get(index), size)
+        known = self._next.get(index)
+        if known is not None and known[0] == field:
+            return known[1]
+        self._next.pop(index, None)
+        clock = read(field, self.last.get(index), size)
+        self._next[index] = field, clock
         return clock
 
     def go_past(self, index: int) -> None:
-        """Note that the member's next cast is delivered, or dropped without a readable clock."""
-        clock = self._next.pop(index, None)
-        if clock is not None:
-            self.last[index] = clock
+        """Note that the member's next cast, a causal one, is delivered, or dropped without a readable clock."""
+        known = self._next.pop(index, None)
+        if known is not None:
+            self.last[index] = known[1]
 
 
 class ClockWriter:

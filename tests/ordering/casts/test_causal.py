@@ -219,6 +219,16 @@ class TestAFullQueue:
         assert receiver.progress > before
         assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), total(3, A, "1"))
 
+    @pytest.mark.parametrize("other", [fifo(B, 1), causal(B, 1, "0"), causal(B, 1, "?")])
+    def test_another_cast_comes_under_the_number_of_a_full_one(self, other: Cast) -> None:
+        """Two processes of one incarnation, or a forger: the receiver goes on as one that was not full."""
+        receiver, fresh = member(max_held=1), member()
+        receiver.step(fifo(A, 3))
+        assert receiver.step(causal(B, 1, "9")) == CastStep(CastVerdict.FULL)
+        for record in (other, causal(B, 2, "0"), causal(B, 3, ".")):
+            assert receiver.step(record) == fresh.step(record)
+        assert receiver.state == fresh.state
+
     def test_data_is_full(self) -> None:
         receiver = member(max_waiting=1)
         assert receiver.step(total(2, A, ",1")).verdict is CastVerdict.HOLD
