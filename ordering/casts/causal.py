@@ -238,7 +238,7 @@ class CausalReceiver:
 
     def _run_on(self) -> None:
         """Deliver all records that need not wait any more."""
-        while self.held.ready or self._deliver_next_ordered():
+        while self.held.ready or (self._queue.records and self._deliver_next_ordered()):
             while self.held.ready:
                 self._look_at(self.held.ready.popleft())
 
@@ -269,8 +269,6 @@ class CausalReceiver:
     def _deliver_next_ordered(self) -> bool:
         """Deliver the first waiting DATA record if all it depends on was. Return whether to look again."""
         queue = self._queue
-        if not queue.records:
-            return False
         record = queue.records[0]
         if queue.depends is None:
             queue.depends = self._clock_of(record)
@@ -284,9 +282,11 @@ class CausalReceiver:
         if record.kind == VIEW:
             record = record._replace(settled=self._install(record))
         self._deliveries.append(record)
-        if self.cut.follow(record, self._vector):
-            self.held.wake(FLUSH, 0)
-        self.held.wake(TOTAL_ORDER, self.seqno)
+        is_over = self.cut.follow(record, self._vector)
+        if self.held.suspended:
+            if is_over:
+                self.held.wake(FLUSH, 0)
+            self.held.wake(TOTAL_ORDER, self.seqno)
         return True
 
     def _clock_of(self, record: OrderedRecord) -> Clock:
