@@ -21,8 +21,8 @@ _OFFSET_TRIES = 18
 def isolation_of(topics: Iterable[str]) -> str:
     """Return the isolation level for one query of these topics: `read_committed` if any of them needs it.
 
-    FORWARD and its copies (`READ_COMMITTED`) need it: a message of an aborted transaction was not broadcast. Without
-    them it is `read_uncommitted`, so no open transaction holds the query up.
+    FORWARD and relayed topics (`READ_COMMITTED`) need it: a message of an aborted transaction was not broadcast.
+    Without them it is `read_uncommitted`, so no open transaction holds the query up.
     """
     are_to_be_committed = any(topic is not None and topic.role in READ_COMMITTED for topic in map(Topic.parse, topics))
     return "read_committed" if are_to_be_committed else "read_uncommitted"
