@@ -7,8 +7,8 @@
             ...
 
 Broadcasts and letters share one thread, so they are sent in the order of their calls. Each stream has a thread of its
-own. A cancelled call may still have its effect: a broadcast may be ordered. Cancelling loses no delivery: the next
-`__anext__` returns the one that the cancelled call was waiting for.
+own. A cancelled call may still take effect: its message may be ordered. A cancelled `__anext__` loses no delivery: the
+next call returns the item that it was waiting for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _END: Any = object()
 
 
 class Options(TypedDict, total=False):
-    """The options of `Member`, which says what they mean."""
+    """The keyword arguments of `Member`, where they are described."""
 
     bootstrap_servers: str | None
     connection: Connection | None
@@ -82,7 +82,10 @@ class AsyncStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Take the item in hand; wait for the next one and return it. Raises as `Stream.__next__` does."""
+        """Take the item in hand; wait for the next one and return it.
+
+        The first call opens the stream. Raises as `Stream.__next__` does, and all errors of opening it.
+        """
         if self._next_item is None:
             self._next_item = self._thread.submit(self._next)
         # A task that is cancelled here leaves the item to the next call.
@@ -95,7 +98,7 @@ class AsyncStream(Generic[T]):
         return item
 
     def taken(self) -> None:
-        """Count the item in hand as taken. Kafka learns of it when the next one is asked for, or at `aclose`."""
+        """Count the item in hand as taken. The stream saves that in Kafka as it goes on, or in `aclose`."""
         if self._stream is not None:
             self._stream.taken()
 
@@ -117,13 +120,13 @@ class AsyncStream(Generic[T]):
 class AsyncMember:
     """A member of a group, for asyncio. Use it with `async with`.
 
-    Each method does the same as the method of `Member` with its name, and raises the same errors. `member` is the
-    `Member` itself, for everything else: `view`, `incarnation`, `flush` … `member.flush` blocks the event loop: use it
-    in a thread.
+    Each method does the same as the method of `Member` with its name, and raises the same errors; outside of `async
+    with`, UsageError. `member` is the `Member` itself, for everything else: `view`, `incarnation`, `flush` … Use
+    `member.flush` in a thread, since it blocks the event loop.
     """
 
     def __init__(self, group: str, member: str, **options: Unpack[Options]) -> None:
-        """Take the arguments of `Member`. `async with` then makes the member, and raises what `Member` raises."""
+        """Keep the arguments of `Member`. `async with` makes the member, and raises the errors of `Member(…)`."""
         self._make = functools.partial(Member, group, member, **options)
         self._member: Member | None = None
         self._sending = OneThread("abcast-send")
@@ -144,11 +147,11 @@ class AsyncMember:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close, as `Member` does at the end of a `with`: after an exception without waiting."""
+        """Close the member, as `Member.__exit__` does: after an exception without waiting."""
         await asyncio.to_thread(self.member.__exit__, kind, error, traceback)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the member, as `Member.close` does, up to `timeout` seconds long. Raises as it does."""
+        """Close the member, as `Member.close` does. Raises as it does."""
         await asyncio.to_thread(self.member.close, timeout)
 
     async def connect(
@@ -160,7 +163,7 @@ class AsyncMember:
         from_seqno: int | None = None,
         timeout: float = 30.0,
     ) -> ViewChange:
-        """Join the group, as `Member.connect` does, within `timeout` seconds. Raises as it does."""
+        """Join the group, as `Member.connect` does. Raises as it does."""
         connect = functools.partial(self.member.connect, from_ledger=from_ledger, state=state, or_history=or_history)
         return await asyncio.to_thread(connect, from_seqno=from_seqno, timeout=timeout)
 
@@ -187,10 +190,10 @@ class AsyncMember:
     async def broadcast(
         self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
     ) -> Receipt | CastReceipt:
-        """Send a message to the group, as `Member.broadcast` does; `await` the receipt for the seqno.
+        """Send a message to the group, as `Member.broadcast` does; return the receipt, to `await` for the seqno.
 
-        While the forward table is full, it waits up to `timeout` seconds, and later broadcasts and letters of this
-        member wait behind it. Raises as `Member.broadcast` does.
+        While the call waits for room in the forward table, or for the end of a flush, later broadcasts and letters of
+        this member wait behind it. Raises as `Member.broadcast` does.
         """
         sent: Callable[..., Receipt | CastReceipt] = self.member.broadcast
         return await self._in_turn(functools.partial(sent, payload, headers, timeout, order=order))
@@ -209,17 +212,14 @@ class AsyncMember:
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
-        """Send a letter to one member, as `Member.send` does; `await` the receipt until the letter is written.
+        """Send a letter to one member, as `Member.send` does; return the receipt, to `await` until it is written.
 
         Raises as `Member.send` does.
         """
         return await self._in_turn(functools.partial(self.member.send, address, payload, headers, timeout))
 
     async def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """Wait until everything broadcast so far is ordered; return the last seqno, or None if nothing was pending.
-
-        Raises as `Member.wait_ordered` does.
-        """
+        """Wait until all earlier broadcasts are ordered, as `Member.wait_ordered` does. Raises as it does."""
         return await asyncio.to_thread(self.member.wait_ordered, timeout)
 
     @overload
@@ -260,7 +260,7 @@ class AsyncMember:
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> AsyncStream[Letter]:
         """Return the letters to this member for `async for`, as `Member.inbox` gives them.
 
-        All errors of `Member.inbox` are raised when the stream is iterated.
+        All errors of `Member.inbox` are raised when the stream is iterated, wrong arguments included.
         """
         return AsyncStream(functools.partial(self.member.inbox, timeout, from_beginning=from_beginning))
 

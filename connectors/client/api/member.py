@@ -6,8 +6,8 @@
         for delivery in alice.deliveries():
             ...
 
-Sending and delivering are independent: a member that only delivers takes no incarnation, and one that only sends keeps
-no position. A `Member` that has not called `connect` sends and observes only; it changes no view.
+Sending and delivering are independent: a member that only delivers takes no incarnation (unless it has an outbox), and
+one that only sends keeps no position. Without `connect`, a `Member` sends and delivers, but is in no view.
 """
 
 from __future__ import annotations
@@ -91,18 +91,19 @@ class Member(SendingHalf, ReadingHalf):
                 ABCAST_BOOTSTRAP_SERVERS, else `bootstrap_servers` in ./abcast.toml, else 127.0.0.1:9092.
             connection: an `abcast.Connection`, in place of `bootstrap_servers` and `connect_timeout`. Without it,
                 variables ABCAST_KAFKA_* and the table `[kafka]` of ./abcast.toml say how to log in.
-            connect_timeout: seconds to wait for Kafka's first answer; above 0.
+            connect_timeout: seconds that each Kafka client waits for its first answer; above 0.
             default_site: the site of a `member` given without one. Default: the variable ABCAST_SITE, else `site` in
                 ./abcast.toml, else `local`.
-            outbox: a file that keeps each broadcast message until it is ordered. With it, a member that is killed at
-                any moment and started again sends the missing messages, each exactly once. One file per member.
-            ledger: the directory or URL of the group's ledger. `deliveries` reads from it what Kafka's retention has
-                dropped. It needs the packages of `pip install 'abcast[jobs]'`.
+            outbox: a file that keeps each broadcast message until it is ordered, but no letters. After a kill at any
+                moment, the next start sends the messages in it, and each is ordered exactly once. (A power failure may
+                lose the last ones.) One file per member. With it, the member takes an incarnation here.
+            ledger: the directory or URL of the group's ledger. `deliveries` reads from it the messages that Kafka's
+                retention has dropped; not with `casts`. It needs the packages of `pip install 'abcast[jobs]'`.
             max_pending_records: the number of messages that may wait to be ordered; above 0. `broadcast` blocks at that
-                limit. As many letters may wait to be written; `send` blocks at that limit.
+                limit. As many messages in fifo or causal order, and as many letters, may wait to be written.
             max_pending_bytes: the same in bytes of payloads and headers; above 0.
-            resend_after_s: seconds in which no waiting message was ordered, after which all are sent again; above 0.
-                Each resend in vain doubles it, up to 30 s.
+            resend_after_s: if no waiting message is ordered for so many seconds, all are sent again; above 0. Each
+                resend in vain doubles the time, up to 30 s.
             block: a function without arguments, called when a flush begins, in a thread of the member. It may
                 broadcast the messages that have to come before the flush. When it returns, sending is blocked until
                 the flush is over.
@@ -119,11 +120,15 @@ class Member(SendingHalf, ReadingHalf):
                 returns them.
 
         Raises:
-            UsageError: a name or an option is bad; the outbox is another member's, or in use.
+            UsageError: a name or an option is bad; the outbox is another member's, or in use; the packages that
+                `ledger` needs are missing.
             BrokerUnreachable: no broker answered within `connect_timeout`.
+            KafkaRefused: Kafka refuses the login, or the user lacks a right.
             TopicMissing: the group's topics were not created at this site.
-            Superseded: the outbox belongs to an incarnation that another process has superseded.
-            EnvironmentProblem: the outbox can't be read.
+            Superseded: the outbox belongs to an incarnation that another process has superseded, or DATA does not tell
+                any more which of its messages were ordered.
+            EnvironmentProblem: the outbox can't be read or written.
+            ProtocolViolation: the outbox and DATA contradict each other: the group's topics were made anew, say.
         """
         group = check_group(text("group", group))
         site = check_site(
@@ -178,15 +183,18 @@ class Member(SendingHalf, ReadingHalf):
 
     @property
     def incarnation(self) -> int | None:
-        """Return the number of the incarnation that this member sends under; None before its first broadcast."""
+        """Return the number of the incarnation that this member sends under; None while it has none.
+
+        Its first broadcast, letter or `connect` takes one; with an outbox, the constructor.
+        """
         forwarder = self._sending.forwarder
         return forwarder.incarnation if forwarder is not None else None
 
     @property
     def view(self) -> ViewChange | None:
-        """Return the newest view that this member knows of; None before `connect`.
+        """Return the newest view that this member knows of; None while it has no incarnation, or the group no view.
 
-        It may be ahead of `deliveries`, which returns each view in its place when asked for `events`.
+        It may be ahead of `deliveries(events=True)`, which returns each view in its place.
         """
         return self._sending.known.view
 
@@ -194,14 +202,14 @@ class Member(SendingHalf, ReadingHalf):
     def remote_views(self) -> Mapping[str, tuple[str, ...]]:
         """Return the members at each neighbouring site of a mesh, oldest first, as far as this member knows.
 
-        A site that is unreachable or has no members has an empty tuple. Sites behind a neighbour are not listed. Empty
-        before `connect`.
+        A site that is unreachable or has no members has an empty tuple. Sites behind a neighbour are not listed. The
+        mapping is empty while this member has no incarnation.
         """
         return {site: view.members for site, view in self._sending.known.remote.items()}
 
     @property
     def global_view(self) -> tuple[str, ...]:
-        """Return the members of the own view, then of each remote view, in the order of the sites' names."""
+        """Return the members of `view`, then those in `remote_views`, in the order of the sites' names."""
         own = self.view.members if self.view else ()
         return (*own, *itertools.chain.from_iterable(members for _, members in sorted(self.remote_views.items())))
 
@@ -219,24 +227,25 @@ class Member(SendingHalf, ReadingHalf):
         `close` leaves the group. A member that the group has taken for dead (it was suspended, or cut off for too
         long) joins again by itself, as a new member.
 
-        `deliveries` begins with that view, unless one of these is given:
+        `deliveries` begins with the first view, unless one of these is given:
 
-        * `from_ledger`: it begins with the group's first message.
+        * `from_ledger`: it begins with the group's first message, from the ledger if Kafka has dropped that.
         * `from_seqno`: it begins there. For a replica that keeps its own state, and knows the last seqno in it.
-        * `state`: it begins behind the state of an older member. The oldest member that answers supplies it,
+        * `state`: it begins behind the state of another member. The oldest member that answers supplies the state,
           `set_state` gets it, and `deliveries` then returns the messages that the state does not count.
 
-        With `state`, the first member of a group has no other to ask. If no message was ordered before, `set_state` is
-        not called, and `deliveries` begins with the view. If there were messages (after a total restart, say), it
-        raises StateUnavailable; with `or_history`, `deliveries` begins with the group's first message instead.
+        With `state`, it may be that no other member has a state: this one is the first, say. If no message was ordered
+        before, `set_state` is not called, and `deliveries` begins with the view. If there were messages (after a total
+        restart, say), `connect` raises StateUnavailable; with `or_history`, `deliveries` begins with the group's first
+        message instead.
 
-        Raises:
-            UsageError: `state` was given without `set_state`, or to a connected member; more than one of `state`,
-                `from_ledger` and `from_seqno` was given; the member was closed.
-            StateUnavailable: there were messages, and no member has their state. This one is a member nevertheless:
+        Raises (`set_state`'s own errors, too):
+            UsageError: `state` was given without `set_state`; `state` or `from_seqno` to a connected member; more than
+                one of `state`, `from_ledger` and `from_seqno`; the member was closed.
+            StateUnavailable: there were messages, and no member has their state. This one has joined nevertheless:
                 call `connect` again, with another choice.
-            NotOrderedInTime: no view came within `timeout` seconds, or no state. Without a state, this one is a member
-                nevertheless. Call `connect` again, or close it.
+            NotOrderedInTime: no view came within `timeout` seconds, or no state. In the second case this one has
+                joined. Call `connect` again, or close the member.
             BrokerUnreachable: no broker answers.
             Superseded: another process has started under this name.
             TopicMissing: a topic of the group is missing.
@@ -266,20 +275,22 @@ class Member(SendingHalf, ReadingHalf):
     def flush(self, timeout: float = 30.0) -> AbstractContextManager[None]:
         """Return a context manager for a quiet point: inside the `with`, no member sends.
 
-        Every member has called its `block`, and everything that the members sent before is ordered. (In an open group,
+        Every member's `block` has returned, and everything that the members sent before is ordered. (In an open group,
         senders that are no members may still send.) The group ends a flush that takes longer than its
-        `flush_timeout_ms`. If that, or the exclusion of this member, ends the quiet point inside the `with`, an error
-        is raised at the end of the body, unless the body raises.
+        `flush_timeout_ms`. If that, or the exclusion of this member, ends the quiet point early, the end of the `with`
+        raises an error, unless its body has raised one.
 
         Args:
             timeout: seconds to wait for the quiet point, and at its end again for the group to go on.
 
-        Raises:
+        The start of the `with` raises:
             UsageError: the member is not connected; the call comes from its `block` or `unblock`.
-            FlushFailed: another flush runs, or a member was not quiet in time; then nothing is blocked. At the end of
-                the `with`: the quiet point was over before.
+            FlushFailed: another flush runs, or a member was not quiet in time. The flush is given up.
             Excluded: the group has taken this member for dead.
-            NotOrderedInTime: the end was not ordered within `timeout`.
+
+        Its end raises:
+            FlushFailed, Excluded: the quiet point was over before, so others may have sent in it.
+            NotOrderedInTime: the end of the flush was not ordered within `timeout`.
         """
         self._sending.check_process()
         limit = seconds("timeout", timeout)
@@ -292,10 +303,13 @@ class Member(SendingHalf, ReadingHalf):
         twice. In a fork of the process that opened the member, it only logs a warning.
 
         Raises (after it has closed):
-            NotOrderedInTime: a message was not ordered, and there is no outbox: no process sends it again. (With an
-                outbox, the next start sends it.)
+            NotOrderedInTime: a message, or the LEAVE, was not ordered, and there is no outbox: no process sends it
+                again. (With an outbox, the next start sends it.)
             NotWrittenInTime: a letter, or without an outbox a message in fifo or causal order, was not written.
-            Superseded: another process has started under this name; not if it was raised before.
+            Superseded: another process has started under this name. Not raised again if an earlier call or a receipt
+                has raised it.
+            HistoryUnavailable: the member stopped sending before, and does not know which messages were ordered. Not
+                raised again, either.
         """
         if self._sending.is_forked:
             _logger.warning("%s stays open: another process opened it, of which this one is a fork", self.address)
@@ -317,7 +331,7 @@ class Member(SendingHalf, ReadingHalf):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an exception it does not wait: a ResourceWarning names the messages that were not ordered."""
+        """Close. After an exception in the `with`, do not wait, and give a ResourceWarning where `close` raises."""
         if kind is None:
             self.close()
             return

@@ -93,7 +93,7 @@ class ReadingHalf:
 
         Args:
             from_seqno: start at exactly this seqno, 1 or more; it may be in the future. Default: behind the last
-                message taken under this member's name, or at the group's first. After `connect`: where that says.
+                message taken under this member's name, or at the group's first; after `connect`, as described there.
             timeout: end after this many seconds without a message (None: never; `close` ends the iterator). All
                 messages that are there at the start are returned first.
             events: return `ViewChange`, `Block` and `Unblock` in their places among the messages, too, and in a mesh
@@ -103,8 +103,10 @@ class ReadingHalf:
         Raises UsageError if an argument is bad or the member is closed. Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, the iterator waits until one does.
             HistoryUnavailable: Kafka's retention has dropped the next message, and no ledger was given, or it lacks
-                the message.
+                the message. With `casts`, no ledger is read.
             PositionLost: Kafka has lost the saved position of this name.
+            ProtocolViolation: DATA was made anew or has lost its end (HistoryChanged while the iterator runs), or has
+                a format of a later version (LaterVersion).
         """
         timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
@@ -138,7 +140,10 @@ class ReadingHalf:
         return self._stream(Stream(run, self._deserializer))
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:
-        """Return the source of deliveries in all orders. It begins at `cut`, or at the incarnation's first view."""
+        """Return a source of deliveries in all orders.
+
+        It begins at `cut`; without one, at the incarnation's first view if `with_view`, else at the run's first seqno.
+        """
         forwarder = self._sending.forwarder
         hub = forwarder.hub if forwarder is not None else None
         incarnation = forwarder.participant.member if forwarder is not None and with_view else None
@@ -155,14 +160,14 @@ class ReadingHalf:
         Args:
             timeout: end after this many seconds without a letter (None: never; `close` ends the iterator). All
                 letters that are there at the start are returned first.
-            from_beginning: return all letters again, and move the saved position from there.
+            from_beginning: return all letters that are left again, and set the saved position back to the beginning.
 
         Raises UsageError if an argument is bad or the member is closed. Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, the iterator waits until one does.
             TopicMissing: the site has no inbox topic.
             HistoryChanged: the inbox topic was made anew, or has lost its end.
-            HistoryUnavailable: the beginning of the inbox topic was dropped.
-            PositionLost: Kafka has lost the record of the letters that this name has taken.
+            HistoryUnavailable: letters were deleted before this name took them (by `abcast maintain`, or by retention).
+            PositionLost: Kafka has lost the position up to which this name has taken its letters.
         """
         limit, anew = silence("timeout", timeout), switch("from_beginning", from_beginning)
         run = Inbox(self.connection, self.group, self.address, limit, from_beginning=anew)
@@ -176,7 +181,7 @@ class ReadingHalf:
         return stream
 
     def _stop_streams(self) -> Callable[[], None]:
-        """End all iterators; return a function that waits until they have ended."""
+        """Tell all iterators to end; return a function that closes them, and waits for those in use by a thread."""
         streams = list(self._streams)
         for stream in streams:
             stream.stop()

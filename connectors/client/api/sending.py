@@ -1,4 +1,4 @@
-"""The sending half of a member: messages in each order, and letters. The first of them takes an incarnation."""
+"""The sending half of a member: messages in each order, and letters. The first one sent takes an incarnation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SendingHalf:
         self._quiet = quiet
         self._default_site = default_site
         self._serializer = serializer
-        self._is_connected = False  # whether it is in the group, or was
+        self._is_connected = False  # whether `connect` has joined the group
 
     @overload
     def broadcast(
@@ -62,17 +62,19 @@ class SendingHalf:
             payload: bytes, a bytearray or a memoryview, at most MAX_PAYLOAD_BYTES; with a `serializer`, anything that
                 it takes.
             headers: `(str, bytes)` pairs, or a dict of them.
-            timeout: seconds to wait while the forward table is full (None: as long as it takes).
+            timeout: seconds to wait while the forward table is full, or a flush runs (None: as long as it takes).
             order: `total` goes through the sequencer. `fifo` and `causal` go straight to the members, and need a
-                member with `casts`. Both keep their sender's order. `causal` also comes after everything that the
-                sender had delivered, and needs a view of a group with flush. Their receipts are resolved when the
+                member with `casts`. Both keep their sender's order. A `causal` message also comes after everything that
+                the sender had delivered, and needs a view of a group with flush. Receipts of both are resolved when the
                 message is written; until then, an outbox keeps it.
 
         Raises:
             UsageError: the payload is not bytes or too long; a header is bad; the member is closed; the group is
-                closed, and the member did not `connect`; the order can't be kept.
+                closed, and the member did not `connect`; the call is inside the `with` of this member's `flush`; the
+                order is unknown, or can't be kept (no `casts`; `causal` without such a view).
             ForwardTableFull: there was no room within `timeout`. Nothing was sent; try again later.
-            Blocked: a flush of the group took longer than `timeout`. Nothing was sent; try again later.
+            Blocked: a flush of the group took longer than `timeout`; in fifo or causal order also: the view that the
+                message has to wait for did not come. Nothing was sent; try again later.
             Excluded: the group has taken this member for dead, and it is joining again. Nothing was sent.
             Superseded: another process has started under this name.
             BrokerUnreachable: no broker answers while the call takes an incarnation, or checks an old one.
@@ -103,8 +105,9 @@ class SendingHalf:
 
         At every member it comes after everything that this member had sent or delivered before, and before its next
         total and causal messages; a fifo message may overtake it. (`deliveries()` returns it like any other: delivered
-        means that an iterator could return it.) `timeout` is in seconds, for room in the forward table, and again for
-        the order. Raises as `broadcast` and `Receipt.result` do.
+        means that an iterator could return it.) `timeout` is in seconds, for each wait: for room in the forward table,
+        for the order, and with `casts` for the delivery. Raises as `broadcast` and `Receipt.result` do; also
+        NotOrderedInTime if the message is ordered, but was not delivered in time.
         """
         receipt = self.broadcast(payload, headers, timeout)
         seqno = receipt.result(timeout)
@@ -124,8 +127,8 @@ class SendingHalf:
 
         Letters from one member to another arrive in the order of their sending, each once, even if the receiver does
         not run now. They need no sequencer, and have no place in the total order. `receipt.result()` returns when the
-        letter is durable in Kafka; until then an outbox does not keep it. The first call takes an incarnation, as
-        `broadcast` does (letters have one of their own if the member continues an outbox).
+        letter is durable in Kafka. No outbox keeps letters: a kill may lose those without a result. The first call
+        takes an incarnation, as `broadcast` does (letters have one of their own if the member continues an outbox).
 
         Args:
             address: the receiver, `SITE/NAME` (or `NAME` at the default site), such as a delivery's `sender`.
@@ -138,8 +141,9 @@ class SendingHalf:
             UsageError: the address, the payload or a header is bad; the member is closed.
             TopicMissing: this Kafka has no inbox topic of the receiver's site.
             LetterTableFull: there was no room within `timeout`. Nothing was sent; try again later.
-            Superseded: the outbox belongs to an incarnation that another process has superseded.
-            BrokerUnreachable: no broker answers while the call takes an incarnation.
+            Superseded: another process has sent under this name while the call takes an incarnation.
+            BrokerUnreachable: no broker answers while the call takes an incarnation, or looks up the inbox of a site.
+            KafkaRefused: the user lacks a right.
         """
         self._sending.check_process()
         if not isinstance(address, str | Address):
@@ -154,9 +158,10 @@ class SendingHalf:
         return letters.send(receiver, kept, checked, limit)
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """Wait until everything broadcast so far is ordered; return the last seqno, or None if nothing was pending.
+        """Wait until all messages broadcast in total order so far are ordered.
 
-        Messages that an outbox kept from an earlier run count, too, if they were not ordered before this start.
+        Return the seqno of the last record of this member in the order, a JOIN included; None if its incarnation has
+        none. Messages that an outbox kept from an earlier run count, too, if they were not ordered before this start.
         `timeout` is in seconds (None: as long as it takes).
 
         Raises:

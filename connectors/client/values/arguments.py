@@ -27,7 +27,7 @@ def number(name: str, value: object) -> int:
 
 
 def seconds(name: str, value: object) -> float:
-    """Return a time to wait: FOR_EVER_S for None, 0 for a negative number. Raises UsageError."""
+    """Return a time to wait, at most FOR_EVER_S: that for None, 0 for a negative number. Raises UsageError."""
     if type(value) is float and 0 <= value <= FOR_EVER_S:  # the usual case; NaN is in no range
         return value
     if value is None:
@@ -68,7 +68,7 @@ def path(name: str, value: object) -> Path | None:
 
 
 def location(name: str, value: object) -> Location | None:
-    """Return the directory or URL, or None for None. Raises UsageError."""
+    """Return the directory or the remote path of a URL, or None for None. Raises UsageError."""
     if isinstance(value, RemotePath):
         return value
     directory = path(name, value)

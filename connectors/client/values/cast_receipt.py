@@ -1,4 +1,4 @@
-"""The receipt for a message in fifo or causal order: resolved once the message is written."""
+"""The receipt for a message in fifo or causal order: settled once the message is written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ordering.base.errors import AbcastError, NotWrittenInTime
 class CastReceipt(Promise):
     """The receipt for one message in fifo or causal order. Its number is the local seqno among the sender's casts.
 
-    It is resolved once: with that number, when the message is durable in the cast log, or with an error. From there
-    each live member delivers the message in its order. A `concurrent.futures.Future`, as `Receipt` is. Thread-safe.
+    It is settled once: with that number, when the message is durable in the cast log, or with an error. Each live
+    member delivers the message from that log. A `concurrent.futures.Future`, as `Receipt` is. Thread-safe.
     """
 
     __slots__ = ("incarnation", "order", "sender")
@@ -30,13 +30,14 @@ class CastReceipt(Promise):
     def result(self, timeout: float | None = None) -> int:
         """Wait until the message is durable in the cast log; return its local seqno there.
 
-        Local seqnos count 1, 2, 3 … among the casts of one incarnation of the sender. `timeout` is in seconds (None: as
-        long as it takes).
+        Local seqnos count 1, 2, 3 … in one incarnation of the sender; casts in views and casts outside of views are
+        counted apart. `timeout` is in seconds (None: as long as it takes).
 
         Raises:
             NotWrittenInTime: the message was not written within `timeout`, or the member was closed first. It may
                 still be written.
             Excluded: the group has taken the member for dead, and the message may be lost.
+            Superseded: another process has started under this member's name; the message may be lost.
             UsageError: `timeout` is no number.
         """
         return super().result(timeout)
@@ -48,5 +49,5 @@ class CastReceipt(Promise):
         )
 
     def resolve(self, local_seqno: int) -> None:
-        """Record that the message is written. Called by the member, which holds the condition and then notifies it."""
+        """Settle: the message is written. Called by the member, which holds the condition and then notifies it."""
         self._succeed(local_seqno)

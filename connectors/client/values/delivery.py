@@ -17,14 +17,15 @@ _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 class Delivery(NamedTuple):
     """A delivered message.
 
-    `(sender, incarnation, local_seqno)` identifies a message in total order, and one in fifo or causal order: it stays
-    the same however often the sender sends the message. A delivery is a tuple of 12 fields, in this order:
+    `(sender, incarnation, local_seqno)` identifies a message in total order, and together with `view_id` one in fifo or
+    causal order, however often the sender sends it. A delivery is a tuple of 12 fields, in this order:
 
     * `seqno`: the message's number in the group's total order, from 1 on. Views and other events take numbers, too. It
       is 0 in fifo and causal order.
     * `sender`: the sender's address, `SITE/NAME`. A letter can be sent to it.
     * `incarnation`: the sender's incarnation; a sender that starts again has a higher one.
-    * `local_seqno`: counts 1, 2, 3 … in one incarnation; messages in fifo and causal order have a count of their own.
+    * `local_seqno`: in total order, it rises from 1 on in one incarnation; a JOIN and other control records take
+      numbers, too. Messages in fifo and causal order are counted apart, 1, 2, 3 …, in views and outside of views each.
     * `payload`: the bytes that were sent; at most MAX_PAYLOAD_BYTES.
     * `headers`: the application's headers, as `(str, bytes)` pairs.
     * `view_id`: in total order, the id of the view in force, 0 before the first; in fifo and causal order, the id of
@@ -35,7 +36,7 @@ class Delivery(NamedTuple):
     * `order`: `total`, `fifo` or `causal`.
     * `deserializer`: the member's, for `value`.
 
-    Times are by that broker's clock, in ms since the Unix epoch; 0 if a ledger of an earlier version has none.
+    Both times are by that broker's clock, in ms since the Unix epoch; 0 if a ledger of an earlier version has none.
     """
 
     seqno: int
@@ -63,13 +64,13 @@ class Delivery(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the payload as the member's `deserializer` reads it; without one, the payload. Raises what it raises.
+        """Return the deserialized payload; without a `deserializer`, the payload. Raises the deserializer's errors.
 
-        The deserializer is called here, not in the loop over deliveries. So an unreadable payload fails where it is
-        used, and the loop goes on to the next message.
+        Each access calls the deserializer; the loop over deliveries does not. So an unreadable payload fails where it
+        is used, and the loop goes on to the next message.
         """
         return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 Place = tuple[int, int, Delivery | Event | None]
-"""A place in the order: its seqno, the Kafka offset to read the next one from, the item for the application."""
+"""A place in the order: its seqno, the offset of DATA to read on from, and the item for the application, if any."""

@@ -1,4 +1,4 @@
-"""A letter, sent by one member to another one alone, as the receiver sees it; and the sender's receipt for it."""
+"""A letter from one member to another, as its receiver sees it; and the sender's receipt for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ordering.base.records import Headers
 class Letter(NamedTuple):
     """A received letter.
 
-    `(sender, incarnation, local_seqno)` identifies it; `local_seqno` counts 1, 2, 3 … for each sender, incarnation and
-    receiver. `sender` is an address, `SITE/NAME`. `payload` has at most MAX_PAYLOAD_BYTES. `headers` are the
-    application's, as `(str, bytes)` pairs. `deserializer` is the member's, for `value`.
+    `(sender, incarnation, local_seqno)` identifies it at its receiver. `local_seqno` rises from 1 on for each sender,
+    incarnation and receiver; letters of a state transfer take numbers, too. `sender` is an address, `SITE/NAME`.
+    `payload` has at most MAX_PAYLOAD_BYTES. `headers` are the application's, as `(str, bytes)` pairs. `deserializer` is
+    the member's, for `value`.
     """
 
     sender: str
@@ -28,14 +29,14 @@ class Letter(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the payload as the member's `deserializer` reads it; without one, unchanged. Raises as that does."""
+        """Return the deserialized payload; without a `deserializer`, the payload. Raises the deserializer's errors."""
         return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 class LetterReceipt(Promise):
     """The receipt for one letter. Its number is the letter's local seqno.
 
-    It is resolved once: with that number, when the letter is durable in the sender's Kafka, or with an error. A
+    It is settled once: with that number, when the letter is durable in the sender's Kafka, or with an error. A
     `concurrent.futures.Future`, as `Receipt` is. Thread-safe.
     """
 
@@ -54,8 +55,8 @@ class LetterReceipt(Promise):
     def result(self, timeout: float | None = None) -> int:
         """Wait until the letter is durable in the inbox log of the sender's own Kafka; return its local seqno.
 
-        From there the receiver takes it, now or when it runs again. At a site with another Kafka, a relay brings it
-        there first. `timeout` is in seconds (None: as long as it takes).
+        The receiver reads the letter from there, now or when it runs again. To a site with another Kafka, a relay
+        copies it first. `timeout` is in seconds (None: as long as it takes).
 
         Raises:
             NotWrittenInTime: the letter was not written within `timeout`, or the member was closed first. It may still
@@ -71,5 +72,5 @@ class LetterReceipt(Promise):
         )
 
     def resolve(self) -> None:
-        """Record that the letter is written. Called by the sender, which holds the condition and then notifies it."""
+        """Settle: the letter is written. Called by the sender, which holds the condition and then notifies it."""
         self._succeed(self.local_seqno)

@@ -17,7 +17,10 @@ Serializer = Callable[[Any], GivenPayload]
 
 
 def check_payload(payload: object, serializer: Serializer | None = None) -> bytes:
-    """Return the payload's bytes; a mutable one is copied. Raises UsageError if it can't be sent."""
+    """Return the bytes of the payload, serialized first if there is a `serializer`; a mutable payload is copied.
+
+    Raises UsageError if it can't be sent: the serializer fails, it is not bytes, or it is over MAX_PAYLOAD_BYTES.
+    """
     if serializer is not None:
         try:
             payload = serializer(payload)

@@ -1,6 +1,6 @@
 """Make calls one after another in a daemon thread.
 
-A ThreadPoolExecutor would not do: at its end Python waits for the executor's threads, even for one that waits for a
+A ThreadPoolExecutor would not do: when Python exits, it waits for the executor's threads, even for one that waits for a
 message.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 IDLE_S = 2.0
-"""Seconds that an idle thread stays."""
+"""Seconds after its last call for which the thread waits for another one."""
 
 
 class OneThread:
@@ -28,7 +28,7 @@ class OneThread:
         self._is_running = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Make the call after all earlier ones; return its future."""
+        """Queue the call behind all earlier ones; return its future."""
         future: Future[T] = Future()
         with self._lock:
             self._calls.put((future, call))

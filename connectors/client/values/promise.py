@@ -56,16 +56,16 @@ class Promise(Future[int]):
         return bool(self._number) or self._error is not None
 
     def result(self, timeout: float | None = None) -> int:
-        """Wait for the number and return it. `timeout` is in seconds (None: as long as it takes)."""
+        """Wait; return the number, or raise the error. `timeout` is in seconds (None: as long as it takes)."""
         error = self._outcome(timeout)
         if error is not None:
             raise error
         return self._number
 
     def exception(self, timeout: float | None = None) -> AbcastError | None:
-        """Return the error for which there will be no number, or None if there is one.
+        """Wait as `result` does; return the error that ended the promise, or None if there is a number.
 
-        It waits as `result` does, and raises as it if neither comes within `timeout` seconds.
+        If neither comes within `timeout` seconds, raise the same error as `result`.
         """
         return self._outcome(timeout)
 
@@ -76,7 +76,7 @@ class Promise(Future[int]):
         return self.result()
 
     def _outcome(self, timeout: float | None) -> AbcastError | None:
-        """Wait, and return the error, or None if there is a number."""
+        """Wait, and return the error, or None if there is a number. Raises the error of `_late`."""
         limit = seconds("timeout", timeout)
         if not self.done():
             with self._changed:
@@ -99,7 +99,7 @@ class Promise(Future[int]):
             _settling.put(self)
 
     def fail(self, error: AbcastError) -> None:
-        """Settle with an error: the number will never be known. Called by the member."""
+        """Settle with an error: there will be no number."""
         self._error = error
         if self._is_future:
             _settling.put(self)
@@ -118,7 +118,7 @@ class Promise(Future[int]):
                 self._settle()
 
     def _settle(self) -> None:
-        """Call the callbacks; wake the threads that wait for the future."""
+        """Settle the future: call its callbacks, and wake the threads that wait for it."""
         if self._error is not None:
             self.set_exception(copied(self._error))
         else:
@@ -126,7 +126,7 @@ class Promise(Future[int]):
 
 
 class _FuturesOwn:
-    """An attribute of every `Future`. Reading the first one makes the promise a future.
+    """A descriptor for one attribute of `Future`. Reading any of them makes the promise a future.
 
     From then on Python finds the attribute in the instance, before this descriptor. (`__getattr__` would do the same,
     but make every other attribute slow.)
@@ -147,7 +147,7 @@ for _name in vars(Future()):
 
 
 class _Settling:
-    """The thread that calls callbacks. It starts with the first promise that becomes a future."""
+    """The thread that settles futures, calling their callbacks. It starts when a promise first becomes a future."""
 
     def __init__(self) -> None:
         self._promises: queue.SimpleQueue[Promise] = queue.SimpleQueue()
@@ -174,7 +174,7 @@ _settling = _Settling()
 
 
 def begin_anew() -> None:
-    """Start afresh in a forked child: the parent settles its own promises."""
+    """Start with an empty queue in a forked child: the parent's thread settles the parent's promises."""
     global _settling
     _settling = _Settling()
 

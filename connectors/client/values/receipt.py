@@ -11,18 +11,21 @@ from ordering.base.records import MessageId
 from ordering.membership.membership import MemberIncarnation
 
 ASKS_AFTER_S = 1.0
-"""Seconds of waiting after which an error says why. A shorter wait is a poll, and asking Kafka would slow it down."""
+"""The shortest timeout, in seconds, for which NotOrderedInTime tells the reason.
+
+A shorter one is a poll, which asking Kafka would slow down.
+"""
 
 
 class Receipt(Promise):
     """The receipt for one message in total order. Its number is the message's seqno in the group.
 
-    It is resolved once: with the seqno, when the member has read its own message from DATA, or with an error (the
-    member was superseded, excluded or closed). `result(timeout)` waits for it.
+    It is settled once: with the seqno, when the member has read its own message from DATA, or with an error (the member
+    was superseded, excluded or closed, say). `result(timeout)` waits for that.
 
     It is a `concurrent.futures.Future`: `add_done_callback`, `await receipt`, `asyncio.wrap_future` and
-    `concurrent.futures.wait` work as with any other. It can't be cancelled. Callbacks run one after another in one
-    thread of the process, so keep them short. Thread-safe.
+    `concurrent.futures.wait` work as with any other. It can't be cancelled. The callbacks of all receipts run one after
+    another in one thread of the process, so keep them short. Thread-safe.
     """
 
     __slots__ = ("_incarnation", "_local_seqno", "_why")
@@ -45,14 +48,14 @@ class Receipt(Promise):
 
     @property
     def message_id(self) -> MessageId:
-        """Return the id of the message: `(sender, incarnation, local_seqno)`, the same however often it is sent.
+        """Return the id of the message: `(sender, incarnation, local_seqno)`.
 
-        It changes only if a later incarnation of the member has to send the message under a number of its own.
+        It is the same however often the message is sent, unless a later incarnation of the member has to send it.
         """
         return MessageId(*self._incarnation, self._local_seqno)
 
     def renumber(self, incarnation: MemberIncarnation, local_seqno: int) -> None:
-        """Note that `incarnation` sends the message again, as its `local_seqno`. Called by the member."""
+        """Note that a later incarnation sends the message, under this id. Called by the member."""
         # A reader sees both or neither: Python switches threads at calls and backward jumps only.
         self._incarnation, self._local_seqno = incarnation, local_seqno
 
@@ -67,6 +70,8 @@ class Receipt(Promise):
                 still be ordered.
             Excluded: the group has taken the member for dead, and the message may be lost.
             Superseded: another process has started under this member's name; the message may be lost.
+            HistoryUnavailable: Kafka's retention has dropped the message's DATA before the member read it: it is
+                ordered, or may be, but its seqno is not known.
             UsageError: `timeout` is no number.
         """
         return super().result(timeout)

@@ -15,7 +15,7 @@ class SendingLimits:
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
     resend_after_s: float = 20.0
-    """Longer than a takeover takes: Kafka hardly ever loses an acknowledged record, so a second copy would be waste."""
+    """The default is longer than a takeover: Kafka hardly ever loses an acknowledged record, so a resend is waste."""
 
     def validate(self) -> None:
         """Check all limits. Raises UsageError."""

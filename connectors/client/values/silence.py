@@ -8,13 +8,13 @@ import time
 class Silence:
     """A timer of silence: over when no item has come for `limit` seconds.
 
-    A slow broker is not silence. So the seconds count only once the reader has read everything that the log had at the
-    start: even a `limit` of 0 lets it read all of that. Before, it is over only if Kafka returns nothing for `patience`
-    seconds.
+    A slow broker is not silence. So `limit` counts only once the reader has read everything that the log had at the
+    start: even a `limit` of 0 lets it read all of that. Until then, the timer is over only if Kafka returns nothing for
+    `patience` seconds (or `limit`, if that is longer).
     """
 
     def __init__(self, limit: float | None, patience: float) -> None:
-        """`limit` and `patience` are in seconds. With a `limit` of None it is never over."""
+        """Start the timer. `limit` and `patience` are in seconds. With a `limit` of None it is never over."""
         self._limit = limit
         self._patience = patience
         self._position = 0

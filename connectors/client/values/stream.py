@@ -5,8 +5,8 @@ Anything else that ends the loop (an exception, `break`, `close`, the end of the
 next iterator returns it again. So an application never loses the item that it was working on.
 
 A stream is closed when the last reference to it goes. Closing takes locks and waits for Kafka. The garbage collector
-may find a stream in any thread (a kept exception has its traceback, and so the stream): also in one that holds these
-locks, or in a thread of Kafka's library. Then a new thread closes it.
+may find a stream in any thread (an exception that is kept refers to its frames, and so to the stream), even in one that
+holds these locks, or in one of Kafka's library. So a stream that the collector finds is closed by a new thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TWO_THREADS = "generator already executing"
 """The text of Python's ValueError when two threads are in one generator."""
 
 _collecting: int | None = None
-"""The id of the thread in which the garbage collector runs, if it does."""
+"""The id of the thread in which the garbage collector runs now; None while it does not run."""
 
 
 def _note_collection(phase: str, _: object) -> None:
@@ -79,7 +79,8 @@ class Stream(Generic[T]):
     def __next__(self) -> T:
         """Take the item in hand; wait for the next one and return it.
 
-        Raises UsageError if another thread waits for it, and as `Member.deliveries` or `Member.inbox` says.
+        Raises StopIteration after the stream's `timeout` of silence, or after `stop` or `close`; UsageError if another
+        thread waits for the next item; and the errors that `Member.deliveries` or `Member.inbox` lists.
         """
         try:
             item = next(self._items)
@@ -92,13 +93,13 @@ class Stream(Generic[T]):
         return item
 
     def taken(self) -> None:
-        """Count the item in hand as taken. Kafka learns of it when the next one is asked for, or at `close`."""
+        """Count the item in hand as taken. The stream saves that in Kafka as it goes on, or in `close`."""
         self._run.take()
 
     def close(self) -> None:
         """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called.
 
-        Raises UsageError if another thread waits for the next item: `stop` ends that.
+        Raises UsageError if another thread waits for the next item: `stop` ends that wait.
         """
         try:
             self._items.close()  # type: ignore[attr-defined]
