@@ -1,13 +1,7 @@
-"""The log's clock: where and when each member was last heard, in the course of one `step`.
+"""The log's clock in the course of one `step`, at a takeover, and while sites are absent; the age of a snapshot.
 
-`Membership.clock` has the time that has passed in each forward partition, and `stamped` the broker timestamp of its
-last record. `heard` has the partition and time of each member's last record, by that clock. `announced_ms` has the
-time, in each partition, of the first tick that knows of the running flush. None of these is in DATA.
-
-Invariant. A clock advances by the steps from one timestamp to the next, by at most LONGEST_STEP_MS each, and never
-back. So no jump of a broker's clock makes a member silent. Only times of one partition are compared. Records before the
-`horizon`, where FORWARD ended at the takeover, advance no clock: a crash costs each member a new grace period.
-docs/protocols/membership.md ("Time") has the reasons.
+Invariant. Records before the `horizon`, where FORWARD ended at the takeover, advance no clock: a crash costs each
+member a new grace period. `ordering.membership.failure_detector` has the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ordering.base.names import Topic, is_tick
+from ordering.base.names import is_tick
 from ordering.base.records import LEAVE, Forward, Partition
-from ordering.membership.membership import LONG_AGO_MS, LastHeard, Membership
-
-LONGEST_STEP_MS = 2_000
-"""Longest time that counts between two records of a partition, in ms. A tick comes every second."""
+from ordering.membership.failure_detector import LONG_AGO_MS, LONGEST_STEP_MS, FailureDetector, LastHeard, time_in
+from ordering.membership.membership import Membership
 
 LONGEST_PAUSE_MS = 3_600_000
 """Longest time that counts between two records for the age of a snapshot, in ms. It is long because a group without
@@ -43,10 +35,12 @@ class Watch:
     """The clock during a `step`, advanced record by record. It is off while there are no members."""
 
     def __init__(self, membership: Membership) -> None:
-        self.heard = dict(membership.heard)
-        self.clock, self.stamped = dict(membership.clock), dict(membership.stamped)
-        self.announced_flush, self.announced_ms = membership.announced_flush, dict(membership.announced_ms)
+        self._begin(membership.detector)
         self.follow(membership)
+
+    def _begin(self, detector: FailureDetector) -> None:
+        self.heard, self.clock, self.stamped = dict(detector.heard), dict(detector.clock), dict(detector.stamped)
+        self.announced_flush, self.announced_ms = detector.announced_flush, dict(detector.announced_ms)
 
     def follow(self, membership: Membership) -> None:
         """Watch the members and relays of `membership` from here on."""
@@ -55,7 +49,7 @@ class Watch:
         self.relays = set(membership.relays)
         self.flush_id = membership.flush.id
         if not self.is_on:
-            self.heard, self.clock, self.stamped, self.announced_flush, self.announced_ms = {}, {}, {}, 0, {}
+            self._begin(FailureDetector())
 
     def hear(self, record: Forward) -> None:
         """Take the time of a well-formed record, whether or not it will be ordered."""
@@ -83,40 +77,8 @@ class Watch:
             return membership.without_time()
         if not self.flush_id:
             self.announced_flush, self.announced_ms = 0, {}
-        return replace(
-            membership,
-            heard=self.heard,
-            clock=self.clock,
-            stamped=self.stamped,
-            announced_flush=self.announced_flush,
-            announced_ms=self.announced_ms,
-        )
-
-
-def time_in(clock: Mapping[Partition, int], partition: Partition) -> int:
-    """Return the time of a partition. A new partition starts at the time of the slowest one."""
-    return clock[partition] if partition in clock else min(clock.values(), default=0)
-
-
-def even(membership: Membership) -> Membership:
-    """Return the membership with all clocks set to the foremost. Times measured by them move along."""
-    clock = membership.clock
-    now_ms = max(clock.values(), default=0)
-    later: dict[Partition | None, int] = {
-        None: now_ms - min(clock.values(), default=0),
-        **{place: now_ms - at_ms for place, at_ms in clock.items()},
-    }
-    if not any(later.values()):
-        return membership
-    return replace(
-        membership,
-        heard={
-            address: LastHeard(place, at_ms + later.get(place, 0))
-            for address, (place, at_ms) in membership.heard.items()
-        },
-        clock=dict.fromkeys(clock, now_ms),
-        announced_ms={place: at_ms + later.get(place, 0) for place, at_ms in membership.announced_ms.items()},
-    )
+        detector = FailureDetector(self.heard, self.clock, self.stamped, self.announced_flush, self.announced_ms)
+        return replace(membership, detector=detector)
 
 
 def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -> Membership:
@@ -129,23 +91,5 @@ def without_sites(membership: Membership, sites: Collection[str]) -> Membership:
     """Return the membership after records that were ordered while these sites were absent."""
     if not sites or not membership.is_watched:
         return membership
-    silent = {
-        address
-        for address, _ in membership.members
-        if address.partition("/")[0] in sites or _is_of(membership.heard.get(address), sites)
-    }
-    return replace(
-        membership,
-        heard={**membership.heard, **dict.fromkeys(sorted(silent), LastHeard(None, LONG_AGO_MS))},
-        clock={place: at_ms for place, at_ms in membership.clock.items() if _site_of(place) not in sites},
-        stamped={place: at_ms for place, at_ms in membership.stamped.items() if _site_of(place) not in sites},
-    )
-
-
-def _is_of(heard: LastHeard | None, sites: Collection[str]) -> bool:
-    return heard is not None and heard.partition is not None and _site_of(heard.partition) in sites
-
-
-def _site_of(partition: Partition) -> str:
-    topic = Topic.parse(partition.topic)
-    return topic.site if topic is not None else ""
+    members = [member.address for member in membership.members]
+    return replace(membership, detector=membership.detector.without_sites(members, sites))

@@ -8,8 +8,8 @@ becomes DATA of its kind if it changes something, and else `refused`, with the r
 
 Invariant. Only `fold(membership, DATA record)` changes members, settings, flush and remote views, both in the sequencer
 that decides the record and in every reader. So a sequencer that takes over after a crash has the same joiners and
-answers, and decides at the end of its next batch what its predecessor did not. Times (`ordering.membership.log_time`)
-are not in DATA: after a takeover every member has a whole grace period.
+answers, and decides at the end of its next batch what its predecessor did not. Times are not in DATA
+(`ordering.membership.failure_detector`): after a takeover every member has a whole grace period.
 docs/protocols/membership.md has the rules for incarnations that are over, kept rows, and remote views.
 """
 
@@ -43,15 +43,13 @@ from ordering.base.records import (
     named_partitions,
     parsed_partitions,
 )
+from ordering.membership.failure_detector import NOTHING_HEARD, FailureDetector
 from ordering.membership.flush import NO_FLUSH, Flush, FlushPhase
 from ordering.membership.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
 from ordering.membership.settings import DEFAULT_SETTINGS, Settings
 
 MAX_LEFT = 1_000
 """Largest number of received rows kept for members that left."""
-
-LONG_AGO_MS = -MAX_NUMBER
-"""The time at which a relay that has left counts as last heard: longer ago than any `suspect_after_ms`."""
 
 NOT_A_MEMBER = "the group is closed and the sender is not a member"
 
@@ -88,22 +86,13 @@ class RemoteSite(NamedTuple):
     is_silent: bool = False
 
 
-class LastHeard(NamedTuple):
-    """The partition (None: nowhere yet) and the time (ms) of a member's newest record."""
-
-    partition: Partition | None
-    at_ms: int
-
-
 @dataclass(frozen=True)
 class Membership:
     """The sequencer's knowledge of a group's members; see the module. `members` are in order of age, oldest first.
 
-    `announced_flush` is the newest flush that a tick knows of, and `announced_ms` has the time of the first such tick
-    in each partition. `horizon` has the end of each forward partition at the takeover; it is empty once all records
-    before it are considered. `incarnations_over` has the incarnation of each sender whose newest incarnation is over.
-    `ordering.membership.log_time` explains `heard`, `clock` and `stamped`. `unknown` has the other fields of a later
-    version's snapshot, as JSON values.
+    `horizon` has the end of each forward partition at the takeover; it is empty once all records before it are
+    considered. `incarnations_over` has the incarnation of each sender whose newest incarnation is over. `unknown` has
+    the other fields of a later version's snapshot, as JSON values.
     """
 
     settings: Settings = DEFAULT_SETTINGS
@@ -115,12 +104,8 @@ class Membership:
     incarnations_over: Mapping[str, int] = field(default_factory=dict)
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
-    heard: Mapping[str, LastHeard] = field(default_factory=dict)
-    clock: Mapping[Partition, int] = field(default_factory=dict)
-    announced_flush: int = 0
-    announced_ms: Mapping[Partition, int] = field(default_factory=dict)
+    detector: FailureDetector = NOTHING_HEARD
     horizon: Mapping[Partition, int] = field(default_factory=dict)
-    stamped: Mapping[Partition, int] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -132,24 +117,6 @@ class Membership:
     def relays(self) -> list[str]:
         """The addresses of the relays that have brought a view of their site."""
         return [relay_of(site) for site in self.remote]
-
-    @property
-    def now_ms(self) -> int | None:
-        """The log's clock for the whole group: the clock of the slowest partition."""
-        return min(self.clock.values(), default=None)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the running flush has taken longer than it may, by the clock of every partition.
-
-        A slow partition may be read late, with an answer in it, or no process can write there. So the flush waits for
-        it until another partition's clock has counted twice the limit.
-        """
-        if self.announced_flush != self.flush.id:
-            return False
-        limit = self.settings.flush_timeout_ms
-        taken = [now_ms - self.announced_ms.get(partition, now_ms) for partition, now_ms in self.clock.items()]
-        return min(taken, default=0) > limit or max(taken, default=0) > 2 * limit
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -188,13 +155,11 @@ class Membership:
 
     def without_time(self) -> Membership:
         """Return the part that DATA tells: no member was heard yet, so each has a whole grace period."""
-        if not (self.heard or self.clock or self.announced_flush):
-            return self
-        return replace(self, heard={}, clock={}, stamped={}, announced_flush=0, announced_ms={})
+        return self if self.detector == NOTHING_HEARD else replace(self, detector=NOTHING_HEARD)
 
     def to_json(self, *, later: bool = True) -> dict[str, Any]:
         """Return JSON values. `later`: with the fields of later versions."""
-        body: dict[str, Any] = {
+        return {
             **(self.unknown if later else {}),
             "settings": {**(self.settings.unknown if later else {}), **self.settings.known()},
             "members": self.members,
@@ -205,13 +170,9 @@ class Membership:
             "lives_over": self.incarnations_over,
             "incarnation_floor": self.incarnation_floor,
             "remote": self.remote,
-            "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
-            "clock": named_partitions(self.clock),
-            "announced_flush": self.announced_flush,
-            "announced_ms": named_partitions(self.announced_ms),
+            **self.detector.to_json(),
             "horizon": named_partitions(self.horizon),
         }
-        return body | {"stamped": named_partitions(self.stamped)} if self.stamped else body
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Membership:
@@ -219,6 +180,7 @@ class Membership:
         flush = {item.name: body["flush"][item.name] for item in fields(Flush)}
         flush["phase"], flush["answered"] = FlushPhase(flush["phase"]), tuple(flush["answered"])
         body = dict(body)
+        times = {item.name: body.pop(item.name) for item in fields(FailureDetector) if item.name in body}
         parsed = {
             "incarnations_over": body.pop("lives_over", {}),
             "settings": Settings(**with_unknown(Settings, body["settings"])),
@@ -231,14 +193,8 @@ class Membership:
                 name: RemoteSite(tuple(MemberIncarnation(*row[:2]) for row in members), is_silent)
                 for name, (members, is_silent, *_) in body["remote"].items()
             },
-            "heard": {
-                address: LastHeard(Partition.parse(where) if where else None, at_ms)
-                for address, (where, at_ms, *_) in body["heard"].items()
-            },
-            "clock": parsed_partitions(body["clock"]),
-            "announced_ms": parsed_partitions(body["announced_ms"]),
+            "detector": FailureDetector.from_json(times),
             "horizon": parsed_partitions(body["horizon"]),
-            "stamped": parsed_partitions(body.get("stamped", {})),
         }
         return cls(**with_unknown(cls, {**body, **parsed}))
 
@@ -369,7 +325,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
     # A new incarnation starts with a whole grace period.
     stay = {member.address for member in set(members).intersection(membership.members)}
-    heard = membership.heard.items()
+    unheard = {address for address in membership.detector.heard if address not in stay and not is_relay(address)}
     after = replace(
         membership,
         members=members,
@@ -379,7 +335,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         left=tuple(former[-MAX_LEFT:]),
         incarnations_over=incarnations_over,
         incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
-        heard={address: when for address, when in heard if address in stay or is_relay(address)},
+        detector=membership.detector.forget(unheard),
     )
     return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
 
@@ -410,10 +366,10 @@ def _apply_remote_view(membership: Membership, record: Data) -> Membership:
     body = payload_of(record)
     name, is_silent = body["site"], body["silent"]
     site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
-    heard = dict(membership.heard)
+    detector = membership.detector
     if is_silent:  # the site is back as soon as its relay is heard, even if `suspect_after_ms` changes
-        heard.pop(relay_of(name), None)
-    return replace(membership, remote={**membership.remote, name: site}, heard=heard)
+        detector = detector.forget([relay_of(name)])
+    return replace(membership, remote={**membership.remote, name: site}, detector=detector)
 
 
 def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | None:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from ordering.base.names import relay_of
 from ordering.base.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.membership.flush import FlushPhase
-from ordering.membership.log_time import even
-from ordering.membership.membership import NOTHING_ACCEPTED, LastHeard, Membership, ReceivedRow
+from ordering.membership.membership import NOTHING_ACCEPTED, Membership, ReceivedRow
 
 TIMED_OUT = "the flush took longer than flush_timeout_ms"
 VIEW_INSTALLED = "the view is installed"
@@ -40,18 +39,15 @@ def start_grace_periods(membership: Membership) -> Membership:
     remote = membership.remote.items()
     watched = [member.address for member in membership.members]
     watched += [relay_of(name) for name, site in remote if site.members and not site.is_silent]
-    missing = [address for address in watched if address not in membership.heard]
-    if not membership.clock or not missing:
-        return membership
-    membership = even(membership)
-    now = LastHeard(None, membership.now_ms or 0)
-    return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
+    detector = membership.detector
+    missing = [address for address in watched if address not in detector.heard]
+    return replace(membership, detector=detector.hear_now(missing)) if detector.clock and missing else membership
 
 
 def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
     """Return the next record to decide, or None."""
     flush = membership.flush
-    if not membership.clock and membership.members and not membership.horizon:
+    if not membership.detector.clock and membership.members and not membership.horizon:
         return None  # since the horizon, or the takeover, no record with a time was read
     changed = _remote_view(membership)
     if changed is not None:
@@ -69,6 +65,7 @@ def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -
         if not changes:
             return None
         return _start(membership, gone) if membership.settings.flush and waiting else _view(membership, suspects)
+    is_late = membership.detector.is_late(flush.id, membership.settings.flush_timeout_ms)
     if flush.requested:
         if flush.requester in gone:
             return _start(membership, gone)
@@ -76,8 +73,8 @@ def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -
             return Decision(FLUSH_COMPLETED, {"flush": flush.id})
         if flush.phase is FlushPhase.BLOCKED and (changes or waiting):  # waiting: heard again since the takeover
             return _view(membership, {*suspects, *waiting})
-        return _stop(membership, TIMED_OUT) if membership.is_late else None
-    if waiting and not membership.is_late:
+        return _stop(membership, TIMED_OUT) if is_late else None
+    if waiting and not is_late:
         return None
     if changes or waiting:  # a member that has not answered in time may still send in the old view: it has to leave
         return _view(membership, {*suspects, *waiting})
@@ -86,27 +83,20 @@ def next_decision(membership: Membership, received: Mapping[str, ReceivedRow]) -
 
 def _suspects(membership: Membership, received: Mapping[str, ReceivedRow]) -> set[str]:
     """Return the members that were silent for too long, and each whose name has sent in a higher incarnation."""
+    detector, limit_ms = membership.detector, membership.settings.suspect_after_ms
     return {
         address
         for address, incarnation in membership.members
-        if _is_overdue(membership, address) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation
+        if detector.is_overdue(address, limit_ms) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation
     }
-
-
-def _is_overdue(membership: Membership, address: str) -> bool:
-    """Whether a sender was heard once and then silent for too long, by the clock of its last record's partition."""
-    heard = membership.heard.get(address)
-    if heard is None:
-        return False
-    now = membership.clock.get(heard.partition, 0) if heard.partition else membership.now_ms or 0
-    return now - heard.at_ms > membership.settings.suspect_after_ms
 
 
 def _remote_view(membership: Membership) -> Decision | None:
     """Return the remote view of the first site, by name, whose relay has fallen silent or is heard again."""
+    detector, limit_ms = membership.detector, membership.settings.suspect_after_ms
     for name, site in sorted(membership.remote.items()):
         relay = relay_of(name)
-        is_silent = _is_overdue(membership, relay) or (site.is_silent and relay not in membership.heard)
+        is_silent = detector.is_overdue(relay, limit_ms) or (site.is_silent and relay not in detector.heard)
         if site.members and is_silent != site.is_silent:
             members = [] if is_silent else [list(member) for member in site.members]
             return Decision(REMOTE_VIEW, {"site": name, "members": members, "silent": is_silent})

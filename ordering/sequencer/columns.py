@@ -21,9 +21,10 @@ from ordering.base.capacity import NO_ROOM, has_room_for_all
 from ordering.base.errors import ProtocolViolation
 from ordering.base.names import is_address
 from ordering.base.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.membership.failure_detector import LONGEST_STEP_MS, FailureDetector, LastHeard, time_in
 from ordering.membership.flush import FlushPhase
-from ordering.membership.log_time import LONGEST_PAUSE_MS, LONGEST_STEP_MS, Age, time_in
-from ordering.membership.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, LastHeard, Membership, ReceivedRow
+from ordering.membership.log_time import LONGEST_PAUSE_MS, Age
+from ordering.membership.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Membership, ReceivedRow
 from ordering.sequencer.links import LinkColumns, LinkTable, neighbour_of, origin_of
 from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, next_accepted, step
 from ordering.sequencer.state import SequencerState
@@ -243,7 +244,8 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     """Return the membership with the clock of each partition, and the last place and time of members and relays."""
     timed = np.flatnonzero(heard)
     partition, at_ms = rows.partition[timed], rows.timestamp_ms[timed]
-    clock, stamped, latest = dict(membership.clock), dict(membership.stamped), dict(membership.heard)
+    before = membership.detector
+    clock, stamped, latest = dict(before.clock), dict(before.stamped), dict(before.heard)
     for code in np.unique(partition).tolist():
         name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
         steps = np.diff(at_ms[span], prepend=stamped.get(name, at_ms[span][0]))
@@ -262,7 +264,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
         latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row]))
-    return replace(membership, heard=latest, clock=clock, stamped=stamped, announced_flush=0, announced_ms={})
+    return replace(membership, detector=FailureDetector(latest, clock, stamped))
 
 
 def _aged(aged: Mapping[Partition, Age], rows: ForwardColumns) -> dict[Partition, Age]:

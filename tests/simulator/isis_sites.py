@@ -656,7 +656,7 @@ class World:
         """Behind a run, no member of a site that is absent from its view of sites is in the group's view."""
         membership = job.site.sequenced.state.membership
         left = [life.address for life in membership.members if life.address.partition("/")[0] in run.absent]
-        if left and membership.clock and job.counts:
+        if left and membership.detector.clock and job.counts:
             self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{left} are in the view without their site", ()))
 
     def _round(self, _name: str = "") -> None:

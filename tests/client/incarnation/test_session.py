@@ -22,7 +22,7 @@ from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.base.names import TICK_NAME
 from ordering.base.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
-from ordering.membership.log_time import LONGEST_STEP_MS
+from ordering.membership.failure_detector import LONGEST_STEP_MS
 from ordering.participant.participant_table import ParticipantPhase
 from tests.client.members import silence
 from tests.waiting import eventually

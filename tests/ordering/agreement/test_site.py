@@ -682,4 +682,4 @@ def test_a_flush_does_not_wait_for_an_absent_site() -> None:
     kinds = [kind for kind, _ in decide(sequenced, said("nyc", 5, "nyc/m", HEARTBEAT), absent=("lax",))]
     assert kinds == [VIEW, STOP_FLUSH]
     assert members_of(sequenced) == ["nyc/m", "nyc/n"]
-    assert set(sequenced.state.membership.clock) == {Partition(forward_topic("nyc"), 0)}
+    assert set(sequenced.state.membership.detector.clock) == {Partition(forward_topic("nyc"), 0)}

@@ -31,6 +31,7 @@ from ordering.base.records import (
     Source,
 )
 from ordering.membership import membership as core
+from ordering.membership.failure_detector import FailureDetector, LastHeard
 from ordering.membership.flush import FlushPhase
 from ordering.membership.membership import NOT_A_MEMBER, FormerMember, MemberIncarnation, Membership, ReceivedRow
 from ordering.membership.settings import Settings
@@ -233,8 +234,10 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
         opened(),
         membership=Membership(
             members=(MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)),
-            heard={"s/a": core.LastHeard(Partition("p", 0), 10_000), "s/b": core.LastHeard(Partition("p", 1), 10_000)},
-            clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
+            detector=FailureDetector(
+                heard={"s/a": LastHeard(Partition("p", 0), 10_000), "s/b": LastHeard(Partition("p", 1), 10_000)},
+                clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
+            ),
         ),
     )
     state, (view,) = end_batch(state)
@@ -313,11 +316,12 @@ def test_a_joiner_is_not_missed_by_a_partition_that_is_read_late() -> None:
     state = replace(
         opened(),
         membership=Membership(
-            members=(MemberIncarnation("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}
+            members=(MemberIncarnation("s/a", 1),),
+            detector=FailureDetector(clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}),
         ),
     )
     state, closing = end_batch(state)
-    assert (closing, state.membership.heard) == ((), {"s/a": core.LastHeard(None, 90_000)})
+    assert (closing, state.membership.detector.heard) == ((), {"s/a": LastHeard(None, 90_000)})
 
 
 def test_who_was_not_waited_for_is_out_whatever_happens_meanwhile() -> None:
@@ -478,7 +482,7 @@ def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     started = time.process_time()
     after, closing = end_batch(step_columns(state, columns).state)
     assert time.process_time() - started < 0.5
-    assert len(after.membership.heard) == 1_000
+    assert len(after.membership.detector.heard) == 1_000
     assert closing == ()
 
 
@@ -585,7 +589,7 @@ class TestHorizon:
             state, written = self.read(state, forward[first : first + rows])
             assert written == []
         assert not state.membership.horizon
-        assert not state.membership.clock
+        assert not state.membership.detector.clock
 
     def test_behind_it_time_goes_on(self) -> None:
         log, forward = self.history()
