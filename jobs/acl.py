@@ -1,4 +1,4 @@
-"""`abcast acl`: the rights that each role needs in a Kafka with ACLs."""
+"""`abcast acl`: print or give the rights that each role needs in a Kafka with ACLs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`python -m jobs.class_archive`: record the classes that Spark and Kafka load, so that later starts take less time.
 
-Most of a Spark start is the JVM reading and checking some twenty thousand classes. Java keeps what it has read in an
-archive if asked to ("class data sharing", JEP 350): here by a run of the real jobs on a broker of its own, which
-`make setup` does once; the broker makes one, too. Without an archive, or with another Java than it was made by,
-everything works, more slowly.
+Most of a Spark start is the JVM reading and checking some twenty thousand classes. Java can keep them in an archive
+("class data sharing", JEP 350). `make setup` runs the real jobs once, on a broker of their own, and makes an archive
+for Spark and one for the broker. Without an archive, or with another Java than it was made by, everything works, more
+slowly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 120.0
 
 
 def record() -> None:
-    """Make the archives. Raises AbcastError, or OSError if a JVM has written none."""
+    """Make both archives, in the place of older ones. Raises AbcastError, or OSError if a JVM has written none."""
     archive, of_broker = class_archive(), broker_archive()
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         directory = Path(name)

@@ -57,7 +57,10 @@ def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig =
 
 
 def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[ConfiguredValue]:
-    """Yield each value. Raises UsageError for an unreadable file, or an impossible value."""
+    """Yield each value in force for a command with these options; secrets are masked.
+
+    Raises UsageError for an unreadable file, or an impossible value.
+    """
     from connectors.kafka.connection.client_configuration import SERVERS_VARIABLE, ClientConfiguration
     from connectors.kafka.login.security import SECRETS, Security
     from connectors.kafka.transport import choose
@@ -99,7 +102,7 @@ def _whence(file: ConfigurationFile) -> str:
 
 
 def _others(values: Mapping[str, Any], path: str) -> Iterator[ConfiguredValue]:
-    """Yield the values of single commands, from tables of the file and from variables."""
+    """Yield the other values: of other tables and keys of the file, and of other variables `ABCAST_…`."""
     from connectors.kafka.connection.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
     from connectors.storage.settings import PREFIX as OF_STORAGE
 

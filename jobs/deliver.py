@@ -1,4 +1,4 @@
-"""`abcast deliver`: one line per delivery, in the total order."""
+"""`abcast deliver`: one line per delivery, in the order of delivery."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def deliver(
 
 
 def _with_waits_shown(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:
-    """Yield from the stream. On a terminal, say what it waits for, once each time it has waited for WAITED_S."""
+    """Yield from the stream. On a terminal, say once in each wait, after WAITED_S, what it waits for, and why."""
     if not sys.stderr.isatty():
         yield from stream
         return
@@ -175,7 +175,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Escape control characters as Python does, so that the text stays on its line and can't control the terminal."""
+    """Escape control characters but tabs as Python does: the text stays on its line, and can't control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)

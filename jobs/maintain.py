@@ -139,7 +139,7 @@ def maintain(
 
 
 def _session(data: Location) -> SparkSession:
-    """Start Spark with this process's standard error as the JVM's output: Delta prints VACUUM's results there."""
+    """Start Spark. The JVM's standard output is this process's standard error: Delta prints results of VACUUM to it."""
     output = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -150,7 +150,7 @@ def _session(data: Location) -> SparkSession:
 
 
 def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
-    """Return the function that purges letters to other sites from their copies here."""
+    """Return the function that deletes arrived letters from the copies of other sites' inboxes here."""
     if sites is None:
         return lambda *_: ()
     from connectors.relay.letter_copies import purge_copies
@@ -168,7 +168,7 @@ def _lacking(sites: Sites | None, site: str) -> Lacking | None:
 
 
 def kept_of_data(text: str | None) -> float | None:
-    """Return the seconds for which DATA is kept; None: for ever. Raises UsageError."""
+    """Return the seconds for which DATA is kept; None: for ever. Raises UsageError, also below SHORTEST_DATA_S."""
     kept_s = seconds(text, "--data-retention") if text is not None else None
     if kept_s is not None and kept_s < SHORTEST_DATA_S:
         raise UsageError(f"--data-retention is {text!r}: give 2h or more. Readers may still read newer records.")
@@ -176,7 +176,7 @@ def kept_of_data(text: str | None) -> float | None:
 
 
 def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None = None) -> MakeJob:
-    """Return the maker of the job that maintains a site every `pause_s` seconds, beside others."""
+    """Return the maker of a job that maintains a site every `pause_s` seconds. `data_s`: from `kept_of_data`."""
 
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
         from connectors.ledger.maintenance_job import MaintenanceJob, MaintenanceOptions
@@ -190,7 +190,10 @@ def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None =
 
 
 def seconds(text: str, name: str) -> float:
-    """Return the seconds of a duration such as 90s, 30m, 1h or 7d. Raises UsageError."""
+    """Return the seconds of a duration such as 90s, 30m, 1h or 7d. `name`: its option.
+
+    Raises UsageError for another form, or less than SHORTEST_S.
+    """
     match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
     if match is None or int(match[1]) * _UNITS[match[2]] < SHORTEST_S:
         raise UsageError(f"{name} is {text!r}: give a number and s, m, h or d, such as 1h, and {SHORTEST_S}s or more.")

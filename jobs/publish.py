@@ -70,7 +70,7 @@ def publish(
 
 
 class _Published:
-    """Counts of messages broadcast and ordered: a sender's messages are ordered in the order of sending."""
+    """Broadcasts lines, and counts the messages sent and ordered. A sender's messages are ordered as they were sent."""
 
     def __init__(self, timeout: float) -> None:
         self.sent = self.ordered = 0
@@ -94,7 +94,10 @@ class _Published:
         return self.ordered < self.sent
 
     def publish(self, client: MemberClient, lines: IO[bytes]) -> None:
-        """Broadcast all lines, and wait until they are ordered. Raises UsageError for a line that can't be sent."""
+        """Broadcast all lines, and wait until they are ordered. Raises NotOrderedInTime.
+
+        At a line that can't be sent, wait for the lines before it, then raise UsageError.
+        """
         refused: UsageError | None = None
         with Progress("publishing") as progress:
             for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""`abcast run`: run the sequencer and the ledger in one Spark application, the usual way."""
+"""`abcast run`: run a site's sequencer, ledger and relays in one application, the usual way."""
 
 from __future__ import annotations
 

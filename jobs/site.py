@@ -1,4 +1,4 @@
-"""`abcast site`: the sites of a deployment."""
+"""`abcast site`: list, add, promote and exclude the sites of a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`abcast topics`: the topics of a group."""
+"""`abcast topics`: create, list, delete and upgrade the topics of groups."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def create(
 
 
 def _warn_of_rows(group: str, ledger: Location) -> None:
-    """Warn if a ledger has rows of a group that begins."""
+    """Warn if the ledger has rows of an earlier group with the new group's name. Say nothing if it can't be read."""
     try:
         if not ledger.exists():
             return

@@ -1,1 +1,1 @@
-"""The engine for milliseconds: a sequencer in a plain Python process, without Spark and a JVM."""
+"""The process engine: a sequencer, or a site's part in an agreement, in plain Python. It orders in milliseconds."""

@@ -48,7 +48,7 @@ class _Buffer:
         self.size += len(record.value or b"") + _RECORD_BYTES
 
     def offsets(self, part: Range) -> Iterator[tuple[int, int]]:
-        """Return the offset ranges of a run that have records."""
+        """Return the offsets of the records in a range, each as a range of its own."""
         is_last = bool(self.records) and self.records[-1].offset < part.end
         found = deque[int]()
         for record in reversed(self.records) if is_last else self.records:
@@ -61,7 +61,7 @@ class _Buffer:
         return ((offset, offset + 1) for offset in found)
 
     def take(self, part: Range) -> list[Record]:
-        """Remove and return the records of a run."""
+        """Return the records in a range, and remove them and all before it."""
         taken = []
         while self.records and self.records[0].offset < part.end:
             record = self.records.popleft()
@@ -88,7 +88,7 @@ class AgreeingGroup:
 
     @property
     def name(self) -> str:
-        """The group's."""
+        """The group's name."""
         return self.site.group
 
     @property
@@ -98,7 +98,7 @@ class AgreeingGroup:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The group's pipeline, as `GroupSupervisor` needs it."""
+        """The group's pipeline, as `GroupSupervisor` needs it: with the positions of the site's own FORWARD only."""
         state, own = self.site.sequenced.state, f".forward.{self.site.me.name}"
         positions = {place: offset for place, offset in state.positions.items() if place.topic.endswith(own)}
         return Pipeline(replace(state, positions=positions), self._group.written)
@@ -122,13 +122,13 @@ class AgreeingGroup:
     # Reads
 
     def mark(self, source: Input) -> CopyMark:
-        """Return the mark from which an input is to be read; a log has none."""
+        """Return the mark from which an input is to be read; for a log, which has none, CopyMark(0, 0)."""
         return self._group.mark(source.place) if source.place else CopyMark(0, 0)
 
     def start_of(self, source: Input, beginning: int, *, is_changed: bool = False) -> int:
-        """Return the offset from which an input is to be read; it begins at `beginning`. Raises HistoryUnavailable.
+        """Return the offset from which an input is to be read. Raises HistoryUnavailable.
 
-        `is_changed`: it is a copy that lacks the mark.
+        `beginning`: the first offset that the input still has. `is_changed`: the input is a copy without its mark.
         """
         if not source.place:
             return self._group.start_of_log(source.site, beginning)
@@ -188,9 +188,10 @@ class AgreeingGroup:
         return None if entry is None else (self._topics.data, encode_data(write_entry(entry)))
 
     def due(self) -> list[Output]:
-        """Return DATA of the next run that is ordered and read; [] if there is none. Pass it on, and call `passed`.
+        """Return DATA and dead letters of the next run that is ordered and read; [] if there is none.
 
-        Raises HistoryUnavailable if retention has dropped records of it, Disagreement if others were read.
+        The caller passes them to Kafka, and calls `passed`. Raises HistoryUnavailable if retention has dropped records
+        of the run, Disagreement if other records were read.
         """
         outputs: list[Output] = []
         while not outputs and (run := self._group.due()) is not None:

@@ -34,7 +34,8 @@ class ExclusionOutcome(NamedTuple):
 def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float, why: str = "") -> ExclusionOutcome:
     """Let the job of `site` go on without `name`; wait up to `wait_s` until it does. EPOCH records the user.
 
-    Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
+    Raises UsageError if too few sites would be left, `site` is `name`, or its log has no agreement; BrokerUnreachable,
+    TopicMissing.
     """
     act = act_of_this_user("exclude", f"{site} goes on without {name}", why)
     with DataLog(connection, group, site) as data:

@@ -16,7 +16,7 @@ Starts = dict[TopicPartition, tuple[str, int]]
 
 
 class ForwardPartitions:
-    """The forward partitions of the served groups. The loop is told each of them once, before it is in here."""
+    """The forward partitions of the served groups. The loop is told each partition once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -25,7 +25,10 @@ class ForwardPartitions:
     def find(
         self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
     ) -> tuple[Starts, dict[str, AbcastError]]:
-        """Return the partitions of these groups, read on from `positions`, and the errors of failed groups."""
+        """Return where to read the partitions of these groups, by `positions`, and the errors of unanswered groups.
+
+        Raises KafkaRefused.
+        """
         starts: Starts = {}
         lost: dict[str, AbcastError] = {}
         with contextlib.closing(self._connection.consumer()) as consumer:
@@ -42,9 +45,9 @@ class ForwardPartitions:
     def find_new(
         self, topics: Mapping[str, list[str]], counts: Mapping[str, int]
     ) -> tuple[dict[str, list[str]], Starts]:
-        """Return the groups that have grown, and their new partitions. `counts`: the partitions by topic.
+        """Return the groups that have grown, and their new partitions. `counts`: the number of partitions by topic.
 
-        A group that fails is returned by a later call.
+        If Kafka does not answer about a group, a later call returns its partitions. Raises KafkaRefused.
         """
         grown = {
             group: names

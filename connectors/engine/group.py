@@ -20,7 +20,7 @@ from ordering.sequencer.sequencer import end_batch
 from ordering.sequencer.state import SequencerState
 
 PATIENCE_S = 0.2
-"""The age of its oldest batch in flight at which a group is late. A late group decides no further batch."""
+"""The age of its oldest batch in flight at which a group is late. It decides no batch until Kafka has that one."""
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
 """The payload in flight at which a group waits for its oldest batch."""
 HELD_RECORDS, HELD_BYTES = 5_000, 16 * 1024 * 1024

@@ -63,7 +63,7 @@ class GroupSteps:
         return self._phase is not _Phase.READY
 
     def begin(self, gives_up: Callable[[], bool]) -> None:
-        """Begin a step: let time pass, and wait for DATA of earlier steps. Raises WriteFailed."""
+        """Begin a step: let time pass, and wait until `gives_up()` for DATA of earlier steps. Raises WriteFailed."""
         now = time.monotonic()
         before = now if self._ticked_at is None else self._ticked_at
         elapsed_ms = int((now - before) * 1000)
@@ -79,7 +79,10 @@ class GroupSteps:
         self._phase = _Phase.ENTRY
 
     def advance(self, gives_up: Callable[[], bool]) -> None:
-        """Wait until Kafka has the write that the phase needs, and end the phase. Raises WriteFailed."""
+        """Wait until `gives_up()` for the write that the phase needs. If Kafka has it, end the phase.
+
+        The phase ENTRY ends with DATA. Raises WriteFailed, HistoryUnavailable, Disagreement.
+        """
         if self._phase is _Phase.DATA and self._data_is_there(gives_up):
             self._phase = _Phase.READY
         elif self._phase is _Phase.ENTRY and self.entry_is_there(gives_up):
@@ -88,13 +91,13 @@ class GroupSteps:
             self._phase = _Phase.READY
 
     def write_last_entry(self, gives_up: Callable[[], bool]) -> None:
-        """Write a last entry, if Kafka has all DATA in time. Raises WriteFailed."""
+        """Write a last entry, if Kafka has all DATA before `gives_up()`. Raises WriteFailed."""
         self._entry = None
         if self._data_is_there(gives_up):
             self.write_entry(is_last=True)
 
     def entry_is_there(self, gives_up: Callable[[], bool]) -> bool:
-        """Wait for the last entry that was written; whether Kafka has it. Raises WriteFailed."""
+        """Wait until `gives_up()` for the last entry written; return whether Kafka has it. Raises WriteFailed."""
         return self._entry is None or self._writer.wait(self._entry, gives_up)
 
     def _data_is_there(self, gives_up: Callable[[], bool]) -> bool:

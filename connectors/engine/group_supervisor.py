@@ -76,7 +76,8 @@ class GroupSupervisor:
     def take_all(self) -> Taken:
         """Take over every group that is due; return the groups taken. Groups that answer late come as changes.
 
-        Suspends each group that can't be taken over, and retries it later. Raises if no group can be taken over.
+        Suspends each group that can't be taken over, and retries it later. If no group can be taken over, raises the
+        groups' error; also raises BrokerUnreachable, EnvironmentProblem.
         """
         topics = self._topics(fresh=True)
         suspended = self._state.suspended
@@ -99,7 +100,7 @@ class GroupSupervisor:
         self._thread.start()
 
     def report_failure(self, group: str, error: AbcastError) -> None:
-        """Suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe."""
+        """Ask the thread to suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe."""
         self._failed.put((group, error))
 
     def changes(self) -> Iterator[Taken]:

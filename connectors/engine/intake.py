@@ -70,9 +70,9 @@ class Intake:
         return self._consumer.beginning_offsets(list(partitions))
 
     def poll(self, timeout_s: float = POLL_S) -> Polled:
-        """Return the records that come within `timeout_s`; none while the broker is away.
+        """Return the records that come within `timeout_s`, and advance the positions; {} while the broker is away.
 
-        Raises PartitionsFailed, KafkaError.
+        Raises PartitionsFailed; KafkaError if it is not retriable.
         """
         if self._is_idle:
             self._stop.wait(timeout_s)
@@ -109,7 +109,7 @@ class Intake:
 class GroupIntake(Intake):
     """Reads partitions of groups. Each partition belongs to one group.
 
-    Invariant: after any change of partitions, positions or wanted partitions, the next poll assigns them anew.
+    Invariant: after any change of partitions, positions or wanted partitions, the next `poll_groups` assigns them anew.
     """
 
     def __init__(self, connection: Connection, stop: threading.Event) -> None:
@@ -141,7 +141,7 @@ class GroupIntake(Intake):
     ) -> Mapping[str, Polled]:
         """Return the records that come within `timeout_s`, by group, of the partitions that `wants` accepts.
 
-        Raises PartitionsFailed, KafkaError.
+        Raises like `poll`.
         """
         wanted = {place for place, group in self._group_of.items() if wants(group, place)}
         if wanted != self._wanted:

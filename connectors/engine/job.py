@@ -14,8 +14,8 @@ Invariant: DATA has every decision that counts, and a process that ends at any p
 * *Another sequencer takes a group over.* Readers ignore records with this process's epoch behind the other's seal. The
   supervisor sees the claim within a second, and the loop drops the group. Until then the two differ in nothing that
   counts. If it was the last group, this process ends with `Fenced`.
-* *The order* of a batch is that of the log: topic, partition, offset. The records that a poll returns make a batch, as
-  in a micro-batch of Spark, and from then on DATA tells its order.
+* *The order* of a batch is that of the log: topic, partition, offset. All records that were read and are not decided
+  make a batch, as in a micro-batch of Spark, and from then on DATA tells its order.
 
 A fault of one group touches no other. The loop waits for no write: a group whose DATA can't be written now holds a
 bounded number of records, and then is not read. A group that fails is suspended, and taken over again later and later
@@ -71,7 +71,7 @@ class AnyLoop(Protocol[_Supervisor]):
 
 
 class EngineJob:
-    """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`, which any thread may call."""
+    """Sequences the chosen groups with DATA at the site. `run` blocks until `stop`, which any thread may call."""
 
     name = "sequence"
     is_principal = True
@@ -90,7 +90,10 @@ class EngineJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable."""
+        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable.
+
+        Also raises a failure that may pass, unless it is Kafka's, when it comes too often in a row.
+        """
         options = self.options
         if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
@@ -240,7 +243,7 @@ class Loop:
                 self._intake.add(name, partition, offset)
 
     def _decide(self, group: GroupSequencer) -> None:
-        """Decide the records held, if a batch may begin now."""
+        """Decide the held records, and pass the result to Kafka, if a batch may begin now."""
         outputs = group.decide()
         if outputs is None:
             group.measure()

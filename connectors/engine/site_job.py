@@ -93,7 +93,7 @@ class SiteSupervisor(GroupSupervisor):
 
 
 class SiteJob(EngineJob):
-    """Agrees on the order of all groups that have a DATA topic at the site."""
+    """Agrees on the order of the chosen groups that have a DATA topic at the site."""
 
     def __init__(
         self,
@@ -145,7 +145,10 @@ class SiteLoop:
         self._write_last_entries()
 
     def _write_last_entries(self) -> None:
-        """Wait for the writes in flight, then write a snapshot as last entry: the next start needs nothing older."""
+        """Write a snapshot as last entry behind the writes in flight, so that the next start needs nothing older.
+
+        Waits up to STOP_S. A stuck group gets no last entry.
+        """
         gives_up = _until(STOP_S)
         ready = self._ready()
         for name in ready:

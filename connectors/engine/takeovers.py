@@ -43,7 +43,10 @@ class Takeovers:
         return {group for _, topics in self._running for group in topics}
 
     def begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Begin to take over groups, given their forward topics. Return the errors of groups that can't be."""
+        """Begin to take over groups, given their forward topics; return the errors of groups that can't be.
+
+        Raises EnvironmentProblem.
+        """
         unservable: dict[str, AbcastError] = {}
         try:
             check_topics(self._options.connection, topics, self._options.site)
@@ -60,7 +63,10 @@ class Takeovers:
         return unservable
 
     def results(self, timeout_s: float) -> Finished:
-        """Return the groups whose takeover has ended since the last call. Each takeover is waited for so long."""
+        """Return the groups whose takeover has ended since the last call. Waits up to `timeout_s` for each takeover.
+
+        Raises EnvironmentProblem.
+        """
         finished = Finished({}, {}, {})
         for running in list(self._running):
             takeover, topics = running

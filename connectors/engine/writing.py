@@ -29,7 +29,7 @@ class WriteFailed(AbcastError):
 
 
 class WrittenBatch(NamedTuple):
-    """A batch that was passed to Kafka: its records on their way, and how many bytes of payload they have."""
+    """A batch that was passed to Kafka: its records, and the bytes of their payload."""
 
     sent: Sequence[Sent]
     size: int
@@ -50,12 +50,12 @@ class Writer:
     """Passes records to Kafka, which takes them in their order."""
 
     def __init__(self, connection: Connection) -> None:
-        """Raises BrokerUnreachable."""
+        """Open a producer. Raises BrokerUnreachable."""
         # While one request is in flight, the next batch gathers by itself: waiting for more would only take time.
         self._producer = connection.producer(linger_ms=0)
 
     def write(self, outputs: Iterable[Output]) -> WrittenBatch:
-        """Pass records to Kafka; does not wait. Raises WriteFailed."""
+        """Pass records to Kafka, for partition 0 of their topics; do not wait. Raises WriteFailed."""
         send, sent, size = self._producer.send, list[Sent](), 0
         try:
             for topic, (key, value, headers) in outputs:

@@ -21,7 +21,7 @@ from ordering.base.errors import UsageError
 from ordering.sequencer.state import SequencerState
 
 RESEND_AFTER_MS = 2_000
-"""Links between sites lose nothing, but a view that ends drops the messages under way."""
+"""The time after which a site sends again. Links lose nothing, but a view that ends drops messages under way."""
 ISIS = "isis"
 """The mode in the claim of a job that agrees."""
 
@@ -40,7 +40,10 @@ class AgreementSettings(NamedTuple):
 
 
 def known_state(connection: Connection, agreement: AgreementSettings, taken: SequencerState) -> SiteState:
-    """Return the state that the site's log tells of a group just taken over. Raises UsageError, HistoryUnavailable."""
+    """Return the state that the site's log tells of a group just taken over; the first state if the group begins.
+
+    Raises UsageError if the group was begun with other sites, or has an order but no entry; HistoryUnavailable.
+    """
     (site, names, _), group = agreement.neighbours, taken.group
     with DataLog(connection, group, site) as data:
         state = last_state(data, data.end())

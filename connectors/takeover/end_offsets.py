@@ -53,7 +53,7 @@ class EndOffsets:
     def find(self, role: LogRole, groups: Collection[str], served: Collection[str]) -> dict[str, int]:
         """Return the end of each group's topic of a role, without the groups that get no answer.
 
-        `served`: all groups of the sequencer. Raises BrokerUnreachable if all groups are suspended.
+        `served`: all groups of the sequencer. Raises BrokerUnreachable or KafkaRefused if no group gets an answer.
         """
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         doubtful = {group: partition for group, partition in partitions.items() if group in self._away}

@@ -18,7 +18,7 @@ from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError
 
 _ANSWER_S = 0.5
-"""After so long without an answer, the groups that are left are skipped."""
+"""The time without an answer after which the groups that have not answered are skipped."""
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def yield_to_rival(
 
     A feud over fewer than half of the groups holds up no start, as it ends no process that serves others.
 
-    `wait` waits for so many seconds, and returns something true if it was woken to stop. So does this function.
+    `wait` waits for that many seconds; its result is true if the process is to stop. Returns whether it is to stop.
     """
     try:
         claims = _claims_of_groups(connection, site, groups)

@@ -111,7 +111,7 @@ class GroupMaintenance:
         return known.log
 
     def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
-        """Return the end offset of DATA by group, without the groups that get no answer."""
+        """Return the end offset of DATA by group, without groups that get no answer. Raises like `EndOffsets.find`."""
         return self._ends.find("data", list(groups), self.forward)
 
     def signed_end(self, group: str) -> int:
@@ -199,7 +199,7 @@ class GroupMaintenance:
         return shorter
 
     def tick(self, watched: Mapping[str, int], now: float) -> None:
-        """Tick for `watched`, each with a seqno in DATA, and check now and then that DATA and EPOCH are kept.
+        """Tick for the groups `watched`, each with a seqno in DATA. Check each hour that DATA and EPOCH are kept.
 
         `now`: seconds of a steady clock. Raises BrokerUnreachable.
         """

@@ -31,5 +31,5 @@ def needed_to_order(topic: Topic, site: str) -> bool:
 
 
 def positions_of(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
-    """Return the first offset of each forward partition that is not yet considered."""
+    """Return, for each forward partition, the first offset that is not yet considered."""
     return {TopicPartition(*partition): offset for state in states for partition, offset in state.positions.items()}

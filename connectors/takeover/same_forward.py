@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 def changed_inputs(data: DataLog, consumer: Consumer, topics: Collection[str], end: int) -> set[Partition]:
     """Return the partitions of these topics that are not the logs from which DATA below `end` was made.
 
-    Raises BrokerUnreachable.
+    Only the LOOKED_AT newest records of DATA are compared. Raises BrokerUnreachable.
     """
     newest: dict[Partition, Data] = {}
     for stored in data.records(max(data.beginning(), end - LOOKED_AT), end):
@@ -58,7 +58,7 @@ def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
 
 
 def from_the_beginning(state: SequencerState, changed: Collection[Partition]) -> SequencerState:
-    """Return the state of a sequencer that reads these partitions from their beginnings."""
+    """Return the state of a sequencer that reads these partitions from their beginnings, and log a warning of them."""
     if not changed:
         return state
     _logger.warning(

@@ -26,8 +26,9 @@ _logger = logging.getLogger(__name__)
 class Survey(NamedTuple):
     """The state that a group's DATA tells below offset `end`.
 
-    `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
-    `changed`: partitions of FORWARD that are not the logs from which DATA was made.
+    `ends`, `horizon`: the results of `horizon`. `server`: the process that seems to serve the group; "" for none.
+    `format`: the group's format from here on. `changed`: partitions of FORWARD that are not the logs from which DATA
+    was made.
     """
 
     data: DataLog
@@ -45,7 +46,8 @@ def survey(
 ) -> Survey:
     """Read a group's DATA and EPOCH, and check them. Writes nothing.
 
-    `signed`: the end of DATA by signs of life. `ledger`: as in `Claimer`.
+    `claimed`, `agreement`, `ledger`: as in `Claimer`. `signed`: the end of DATA by signs of life. Raises Fenced,
+    UsageError, HistoryUnavailable, HistoryChanged, LaterVersion, BrokerUnreachable.
     """
     group = data.topic.group
     if group in claimed:

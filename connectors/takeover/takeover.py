@@ -71,7 +71,7 @@ _BOTH_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """The claimer of groups at a site.
+    """The process that claims groups at a site, and its conditions.
 
     `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
     group is taken back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites.
@@ -87,7 +87,7 @@ class Claimer:
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
-    """Take over one group, which reads the site's own forward topic; return the state to go on from."""
+    """Take over one group, with the site's own forward topic only, as `take_over_groups` does; return its state."""
     forward = str(Topic(group, "forward", site))
     by = Claimer(connection, site, {} if claimed is None else claimed)
     return take_over_groups(by, {group: [forward]})[group]

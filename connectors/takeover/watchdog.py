@@ -61,7 +61,7 @@ class Watchdog:
         self._behind_since: float | None = None
 
     def watch(self, group: str, epoch: int, seqno: int, offset: int) -> None:
-        """Watch a group after a takeover: `seqno` is the last one before it, `offset` the one behind the seal."""
+        """Watch a group after a takeover. `seqno`: the last one before it. `offset`: where to read DATA on from."""
         self._watched[group] = _Group(epoch, seqno, offset)
 
     def decided(self, groups: Iterable[str], seqnos: int) -> None:

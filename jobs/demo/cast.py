@@ -31,7 +31,7 @@ class Observer:
     def __init__(self) -> None:
         self.taken: list[Delivery] = []
         self.times: list[float] = []
-        """The time of each delivery."""
+        """The time of each delivery, by the monotonic clock."""
         self.views: list[ViewChange] = []
 
     def watch(self, member: Member) -> None:
@@ -78,7 +78,7 @@ class DemoProcesses:
         self._members = contextlib.ExitStack()
 
     def __enter__(self) -> DemoProcesses:
-        """Let the observers deliver and the members join; return when all members are in one view."""
+        """Start the observers."""
         from connectors import Member
 
         for name, observer in self.observers.items():
@@ -102,7 +102,10 @@ class DemoProcesses:
             thread.join(PATIENCE_SECONDS)
 
     def speak(self, seconds: float) -> None:
-        """Let the members join, and broadcast for `seconds`, all at the same time."""
+        """Let the members join, and broadcast, all at the same time; return when all are in one view, and begin.
+
+        They send the part EARLY in that share of `seconds`, then wait for `go_on`. Raises like `wait`.
+        """
         for member, lines in self.lines.items():
             if member == self.mortal:
                 # It is killed before it sends the rest.
@@ -137,7 +140,7 @@ class DemoProcesses:
         return views[first_without], took
 
     def await_end(self, show: Callable[[], None]) -> int:
-        """Wait until all messages are ordered and delivered; return the last seqno."""
+        """Wait until all messages are ordered, and all observers have them; return the last seqno."""
         self.wait(lambda: self._speaking == 0, "all messages were ordered", show)
         last = max(receipt.result(PATIENCE_SECONDS) for receipt in self.receipts)
         self.wait(
@@ -146,7 +149,7 @@ class DemoProcesses:
         return last
 
     def wait(self, condition: Callable[[], object], what: str, show: Callable[[], None] = lambda: None) -> None:
-        """Wait until the condition holds. Raises the error of a thread; NotOrderedInTime."""
+        """Wait until the condition holds; call `show` after each look. Raises a thread's error, NotOrderedInTime."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if self._failures:

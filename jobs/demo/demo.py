@@ -39,9 +39,11 @@ SUSPECT_AFTER_MS = 4000
 """Short, so that the audience sees a killed member leave the view."""
 
 SPEAKING_SECONDS = 18.0
-"""The time for which the members broadcast; the sequencer is killed after a part of it."""
+"""The time over which the members spread their messages."""
 
 KILLED_AFTER = 0.15
+"""The share of the messages after whose delivery the sequencer is killed."""
+
 DEFAULT_WIDTH = 100
 
 _ABCAST = "abcast"
@@ -189,7 +191,7 @@ class _Jobs:
         self._sequencer.await_ready(PATIENCE_SECONDS)
 
     def start_the_ledger(self) -> None:
-        """Start the ledger with the process engine, which has none. It comes later, as Spark takes longer to start."""
+        """Start the ledger as a process, unless the sequencer's Spark runs it. Does not wait until it is ready."""
         if self._engine is Engine.process:
             self._ledger = self._started("ledger")
 
@@ -204,7 +206,7 @@ class _Jobs:
         self._sequencer = self._started(*self._command)
 
     def stop(self) -> None:
-        """In order."""
+        """Stop the jobs in order."""
         for job in self._all():
             job.stop()
 

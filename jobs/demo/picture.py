@@ -23,7 +23,7 @@ COLOURS = (
 _WIDTH, _LEFT, _RIGHT = 1200, 150, 24
 _TOP, _LANE, _BAR, _GAP, _NAME = 114, 26, 30, 10, 20
 _NUMBERS = 8
-"""The number of seqnos below the lanes, or one less or more."""
+"""The number of seqnos below the lanes, roughly."""
 _LEGEND = (
     "A tick is a message at its place in the order, in the lane of its sender. Below, each observer's deliveries as "
     "they came: the same bands in each row mean the same order."

@@ -118,7 +118,10 @@ def _link(spark: SparkSession, sites: Sites, directory: Path, directions: Sequen
 def _cut_and_heal(
     spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
 ) -> dict[str, list[Delivery]]:
-    """Send a third of the messages with the link, a third while it is cut, and the rest after it is healed."""
+    """Send a third of the messages with the link, a third while it is cut, and the rest after it is healed.
+
+    Returns the deliveries at each site.
+    """
     from connectors import Member
 
     total = sum(map(len, dealt.values()))
@@ -149,7 +152,7 @@ def _cut_and_heal(
 
 
 def _cut(sites: Sites) -> list[Direction]:
-    """Return the directions to cut: all; of three or more sites that agree, a majority stays together and goes on."""
+    """Return the directions to cut: all; if three or more sites agree, only the directions from and to the last one."""
     last = list(sites.connections)[-1]
     is_one = sites.mode == "isis" and len(sites.connections) > 2
     return [way for way in sites.directions() if not is_one or last in way]

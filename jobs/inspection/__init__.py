@@ -1,1 +1,1 @@
-"""The commands that read a group and change nothing."""
+"""The commands that read groups and ledgers. Only `abcast members forget` changes anything."""

@@ -1,4 +1,4 @@
-"""`abcast members`: the senders that a group remembers."""
+"""`abcast members`: list and forget the senders that a group remembers."""
 
 from __future__ import annotations
 

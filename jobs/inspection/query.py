@@ -1,4 +1,4 @@
-"""`abcast query`: SQL over the ledger and the views."""
+"""`abcast query`: SQL over the Delta tables, read only."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _chosen_format(form: OutputFormat | None, *, as_json: bool, output: Path | N
 
 @contextlib.contextmanager
 def _answered(sql: str, data: Location, engine: SqlEngine, limit: int | None) -> Iterator[Answer]:
-    """Run the query; its rows can be taken in the block. Spark takes `limit` rows, DuckDB as many as are taken."""
+    """Run the query; the block takes the rows. Spark returns `limit` rows, DuckDB as many as the block takes."""
     if engine is SqlEngine.duckdb:
         from connectors.ledger.sql import question
 
@@ -132,7 +132,10 @@ def _answered(sql: str, data: Location, engine: SqlEngine, limit: int | None) ->
 
 
 def _write(answer: Answer, form: OutputFormat, limit: int | None, output: Path | None) -> bool:
-    """Print the answer, or write the file as a whole; return whether there are rows beyond the limit."""
+    """Print the answer, or write the file as a whole; return whether there are rows beyond the limit.
+
+    For Parquet the result is always False. Raises UsageError if the file can't be written.
+    """
     if output is None:
         return _write_text(answer, form, limit, sys.stdout)
     try:

@@ -112,7 +112,10 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
 
 
 def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: str, data: Location) -> _Found:
-    """Return the status of each group. Raises the error itself if all groups have it."""
+    """Return the status of `group`, or of all groups, among the groups that `of_job` has.
+
+    Raises UsageError for an unknown group, and the groups' errors if none can be read and no job leaves one out.
+    """
     from connectors.diagnosis.status import is_left_out, read_status
     from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
     from connectors.kafka.log.sign_of_life import read_signs
@@ -224,7 +227,10 @@ def _ledger_end(data: Location) -> LedgerEnd:
 
 
 def _in_ledger(data: Location) -> Mapping[str, int] | None:
-    """Return the last seqno of each group in the ledger below `data`; None without a readable ledger."""
+    """Return the last seqno of each group in the ledger below `data`; None without rows, or if it can't be read.
+
+    Says on standard error why the ledger can't be read.
+    """
     table = data / "ledger"
     try:
         if not table.exists():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 GARBAGE_AFTER = 50_000
-"""The number of new values between two collections of garbage among them."""
+"""The number of new objects after which Python collects garbage among them."""
 
 
 SWITCH_S = 0.0005
@@ -33,7 +33,7 @@ SWITCH_S = 0.0005
 
 
 class Engine(str, Enum):
-    """The engine that decides the order. Both have the same core, takeover and DATA: start the other to change it."""
+    """The engine that decides the order. Both have the same core, takeover and DATA: to change it, start the other."""
 
     spark = "spark"
     process = "process"
@@ -65,7 +65,7 @@ AgreementOption = Annotated[
 
 
 def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> AgreementSettings | None:
-    """Return the settings of the agreement; None if the order is decided at this site. Raises UsageError."""
+    """Return the settings of the agreement; None if sites do not agree on the order. Raises UsageError."""
     check_site(site)
     if how is None and (sites is None or sites.mode != "isis"):
         return None
@@ -90,8 +90,8 @@ def engine_job(
 ) -> EngineJob:
     """Return the sequencer of the site as a plain Python job; if sites agree, the site's part in the agreement.
 
-    `troubles`: of all jobs of this process. `check_group`: checks each group before it is claimed. Raises UsageError,
-    BrokerUnreachable, EnvironmentProblem.
+    `troubles`: of all jobs of this process. If sites agree, `data` and `check_group` (it checks each group before it is
+    claimed) are not used. Checks that Kafka answers. Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from connectors.engine.job import EngineJob
     from connectors.engine.options import EngineOptions
@@ -123,7 +123,7 @@ def tune() -> None:
 
 
 def run_engine(job: EngineJob) -> None:
-    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    """Run the sequencer in this process until SIGTERM or Ctrl-C. Raises the error that ended it."""
     tune()
     interruption.stop_when_asked(STOPPING)
     with working([job]) as jobs:

@@ -91,7 +91,7 @@ def is_asked_to_stop() -> bool:
 
 
 def ask_to_stop() -> None:
-    """Act like a signal, for signals that another process gets instead of this one. For any thread."""
+    """Note a signal that another process got instead of this one, and raise nothing. For any thread."""
     _note()
 
 
@@ -122,7 +122,7 @@ def interrupt() -> NoReturn:
 
 
 def leave() -> NoReturn:
-    """End the process with what it has written, and without what libraries do at its end."""
+    """End the process with exit code 130: flush its output, and skip the work of libraries at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -132,13 +132,13 @@ def leave() -> NoReturn:
 
 
 def has_come() -> bool:
-    """Whether a signal was raised in this process."""
+    """Whether a signal was raised as KeyboardInterrupt in this process."""
     return _now.is_raised
 
 
 @atexit.register  # the first that is registered, so that it is called last
 def _ignore() -> None:
-    """Let no signal, and no timer, kill Python while it ends, which takes the handlers back."""
+    """Ignore signals, and stop the timer: Python takes the handlers back while it ends, and would be killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _take()

@@ -327,7 +327,7 @@ def require(module: str) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return what to install if the error comes from a missing extra of abcast; None for any other."""
+    """Return the end of a sentence on what to install, if an extra of abcast is missing; None for any other error."""
     needed = _OF_JOBS.get((error.name or "").split(".")[0])
     return f"needs {needed}: pip install 'abcast[jobs]'." if needed else None
 

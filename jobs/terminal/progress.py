@@ -1,4 +1,4 @@
-"""Progress of a long command: one line on a terminal, with the time left; nothing if a program reads.
+"""Progress of a long command: one line with the time left, if standard error is a terminal; nothing otherwise.
 
 A thread of its own draws it, so that counting costs nothing and the line of a waiting command still moves. Nested parts
 of a command share the line: an inner part is shown once it takes a while itself.

@@ -1,4 +1,4 @@
-"""Running streaming jobs in this process until a signal, or until one of them fails."""
+"""Run streaming jobs in this process until a signal, or until one fails that the others can't go on without."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def job_options(
     work_dir: Path | None = None,
     sites: Sites | None = None,
 ) -> JobOptions:
-    """Return the options of the command line for the jobs, after a check that they can work. `sites`: for a sequencer.
+    """Return the jobs' options, after checks that the directories or the bucket can be used, and that Kafka answers.
 
-    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    `sites`: for a sequencer, which then checks that a group does not begin anew at a new home. Raises UsageError,
+    BrokerUnreachable, EnvironmentProblem.
     """
     from pathlib import Path
 
@@ -105,7 +106,7 @@ def job_options(
 def reachable(connection: Connection, served: Served = EVERYTHING) -> Connection:
     """Return the connection after a check that Kafka answers: users should hear of an absent broker at once.
 
-    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    Logs a warning if the named groups have no topic yet. Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from kafka.errors import KafkaError
 
@@ -131,7 +132,7 @@ def run_jobs(
     """Run the named jobs (`sequence`, `ledger`), relays and `more` in one Spark application until SIGTERM or Ctrl-C.
 
     Jobs that need no Spark run `beside`, and begin before it starts. `agreement`: of a site that agrees on the order
-    with others.
+    with others. Raises the error that ended a job.
     """
     interruption.stop_when_asked(STOPPING)
     with working(beside) as first:
@@ -149,7 +150,7 @@ def run_jobs(
 
 
 def await_end(jobs: Sequence[JobThread]) -> None:
-    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises the error that ended one.
+    """Wait until all jobs have ended; stop them on SIGTERM or Ctrl-C. Raises like `raise_failures`.
 
     The signals are only noted (`interruption.stop_when_asked`): their handler may not stop a job, which takes locks
     that the interrupted code may hold.
@@ -180,9 +181,10 @@ def _await(jobs: Sequence[JobThread], event: Callable[[JobThread], threading.Eve
 
 
 def start_session(name: str, *, cores: int | None = None, data: Location | None = None) -> SparkSession | None:
-    """Start Spark; return None if a signal prevented it, which ends the JVM, too, if all processes get it.
+    """Start Spark; return None if the start failed after a signal, which may have ended the JVM, too.
 
-    If it is interrupted while it launches the JVM, pyspark leaves that behind: only note signals during the start.
+    Call this while signals are only noted (`interruption.stop_when_asked`): pyspark leaves a JVM behind if it is
+    interrupted while it launches that.
     """
     from connectors.spark.session import build_session
 
@@ -197,7 +199,7 @@ def start_session(name: str, *, cores: int | None = None, data: Location | None 
 
 
 def session_of_command(name: str, data: Location | None = None) -> SparkSession:
-    """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
+    """Start Spark for a command that Ctrl-C may interrupt. Raises KeyboardInterrupt for a signal during the start."""
     interruption.stop_when_asked(interruption.SAID)
     spark = start_session(name, data=data)
     is_asked = interruption.is_asked_to_stop()
@@ -230,7 +232,7 @@ def task_slots(relays: Relays | None) -> int | None:
 
 
 def job_classes(names: Sequence[str], agreement: AgreementSettings | None = None) -> list[MakeJob]:
-    """Return the makers of the named jobs."""
+    """Return the makers of the named jobs; the ledger is two jobs. `agreement`: as in `run_jobs`."""
     from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
@@ -243,7 +245,7 @@ def job_classes(names: Sequence[str], agreement: AgreementSettings | None = None
 
 
 class JobThread:
-    """A job in a thread of its own."""
+    """A job in a thread of its own, which starts at once."""
 
     def __init__(self, job: SparkJob) -> None:
         self._job = job
@@ -271,7 +273,7 @@ class JobThread:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether the others go on if this one fails: it serves another site, or starting again would be in vain."""
+        """Whether the others go on if this job fails: it needs another site, or no restart would mend the failure."""
         return self._job.keeps_trying or isinstance(self._failure, self._job.ends_alone_with)
 
     def raise_failure(self) -> None:
@@ -306,14 +308,17 @@ def raise_failures(jobs: Sequence[JobThread]) -> None:
 
 @contextmanager
 def running(makers: Sequence[MakeJob], spark: SparkSession, options: JobOptions) -> Iterator[list[JobThread]]:
-    """Run jobs of Spark, like `working`."""
+    """Make jobs of Spark, and run them like `working`."""
     with working([make(spark, options) for make in makers]) as jobs:
         yield jobs
 
 
 @contextmanager
 def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
-    """Run the jobs in threads; stop them all at the end, whatever the end is."""
+    """Run the jobs in threads; at the end of the block, stop all, and wait for them.
+
+    Raises the error that ended a job, if the block raises none and the error was not logged.
+    """
     jobs = [JobThread(job) for job in each]
     try:
         yield jobs
