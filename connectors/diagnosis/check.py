@@ -86,9 +86,9 @@ class Strays(NamedTuple):
     first_offset: int
 
     def __str__(self) -> str:
-        what = "record is" if self.number == 1 else "records are"
+        what = "record is not" if self.number == 1 else "records are not"
         where = f"from offset {self.first_offset} on"
-        return f"{self.number} {what} no DATA and skipped, {where}: who else writes there?"
+        return f"{self.number} {what} DATA and skipped, {where}: find out which program writes there."
 
 
 class SitesVerdict:

@@ -47,7 +47,9 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
                     f"{site} can't exclude itself: give the command for one of the sites that are to go on."
                 )
             if not may_exclude(len(members), [members.index(name)]):
-                raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
+                raise UsageError(
+                    f"without {name}, too few of the sites {', '.join(members)} are left: bring another back first."
+                )
             # A ballot under way may have decided one more view with the site.
             if view.id != decided_for:
                 value, headers = encode_exclusion(Exclusion(view.id, (name,)))
@@ -63,7 +65,9 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
 def _view(data: DataLog) -> View:
     state = last_state(data, data.end())
     if state is None:
-        raise UsageError(f'{data.topic} has no entry of an agreement: is its job running, and mode "isis" in the file?')
+        raise UsageError(
+            f'{data.topic} has no entry of an agreement: does its job run, with mode = "isis" in the sites\' file?'
+        )
     return state.process.view
 
 

@@ -218,7 +218,7 @@ class GroupSupervisor:
             self._release(group)
             suspended.forget(group)
         if gone:
-            _logger.info("sequence: topics are gone of: %s", ", ".join(sorted(gone)))
+            _logger.info("sequence: groups with deleted topics: %s", ", ".join(sorted(gone)))
             self._changes.put(Taken(gone=gone))
         self._find_partitions({group: topics[group] for group in known})
         new = topics.keys() - known.keys() - self._takeovers.groups
@@ -243,7 +243,7 @@ class GroupSupervisor:
         for group, error in unservable.items():
             self._state.suspended.suspend(group, error)
         if taken.states:
-            _logger.info("sequence: more groups: %s", ", ".join(taken.states))
+            _logger.info("sequence: new groups: %s", ", ".join(taken.states))
             self._changes.put(taken)
 
     def _finished_takeovers(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:

@@ -81,7 +81,7 @@ class Intake:
             polled = self._log.poll(timeout_s)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             lost = out_of_range(error) or self._assigned
-            raise PartitionsFailed(InputLost("the next records are gone: taking over anew."), lost) from error
+            raise PartitionsFailed(InputLost("the next records are gone: taking over again."), lost) from error
         except TopicAuthorizationFailedError as error:
             topics: set[str] = set(*error.args)
             raise PartitionsFailed(
@@ -155,4 +155,4 @@ class GroupIntake(Intake):
 
 
 def _changed(place: TopicPartition, what: str) -> PartitionsFailed:
-    return PartitionsFailed(InputLost(f"{place.topic}-{place.partition} {what}: taking over anew."), [place])
+    return PartitionsFailed(InputLost(f"{place.topic}-{place.partition} {what}: taking over again."), [place])

@@ -188,7 +188,7 @@ class Loop:
             if len(self._groups) == 1:
                 raise
             _logger.exception("group %s", name)
-            self._fail(name, ProtocolViolation(f"group {name} can't be sequenced ({error!r})."))
+            self._fail(name, ProtocolViolation(f"group {name} can't be ordered ({error!r})."))
 
     def _fail(self, name: str, error: AbcastError) -> None:
         """Go on without a group. Raises the error if there is no other."""

@@ -42,7 +42,7 @@ class WrittenBatch(NamedTuple):
             if not one.is_done:
                 return False
             if one.exception is not None:
-                raise WriteFailed(f"Kafka did not take a record ({one.exception!r}): taking over anew.")
+                raise WriteFailed(f"Kafka did not take a record ({one.exception!r}): taking over again.")
         return True
 
 
@@ -62,7 +62,7 @@ class Writer:
                 sent.append(send(topic, value, key, headers, 0))
                 size += len(value or b"")
         except KafkaError as error:
-            raise WriteFailed(f"a record could not be passed to Kafka ({error!r}): taking over anew.") from error
+            raise WriteFailed(f"a record could not be sent to Kafka ({error!r}): taking over again.") from error
         return WrittenBatch(sent, size)
 
     def wait(self, written: WrittenBatch, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
@@ -80,7 +80,7 @@ class Writer:
             except KafkaTimeoutError:
                 continue
             except KafkaError as error:
-                raise WriteFailed(f"Kafka did not take a record ({error!r}): taking over anew.") from error
+                raise WriteFailed(f"Kafka did not take a record ({error!r}): taking over again.") from error
         return True
 
     def abandon(self) -> None:

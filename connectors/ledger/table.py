@@ -245,7 +245,7 @@ class LedgerWriter(BatchWriter):
         if len(strays):
             first = strays.slice(0, 1).to_pylist()[0]
             _logger.warning(
-                "%d records are not DATA and are skipped, such as %s at offset %d: who else writes there?",
+                "%d records are not DATA and are skipped, such as %s at offset %d: find out which program writes there",
                 len(strays),
                 first["topic"],
                 first["offset"],

@@ -160,7 +160,7 @@ class AgreeingShard(SequencerShard):
             for number, start in of_partitions.items()
         }
         if any(found.get(place, start) != start for place, start in starts.items()):
-            raise QueryInputLost("the next records are gone: taking over anew.")
+            raise QueryInputLost("the next records are gone: taking over again.")
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
@@ -208,7 +208,7 @@ class AgreeingShard(SequencerShard):
         """Make the checks of every shard. Raises RoomAgain, too."""
         super().check()
         if self._has_room:
-            raise RoomAgain("records that were left out, as too many waited for the other sites, can be read now.")
+            raise RoomAgain("too many records waited for the other sites, so some were not read: reading them now.")
 
     def see(self, observed: dict[str, Any]) -> None:
         """Log the notices of steps, and note their positions."""

@@ -113,7 +113,7 @@ class SequencerJob:
         self._close([shards[index] for index in opening.closed])
         self._shards_opened += 1
         if self._shards_opened > 1:
-            _logger.info("%s: more groups: %s", self.name, ", ".join(sorted(new)))
+            _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
         make: Callable[..., SequencerShard] = SequencerShard
         if self._agreement is not None:
             make = functools.partial(AgreeingShard, agreement=self._agreement)
@@ -147,7 +147,7 @@ class SequencerJob:
             if not (is_own and has_others):
                 raise error
             if shard.failed_for() == 0 and shard.throttle.is_due(str(error)):
-                _logger.error("%s: %s It is tried again every %g s.", shard.job.name, error, RETRY_S)
+                _logger.error("%s: %s Trying again every %g s.", shard.job.name, error, RETRY_S)
             if not isinstance(error, Fenced):  # the other sequencer reports on groups that it serves
                 self.options.troubles.put(shard.job.name, dict.fromkeys(shard.groups, str(error)))
             if shard.failed_for() >= RETRY_S:

@@ -49,14 +49,14 @@ def known_state(connection: Connection, agreement: AgreementSettings, taken: Seq
         state = last_state(data, data.end())
     if state is None:
         if taken.seqno:
-            raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
+            raise UsageError(f"{data.topic} has an order, but no entry of an agreement: take a new group.")
         return first_state(
             group, site, names, suspect_after_ms=agreement.suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
         )
     if state.process.view.origin != first_view(map(ProcessIncarnation, names)).origin:
         raise UsageError(
-            f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
-            "it was begun with, or take a new group."
+            f"group {group} began with other sites than {', '.join(names)}. Name those sites in the sites' file, or "
+            "take a new group."
         )
     return replace(state, process=suspecting_after(state.process, agreement.suspect_after_ms))
 

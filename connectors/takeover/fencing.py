@@ -12,7 +12,7 @@ def check_is_home(data: DataLog) -> None:
     if move is not None and move.home != topic.site:
         raise UsageError(
             f"the home of group {topic.group} is {move.home} now, not {topic.site}: give this site the new sites' "
-            f"file. It can be a copy once its topics of the group were deleted (`abcast site add {topic.site}` then)."
+            f"file. To make it a copy, delete its topics of the group, then run `abcast site add {topic.site}`."
         )
 
 
@@ -25,6 +25,6 @@ def check_not_fenced(data: DataLog, epoch: int) -> None:
     newest = data.epochs.read().newest_claim
     if newest is not None and newest.epoch > epoch:
         raise Fenced(
-            f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}); this one "
-            f"(epoch {epoch}) stops. Run one sequencer for a site; to hand over on purpose, stop this one first."
+            f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}). This one "
+            f"(epoch {epoch}) stops. Run one sequencer per site; to hand over on purpose, stop this one first."
         )

@@ -43,8 +43,8 @@ def yield_to_rival(
         return False
     group, (seconds, rival) = max(feuds.items(), key=lambda item: item[1][0])
     _logger.warning(
-        "group %s: this sequencer and %s take it over from each other again and again. Run one for a site. This one "
-        "waits for %.0f s.",
+        "group %s: this sequencer and %s take the group over from each other again and again. Run one per site. This "
+        "one waits for %.0f s.",
         group,
         rival.who,
         seconds,

@@ -24,12 +24,12 @@ def describe(notice: Notice) -> tuple[int, str]:
         return logging.WARNING, f"the exclusion of {', '.join(notice.names)} has no effect: {_ADVICE[notice.hindrance]}"
     if isinstance(notice, OtherLog):
         return logging.WARNING, (
-            f"the log of site {notice.site} was lost and begun anew: its entries do not count here. Exclude the site"
+            f"site {notice.site} has lost its log and begun another, whose entries do not count here. Exclude the site"
         )
     if isinstance(notice, Dropped):
         return logging.WARNING, (
-            f"the next message in the order was at {notice.place}, and retention has dropped it here: the site waits "
-            "until a relay brings it again"
+            f"retention has dropped the next message in the order here, at {notice.place}: the site waits until a "
+            "relay brings it again"
         )
     reached = ", ".join(site.name for site in notice.reached)
-    return logging.WARNING, f"the site waits for more sites: {notice.needed} must answer, and these do: {reached}"
+    return logging.WARNING, f"the site waits for other sites: {notice.needed} must answer, and only these do: {reached}"

@@ -62,9 +62,9 @@ def from_the_beginning(state: SequencerState, changed: Collection[Partition]) ->
     if not changed:
         return state
     _logger.warning(
-        "group %s: %s is not the log that DATA was made from. It was made anew, or has lost its end, and is read from "
-        "its beginning. No message is ordered twice. Lost messages that were not ordered are sent again by members "
-        "that still run",
+        "group %s: %s is not the log that DATA was made from. It was recreated, or has lost its end. The sequencer "
+        "reads it from its beginning, and orders no message twice. Members that still run send their lost messages "
+        "again",
         state.group,
         ", ".join(sorted(map(str, changed))),
     )

@@ -56,7 +56,7 @@ def survey(
     if data.is_copy():
         raise UsageError(
             f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home. If this is "
-            f"the home, {data.epochs.topic} was made anew, or a broker has lost all of it: go on in a new group."
+            f"the home, {data.epochs.topic} was recreated, or a broker has lost all of it: go on in a new group."
         )
     end = data.end()
     state = find_state(data, end)
@@ -69,8 +69,8 @@ def survey(
     if state.epoch > newest:
         raise HistoryChanged(
             f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: was that topic "
-            "deleted, or has a broker lost its end? The next epochs would be given again. Go on in a new group: "
-            "the ledger keeps what it has of this one."
+            "deleted, or has a broker lost its end? The next epochs would be used twice. Go on in a new group: "
+            "the ledger keeps its messages of this one."
         )
     _check_agreement(data, agreement)
     _check_size(state)
@@ -96,7 +96,7 @@ def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
     if found is Fit.LOST:
         raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which the ledger has")
     if found is Fit.OTHER:
-        _logger.warning("group %s: the ledger below --data is that of another group of the same name.", group)
+        _logger.warning("group %s: the ledger is of another group with the same name: take another --data", group)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
@@ -104,7 +104,7 @@ def _check_agreement(data: DataLog, agreement: str) -> None:
     newest = data.epochs.read().newest_claim
     if newest is not None and newest.agreement != agreement:
         was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
-        raise UsageError(f"the order of {data.topic} is that of {was}, and can't go on with {now}: take a new group.")
+        raise UsageError(f"{was} has ordered {data.topic}, and {now} can't go on with it: take a new group.")
 
 
 def _check_size(state: SequencerState) -> None:

@@ -265,7 +265,7 @@ class Takeover:
                 served.setdefault(found.server, []).append(group)
         for who, groups in served.items():
             _logger.warning(
-                "%s serves %s, as its signs of life tell. It stops now, as this process takes over.",
+                "%s serves %s (by its signs of life). This process takes over, and that one stops.",
                 who,
                 ", ".join(groups),
             )
@@ -273,7 +273,7 @@ class Takeover:
     def _claim(self, group: str, found: Survey, consumer: Consumer) -> SequencerState:
         found.data.read_with(consumer)
         if self._is_closed.is_set():
-            raise BrokerUnreachable(f"group {group}: the takeover was ended.")
+            raise BrokerUnreachable(f"group {group}: the takeover was stopped.")
         state = from_the_beginning(_claim(found, self._producer, self._by), found.changed)
         decided = of_these(state.decided, found.ends)
         return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
@@ -300,7 +300,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     if before.epoch >= epoch:
         fencing.check_not_fenced(data, epoch)
         raise ProtocolViolation(
-            f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
+            f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: find out which program writes there."
         )
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)

@@ -109,7 +109,7 @@ class Watchdog:
             lacking = {group for group in self._fresh if self._watched[group].ignored()} or self._fresh
             raise NotCounting(
                 f"the last {missing} seqnos given in {', '.join(sorted(lacking))} do not count for readers of "
-                "DATA: taking over anew."
+                "DATA: taking over again."
             )
         self._behind_since = None
 

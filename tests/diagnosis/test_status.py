@@ -102,7 +102,7 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
     assert "sequence" not in troubles.of("g")
     SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, suspended=suspended)
     shown = read_status(connection, "g", "nyc")
-    assert shown.trouble.startswith("it is left out: DATA has 2 partitions.")
+    assert shown.trouble.startswith("not served: DATA has 2 partitions.")
     assert shown.is_left_out
     assert shown.is_stuck
     assert not shown.is_failure
@@ -233,7 +233,7 @@ def test_a_group_that_never_had_a_sequencer() -> None:
     connection.create("g", "nyc")
     assert (
         say_why(connection, "g", "nyc")
-        == "The group never had a sequencer: start `abcast run`; one that works finds the group within 10 s."
+        == "The group never had a sequencer: start `abcast run`; a running one finds the group within 10 s."
     )
 
 

@@ -507,7 +507,7 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
         Running(kafka, "nyc", ("nyc", "sfo"))
     kafka.create("h", "nyc")
     take_over(kafka, "h", "nyc")
-    with pytest.raises(UsageError, match="is that of a sequencer"):
+    with pytest.raises(UsageError, match="a sequencer has ordered"):
         take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"h": [str(Topic("h", "forward", "nyc"))]})
 
 
@@ -700,13 +700,13 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     state = JobState(finder, suspended)
     with closing(SiteSupervisor(EngineOptions(kafka, "nyc"), state, agreement)) as supervisor:
         assert list(supervisor.take_all().states) == ["g"]
-        assert "is that of a sequencer" in caplog.text
+        assert "a sequencer has ordered" in caplog.text
         assert list(suspended.reasons) == ["h"]
     for role in roles:
         del topics[Topic("g", role, "nyc")]
     with (
         closing(supervisor_of(kafka, SITES, finder)) as supervisor,
-        pytest.raises(UsageError, match="is that of a sequencer"),
+        pytest.raises(UsageError, match="a sequencer has ordered"),
     ):
         supervisor.take_all()
 

@@ -202,8 +202,8 @@ class TestKinds:
         monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", SITE)])
         found = read_status(kafka, "g", SITE)
         assert (found.last_seqno, found.strays, found.format) == (last + 2, 0, NEWEST.number)
-        said = [record.message for record in caplog.records if "of a later version" in record.message]
-        assert sorted(line.split(" of the kind ")[1].split(" ")[0] for line in said) == ["pack", "pause"]
+        said = [record.message for record in caplog.records if "a later version of abcast wrote" in record.message]
+        assert sorted(line.split(" of the kind ")[1].split(",")[0] for line in said) == ["pack", "pause"]
         report = check_group("g", kafka, names=[SITE])
         assert report.anomalies == []
         assert report.read == {f"DATA of {SITE}": last + 2}

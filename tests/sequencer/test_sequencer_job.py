@@ -247,7 +247,7 @@ def test_what_a_shard_has_left_out_is_tried_again(
     monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     with working([job]):
-        eventually(lambda: "tried again every" in caplog.text)
+        eventually(lambda: "Trying again every" in caplog.text)
         eventually(lambda: taken == [["g"]])
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
         eventually(lambda: taken == [["g"], ["h"]])
@@ -288,7 +288,7 @@ def test_the_oldest_shard_may_fail_beside_others(
         topics.append(Topic("h", "data", "nyc"))
         eventually(lambda: len(job._shards) == 2)
         fails.set()
-        eventually(lambda: f"{error} It is tried again" in caplog.text)
+        eventually(lambda: f"{error} Trying again" in caplog.text)
         assert not thread.done.is_set()
         place = [Topic("g", "epoch", "nyc")]
         if not isinstance(error, Fenced):

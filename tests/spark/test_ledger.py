@@ -423,7 +423,7 @@ def test_what_is_not_data(spark: SparkSession, table: Path, group: str, caplog: 
     writer.write(source_frame(spark, [fourth._replace(offset=4)]), 2)
     writer.check()
     assert rows_of(spark, table, group) == expected(1, 2, 3)
-    assert caplog.text.count("who else writes there?") == 2
+    assert caplog.text.count("find out which program writes there") == 2
 
 
 @pytest.mark.slow

@@ -312,7 +312,7 @@ class Member(SendingHalf, ReadingHalf):
                 raised again, either.
         """
         if self._sending.is_forked:
-            _logger.warning("%s stays open: another process opened it, of which this one is a fork", self.address)
+            _logger.warning("%s stays open: the parent of this process opened it", self.address)
             return
         timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout

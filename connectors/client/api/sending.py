@@ -87,7 +87,9 @@ class SendingHalf:
             seconds("timeout", timeout),
         )
         if self._quiet.is_mine:
-            raise UsageError("no member may send in a flush, not even its requester: leave the `with` first.")
+            raise UsageError(
+                "no member may send in a flush, not even the one that asked for it: leave the `with` first."
+            )
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
             raise UsageError(

@@ -94,7 +94,7 @@ class CastKeeper:
         try:
             self.outbox.number_cast(entry.place, entry.cast, entry.seqno)
         except EnvironmentProblem as error:
-            _logger.warning("a cast waits: %s", error)
+            _logger.warning("the outbox could not number a cast, which waits: %s", error)
             return False
         entry.is_numbered = True
         return True
@@ -114,7 +114,7 @@ class CastKeeper:
         try:
             self.outbox.forget_casts(self._written)
         except EnvironmentProblem as error:
-            _logger.warning("written casts stay in the outbox: %s", error)
+            _logger.warning("the outbox could not delete written casts: %s", error)
             return
         self._written, self._forgotten_at = [], time.monotonic()
 
@@ -150,7 +150,7 @@ def unwritten_casts(
         return UnwrittenCasts(entries, settled_in(connection, group, address.site, min(in_views)))
     except HistoryUnavailable as gone:
         raise Superseded(
-            f"which messages of {address} in fifo or causal order were delivered can't be told any more ({gone}). "
+            f"DATA no longer tells which messages of {address} in fifo or causal order were delivered ({gone}). "
             "If an outbox has them, delete the file to give them up."
         ) from gone
 

@@ -206,7 +206,7 @@ class Caster:
             headers = cast_headers(entry.cast._replace(headers=entry.headers))
             self._sending.send(self._topic, self._key, entry.payload, headers)
         else:
-            self._sending.note_failure("the outbox can't keep it")
+            self._sending.note_failure("the outbox could not store it")
 
     def _send_table(self) -> None:
         for entry in self._table:
@@ -261,7 +261,8 @@ class Caster:
                 if cast.view == NO_VIEW and cast.incarnation > self._newest:
                     raise Superseded(
                         f"another process has started as {self.member.address}, with incarnation {cast.incarnation} "
-                        f"(ours is {self._newest}): no member takes our casts any more. Run one process per member."
+                        f"(this one has {self._newest}). Members ignore this process's casts now. Run one process per "
+                        "member."
                     )
                 self._take_out(cast)
             with self._hub.lock:

@@ -208,7 +208,7 @@ class Deliveries:
                 if self._next_seqno == before:
                     raise HistoryUnavailable(
                         f"seqno {before} is neither in Kafka ({gone}) nor in the ledger {self.ledger}: "
-                        "is it the right one, and does its job run?"
+                        "is that the right directory, and does its job run?"
                     ) from gone
 
     def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:

@@ -36,8 +36,8 @@ class AdmissionControl:
             elif not lifecycle.wait(lambda: pending_messages.table.has_room(size), timeout):
                 raise ForwardTableFull(
                     f"{len(pending_messages.table)} messages of {lifecycle.address} wait to be ordered, and none was "
-                    f"within {timeout:g} s. Does the group's sequencer run (`abcast status`)? Broadcast again later, "
-                    "or raise max_pending_records."
+                    f"ordered within {timeout:g} s. Does the group's sequencer run (`abcast status`)? Broadcast again "
+                    "later, or raise max_pending_records."
                 )
         lifecycle.check_takes()
 
@@ -49,8 +49,9 @@ class AdmissionControl:
                 self._wait_for_the_flush(timeout)
             elif not lifecycle.wait(lambda: caster.has_room(size), timeout):
                 raise ForwardTableFull(
-                    f"{caster.pending} messages of {lifecycle.address} in fifo or causal order wait for Kafka, and no "
-                    f"room came within {timeout:g} s. Broadcast again later, or raise max_pending_records."
+                    f"{caster.pending} messages of {lifecycle.address} in fifo or causal order wait for Kafka, and "
+                    f"there was no room for another within {timeout:g} s. Broadcast again later, or raise "
+                    "max_pending_records."
                 )
         lifecycle.check_takes()
 
@@ -76,8 +77,8 @@ class AdmissionControl:
             return
         if caster.knows(seqno):
             raise Blocked(
-                f"an earlier process of {address} is in the view, and has cast in it: this one may cast from the next "
-                "view on. Broadcast again, or close it and start it again."
+                f"an earlier process of {address} is in the view, and has cast in it. This process may cast from the "
+                "next view on. Broadcast again then, or close the member and start it again."
             )
         raise Blocked(f"the first view of {address} was not delivered within {timeout:g} s. Broadcast again.")
 
@@ -85,7 +86,7 @@ class AdmissionControl:
         """Wait until the casts of earlier incarnations have left: later ones follow them. Raises Blocked, Excluded."""
         if not self._lifecycle.wait(lambda: caster.is_caught_up, timeout):
             raise Blocked(
-                f"earlier casts of {self._lifecycle.address} wait for a view and leave first, and none came within "
+                f"earlier casts of {self._lifecycle.address} go first. They wait for a view, and none came within "
                 f"{timeout:g} s. Call connect(), or broadcast again later."
             )
         self._lifecycle.check_takes()

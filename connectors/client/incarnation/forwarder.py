@@ -276,7 +276,7 @@ class Forwarder:
                 raise Excluded(f"{self.address} was taken for dead by the group, and joins again: flush again.")
             if self.participant.request is not None:
                 raise FlushFailed(
-                    f"the last flush that {self.address} asked for is not ordered yet: does the group's sequencer "
+                    f"the last flush of {self.address} is not ordered yet: does the group's sequencer "
                     "run (`abcast status`)?"
                 )
             self._driver.step(FlushWanted(self._pending_messages.table.last + 1))

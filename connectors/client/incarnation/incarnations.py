@@ -179,16 +179,17 @@ class Incarnations:
     def superseded(self, incarnation: int, ours: int) -> Superseded:
         """Return the error for another process that sends under this name."""
         return Superseded(
-            f"another process has started as {self.address}, with incarnation {incarnation} (ours is "
-            f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
+            f"another process has started as {self.address}, with incarnation {incarnation} (this one has "
+            f"{ours}). Messages of this process that are not ordered yet are lost. Run one process per member."
         )
 
     def shared(self, incarnation: int, local_seqno: int) -> Superseded:
         """Return the error for an id of ours that another process has used for another message."""
         return Superseded(
-            f"another process has sent as {self.address} under our incarnation {incarnation}: the message ordered as "
-            f"local seqno {local_seqno} is not ours. (A copy of the outbox or of the machine, or an outbox "
-            "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
+            f"another process has sent as {self.address} under incarnation {incarnation}, which this process has, too: "
+            f"the message ordered as local seqno {local_seqno} is not from here. Was the outbox or the machine copied, "
+            "or has the outbox lost its end? Messages of this process without a result are lost. Run one process per "
+            "member."
         )
 
     def _without_ordered(self, unsent: Unsent, state: SequencerState, history: History) -> list[HandedOver]:
@@ -229,7 +230,7 @@ class Incarnations:
                 ordered[data.incarnation] = data.local_seqno
         except HistoryUnavailable as gone:
             raise Superseded(
-                f"which messages of the outbox {outbox.path} were ordered can't be told any more ({gone}; the ledger "
+                f"DATA no longer tells which messages of the outbox {outbox.path} were ordered ({gone}; the ledger "
                 "knows). Delete the file to give them up."
             ) from gone
         stay = [entry for entry in pending if not any(was_ordered(entry, *earlier) for earlier in ordered.items())]
@@ -240,14 +241,14 @@ class Incarnations:
         """Return the last ordered local seqno of a forgotten incarnation. Raises Superseded if DATA does not tell."""
         try:
             if outbox.seqno is None:
-                raise HistoryUnavailable("it is of an earlier version")
+                raise HistoryUnavailable("an earlier version wrote the outbox")
             rows = (data for data in history(outbox.seqno) if data.incarnation == outbox.incarnation)
             return max((data.local_seqno for data in rows), default=outbox.acknowledged)
         except HistoryUnavailable as gone:
             raise Superseded(
-                f"{self.address} was away for so long that the sequencer has forgotten it, and which messages of the "
-                f"outbox {outbox.path} were ordered can't be told any more ({gone}; the ledger knows). Delete the "
-                "file to give them up."
+                f"{self.address} was away for so long that the sequencer has forgotten it. DATA no longer tells which "
+                f"messages of the outbox {outbox.path} were ordered ({gone}; the ledger knows). Delete the file to "
+                "give them up."
             ) from gone
 
     def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
@@ -263,10 +264,10 @@ class Incarnations:
                 row = rows.get(data.local_seqno)
                 if row is not None and not is_same(row, data.kind, data.payload, data.headers):
                     raise Superseded(
-                        f"the outbox {outbox.path} and the group disagree: another message than its local seqno "
-                        f"{row.local_seqno} was ordered under that id, so up to {outbox.last() + 1 - row.local_seqno} "
-                        "messages in it never were. Was it copied, restored, or did the machine lose its power? Delete "
-                        "the file to give them up, and run one process per member."
+                        f"the group has ordered another message under local seqno {row.local_seqno} than the outbox "
+                        f"{outbox.path} has. So up to {outbox.last() + 1 - row.local_seqno} messages in it were not "
+                        "ordered. Was the file copied or restored, or did the machine lose power? Delete the file to "
+                        "give them up, and run one process per member."
                     )
                 if data.local_seqno >= last:
                     return  # without reading later messages of others
@@ -295,7 +296,7 @@ class Incarnations:
         for pending in outbox.pending():
             if table.append(pending.payload, pending.headers) != pending:
                 raise ProtocolViolation(
-                    f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
+                    f"the outbox {outbox.path} lacks local seqno {table.last}: another program has changed it."
                 )
         self.claimed.add(outbox.incarnation)
         return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
@@ -319,9 +320,9 @@ class Incarnations:
             unsent = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
             if unsent and numbers.latest() > outbox.incarnation:
                 raise Superseded(
-                    f"the group has forgotten {self.address}, and a later start than that of the outbox {outbox.path} "
-                    f"may have sent the {counted(len(unsent), 'message')} that it still has: was it copied, or "
-                    "restored? Delete the file to give them up."
+                    f"the group has forgotten {self.address}. The outbox {outbox.path} still has "
+                    f"{counted(len(unsent), 'message')}, which a later start may have sent: was the file copied or "
+                    "restored? Delete it to give them up."
                 )
             return [HandedOver(carried_over(entry, outbox.incarnation), None) for entry in unsent]
         if ordered.incarnation == outbox.incarnation:
@@ -354,14 +355,14 @@ class Incarnations:
             unordered = outbox.last() - outbox.acknowledged
             raise Superseded(
                 f"{self.address} was started elsewhere with the incarnation {ordered.incarnation}, higher than that of "
-                f"the outbox {outbox.path} ({outbox.incarnation}). Up to {unordered} messages in it were never ordered "
+                f"the outbox {outbox.path} ({outbox.incarnation}). Up to {unordered} messages in it were not ordered, "
                 "and never will be. Delete the outbox to give them up, and run one process per member."
             )
         acknowledged = ordered.local_seqno if ordered.incarnation == outbox.incarnation else 0
         if acknowledged < outbox.acknowledged:
             raise ProtocolViolation(
-                f"the outbox {outbox.path} knows local seqno {outbox.acknowledged} to be ordered, but DATA ends at "
-                f"{acknowledged}: were the group's topics made anew? Then delete the outbox."
+                f"the outbox {outbox.path} has local seqno {outbox.acknowledged} as ordered, but DATA ends at "
+                f"{acknowledged}: were the group's topics recreated? Then delete the outbox."
             )
         return acknowledged
 

@@ -173,13 +173,13 @@ class PendingMessages:
         ordered = state.ordered(self._name)
         if ordered.incarnation == self.incarnation and ordered.local_seqno < self.table.acknowledged:
             raise HistoryChanged(
-                f"the group has ordered {self.address} up to local seqno {ordered.local_seqno}, and had up to "
-                f"{self.table.acknowledged} before: DATA was made anew, or has lost its end. Begin with a new Member."
+                f"the group has ordered {self.address} up to local seqno {ordered.local_seqno}, and up to "
+                f"{self.table.acknowledged} before: DATA was recreated, or has lost its end. Make a new Member."
             )
         if not self._is_told(state, self.incarnation) and not all(map(is_control, self.table.pending())):
             raise HistoryUnavailable(
-                f"the group has forgotten {self.address}, and which messages that it still has were ordered can't "
-                f"be told any more (the ledger knows): {gone}"
+                f"the group has forgotten {self.address}, and DATA no longer tells which of its pending messages were "
+                f"ordered (the ledger knows): {gone}"
             )
         if ordered.incarnation != self.incarnation:
             return
@@ -196,7 +196,9 @@ class PendingMessages:
         ordered = state.ordered(self._name)
         before = {was[0] for was in map(carried_from, self.table.pending()) if was is not None}
         if ordered.incarnation == self.incarnation or not all(self._is_told(state, each) for each in before):
-            raise HistoryUnavailable(f"is what {self.address} had sent before it joined again ordered? {gone}")
+            raise HistoryUnavailable(
+                f"DATA no longer tells which messages of {self.address} were ordered before it joined again: {gone}"
+            )
         for entry, receipt in self.entries():
             if receipt is not None and was_ordered(entry, *ordered):
                 receipt.fail(_without_a_seqno(receipt, gone))
@@ -236,8 +238,8 @@ class PendingMessages:
             try:
                 outbox.acknowledge(self.table.acknowledged, self.last_seqno, at_once=True)
             except EnvironmentProblem as error:  # the next start learns from DATA which are ordered
-                _logger.warning("%s: what is ordered stays in the outbox: %s", self.address, error)
+                _logger.warning("%s: ordered messages could not be deleted from the outbox: %s", self.address, error)
 
 
 def _without_a_seqno(receipt: Receipt, gone: HistoryUnavailable) -> HistoryUnavailable:
-    return HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}")
+    return HistoryUnavailable(f"{receipt.message_id} is ordered, but DATA no longer tells its seqno: {gone}")

@@ -71,7 +71,7 @@ class Rejoin:
     def _join_again(self, old: Forwarder) -> None:
         was_in = old.participant.joined_at is not None or old.participant.phase is ParticipantPhase.EXCLUDED
         why = "was taken for dead" if was_in else "was forgotten by the group, or has sent before its JOIN"
-        _logger.warning("%s %s; beginning anew", self.address, why)
+        _logger.warning("%s %s. It starts a new incarnation", self.address, why)
         try:
             if old.participant.phase is ParticipantPhase.EXCLUDED:
                 self._wait_for_the_stranger(old)

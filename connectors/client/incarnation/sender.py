@@ -91,8 +91,8 @@ class Sender:
         """Raise UsageError in a fork of the process that opened the member. Called before any lock is taken."""
         if self.is_forked:
             raise UsageError(
-                f"{self.address} was opened by process {self._process}, of which this one is a fork: a fork opens "
-                "members of its own, under other names."
+                f"{self.address} belongs to process {self._process}, and this process is a fork of it. Open another "
+                "member here, under another name."
             )
 
     def check_open(self) -> None:

@@ -85,9 +85,7 @@ class Session:
             self._wait(lambda now: _is_decided(now) or not _is_in(now), timeout)
             request = self._check_still_in()
             if request is not None and request.outcome:
-                raise FlushFailed(
-                    f"the flush of {self.address} did not come about: {request.outcome}. Try again later."
-                )
+                raise FlushFailed(f"the flush of {self.address} failed: {request.outcome}. Try again later.")
             if request is None or not request.is_quiet:
                 raise FlushFailed(
                     f"not all members were quiet within {timeout:g} s: does a member's block() take too long?"
@@ -103,7 +101,7 @@ class Session:
             if _is_in(self._participant) and self._participant.request is not None:
                 self._forwarder.tell(FlushUnwanted())
         except AbcastError as error:
-            _logger.warning("%s could not stop its flush, which the group ends later: %s", self.address, error)
+            _logger.warning("%s could not end its flush. The group ends it later: %s", self.address, error)
 
     def stop_flush(self, timeout: float) -> None:
         """Let all members send again, and wait until the end of the quiet point is ordered.
@@ -126,7 +124,7 @@ class Session:
             )
         if outcome != STOPPED:
             raise FlushFailed(
-                f"the quiet point of {self.address} was over before its end ({outcome}), so others may have sent in it."
+                f"the quiet point of {self.address} ended too early ({outcome}), so others may have sent in it."
             )
 
     def _check_still_in(self) -> FlushRequest | None:

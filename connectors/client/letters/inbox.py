@@ -210,9 +210,9 @@ class Inbox:
             )
         if base.is_damaged:
             raise HistoryUnavailable(
-                f"letters to {self.address} were deleted, and the note on the letters below offset {base.below} of "
-                f"{partition.topic}-{partition.partition} can't be read: which come next is not known. "
-                "Take a new name."
+                f"letters to {self.address} were deleted, and the note about the letters below offset {base.below} of "
+                f"{partition.topic}-{partition.partition} can't be read. So the next letters are not known. Take a new "
+                "name."
             )
         if self._has_missed(base, taken, read_to):
             raise HistoryUnavailable(
@@ -268,9 +268,9 @@ class Inbox:
 
     def _changed(self, partition: TopicPartition, what: str) -> HistoryChanged:
         return HistoryChanged(
-            f"{partition.topic}-{partition.partition} {what}: it was made anew, or has lost its end, and which letters "
-            f"{self.address} has taken of it is not known. inbox(from_beginning=True) gives all that are there; their "
-            "(sender, incarnation, local_seqno) tell which the application has seen."
+            f"{partition.topic}-{partition.partition} {what}: it was recreated, or has lost its end. It is not known "
+            f"which of its letters {self.address} has taken. inbox(from_beginning=True) gives all that are there; "
+            "their (sender, incarnation, local_seqno) tell which the application has seen."
         )
 
     def _judge(self, record: Any, is_new: bool) -> Letter | None:

@@ -182,8 +182,8 @@ class LetterSender:
         self._raise_failure()
         if not has_room:
             raise LetterTableFull(
-                f"{len(self._table)} letters of {self.address} wait for Kafka, and no room came for another within "
-                f"{timeout:g} s. Does Kafka run? Send again later, or raise max_pending_records."
+                f"{len(self._table)} letters of {self.address} wait for Kafka, and there was no room for another "
+                f"within {timeout:g} s. Does Kafka run? Send again later, or raise max_pending_records."
             )
 
     def _produce(self, entry: _Entry) -> None:
@@ -242,7 +242,7 @@ class LetterSender:
             return False
         place, offset = sent.value.topic_partition, sent.value.offset
         if offset <= self._written.get(place, -1):
-            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} lies before an earlier letter")
+            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} is below an earlier letter")
             return False
         self._written[place] = offset
         return True

@@ -74,8 +74,8 @@ class IncarnationNumbers:
             remembered = 0
         if self.is_of_a_wrong_clock(above):
             raise UsageError(
-                f"{self.address} was ordered when the clocks of the broker and of its machine were ahead, and "
-                "nothing of it is ordered until that time has come: take another name."
+                f"{self.address} has sent while the clocks of the broker and of its machine were ahead. The group "
+                "orders nothing of it until that time: take another name."
             )
         lowest = max(self._time_ms() * LIVES_PER_MS, remembered + 1, above + 1)
         if lowest > MAX_NUMBER:
@@ -98,8 +98,8 @@ class IncarnationNumbers:
             return own_ms
         days = (own_ms - broker_ms) / 86_400_000
         _logger.warning(
-            "the clock of this machine is %.1f days %s the Kafka broker's clock: see which of them is wrong. %s takes "
-            "the earlier time, unless it is before November 2023",
+            "the clock of this machine is %.1f days %s the Kafka broker's clock. %s takes the earlier time, unless it "
+            "is before November 2023. Find out which clock is wrong, and set it",
             abs(days),
             "ahead of" if days > 0 else "behind",
             self.address,

@@ -76,9 +76,7 @@ class MemberMemory:
         committed = self._offsets.at(self._data)
         if committed is None:
             if self._notes.has(DELIVERIES):
-                raise self._position_lost(
-                    "Kafka no longer knows up to where (it forgets after offsets.retention.minutes)"
-                )
+                raise self._position_lost("Kafka has forgotten its position (after offsets.retention.minutes)")
             return 0
         if (seqno := told(committed, _SEQNO)) is not None:
             return seqno
@@ -105,7 +103,7 @@ class MemberMemory:
         except HistoryUnavailable:
             pass
         raise self._position_lost(
-            f"its position was set to the offset {offset} of {self._data.topic}, which tells no seqno"
+            f"its position was set to the offset {offset} of {self._data.topic}, whose seqno is not known"
         )
 
     def _position_lost(self, why: str) -> PositionLost:
@@ -129,7 +127,7 @@ class MemberMemory:
             return int(committed.offset), known if known and known.offset < committed.offset else None
         if self._notes.has(LETTERS):
             raise PositionLost(
-                f"{self.address} has taken letters before, but Kafka no longer knows up to which (it forgets after "
+                f"{self.address} has taken letters before, but Kafka has forgotten its position (after "
                 "offsets.retention.minutes). inbox(from_beginning=True) gives all that are left again; their (sender, "
                 "incarnation, local_seqno) tell which the application has seen."
             )

@@ -233,11 +233,11 @@ class Outbox:
             # The names of SQLite's errors are not in Python 3.10, so the words have to do.
             if "locked" in str(error):
                 raise UsageError(
-                    f"{self.path} is in use by another process: a member's outbox has one process at a time."
+                    f"{self.path} is in use by another process: one process at a time may use a member's outbox."
                 ) from error
             raise EnvironmentProblem(
                 f"the outbox {self.path} can't be used ({error}). Is its directory there and writable, is the disk "
-                "full? If the file is damaged, move it away: the member then starts anew, without its pending messages."
+                "full? If the file is damaged, move it away: the member then starts without its pending messages."
             ) from error
 
     def _is_open_transaction(self) -> bool:

@@ -104,7 +104,7 @@ class PositionNotes:
         if self._may_use:
             self._may_use = False
             _logger.warning(
-                "topic %s %s: should Kafka forget the position of %s, it begins at the first message again. "
+                "topic %s %s: if Kafka forgets the position of %s, it starts again at the first message. "
                 "`abcast topics create --group %s --site %s` creates what is missing",
                 self._place.topic,
                 why,

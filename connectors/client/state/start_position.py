@@ -166,7 +166,7 @@ class StartPosition:
 
     def _no_state(self) -> StateUnavailable:
         return StateUnavailable(
-            f"{self.group} has ordered messages before, and no member has the state that they made: {self.address} has "
-            "joined, and does not begin with nothing. connect(state=True, or_history=True) makes the state from the "
-            "group's first message on, connect(from_seqno=n) goes on from your own, connect() begins with the view."
+            f"{self.address} has joined, but {self.group} has ordered messages before, and no member has their state. "
+            "connect(state=True, or_history=True) builds the state from the group's first message on. "
+            "connect(from_seqno=n) goes on from your own state. connect() begins with the view, without a state."
         )

@@ -148,12 +148,12 @@ class StateJoiner:
             try:
                 cut, state = unpacked(state)
             except ProtocolViolation as error:
-                _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, error)
+                _logger.warning("%s: the state that %s sent can't be used: %s", self.address, assembly.supplier, error)
                 return None
             status = hub.delivery_status_of_state(cut.state.causal, patience)
             if status is not DeliveryStatus.DELIVERED:
-                why = f"some messages that it counts are {status.value} delivered in the group"
-                _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, why)
+                why = f"some messages in it are {status.value} delivered in the group"
+                _logger.warning("%s: the state that %s sent can't be used: %s", self.address, assembly.supplier, why)
                 return None
         self.set_state(state)
         return Fetched(assembly.answer[1] if cut is None else cut.seqno, cut)

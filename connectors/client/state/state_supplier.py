@@ -153,7 +153,7 @@ class StateSupplier:
         due = [asked for asked in list(self._requests.values()) if asked.seqno <= taken]
         for asked in due:
             if _is_strangers(asked, view) and self._requests.pop(str(asked.joiner), None) is not None:
-                _logger.warning("%s: %s asks for the state, and is not in the view", self.address, asked.joiner)
+                _logger.warning("%s: %s asked for the state, but is not in the view", self.address, asked.joiner)
         return [asked for asked in due if _is_members(asked, view)]
 
     def _supply(self, asked: _Asked, state: bytes, seqno: int, cut: Cut | None) -> None:
@@ -182,7 +182,7 @@ class StateSupplier:
                 part = state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
                 waiting.append(self._send(asked.joiner, part, Chunk(asked.id, seqno, number, total).headers()))
         except AbcastError as error:
-            _logger.warning("%s: %s does not get the whole state: %s", self.address, asked.joiner, error)
+            _logger.warning("%s could not send the whole state to %s: %s", self.address, asked.joiner, error)
 
     def _note_request(self, asked: _Asked) -> None:
         self._requests.pop(str(asked.joiner), None)
@@ -201,7 +201,7 @@ class StateSupplier:
         try:
             self._send(asked.joiner, b"", Nothing(asked.id).headers())
         except AbcastError as error:
-            _logger.warning("%s: %s does not hear that there is no state here: %s", self.address, asked.joiner, error)
+            _logger.warning("%s could not tell %s that it has no state: %s", self.address, asked.joiner, error)
 
 
 def _is_members(asked: _Asked, view: ViewChange | None) -> bool:

@@ -177,7 +177,7 @@ class CastHub:
         if isinstance(self._failure, AbcastError):
             raise copied(self._failure) from self._failure
         if self._failure is not None:
-            raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
+            raise AbcastError(f"the casts of {self.group} can't be delivered: {self._failure}") from self._failure
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
         """Wait until `seqno` is delivered here. Raises NotOrderedInTime after `timeout` seconds, or if the hub ends."""
@@ -187,7 +187,7 @@ class CastHub:
                 lambda: self._failure is not None or stopping.is_set() or self.receiver.seqno >= seqno, timeout
             )
             if self.receiver.seqno < seqno:
-                raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for what it depends on.")
+                raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for casts that it depends on.")
 
     def wait_for_begin(self, member: MemberIncarnation, timeout: float) -> Begin | None:
         """Wait for the first view of an incarnation; return the place where its deliveries begin, or None."""
@@ -221,7 +221,7 @@ class CastHub:
                 self._poll(log)
         except Exception as error:  # noqa: BLE001 - any error must reach the waiting threads
             why = error if isinstance(error, AbcastError) else repr(error)
-            _logger.error("the orders of %s can't be kept: %s", self.group, why)
+            _logger.error("the casts of %s can't be delivered: %s", self.group, why)
             with self.lock:
                 self.has_failed, self._failure = True, error
                 senders = list(self._senders.values())

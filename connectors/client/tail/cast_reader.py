@@ -175,7 +175,7 @@ class CastReader:
                 cast = decode_cast(record.key, record.value, record.headers, record.timestamp, site)
                 if isinstance(cast, str):
                     warn_seldom(
-                        _logger, "skipped a record at %s-%d:%d, which is no cast: %s", *place, record.offset, cast
+                        _logger, "skipped the record at %s-%d:%d, which is not a cast: %s", *place, record.offset, cast
                     )
                 else:
                     read.append(Found(place, record.offset, cast))
@@ -187,6 +187,6 @@ class CastReader:
 
 def _changed(place: TopicPartition, what: str) -> HistoryChanged:
     return HistoryChanged(
-        f"{place.topic}-{place.partition} {what}: it was made anew, or has lost its end. Which casts come next is not "
-        "known: begin with what the group has now, with a new Member."
+        f"{place.topic}-{place.partition} {what}: it was recreated, or has lost its end. It is not known "
+        "which casts come next. Make a new Member, which begins with what the group has now."
     )

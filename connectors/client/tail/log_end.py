@@ -83,6 +83,6 @@ class LogEnd:
 def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:
     """Return the error for a log that ends earlier than it did."""
     return HistoryChanged(
-        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. The next "
-        "messages may be others under the same seqnos: begin with what the group has now, with a new Member."
+        f"{topic} ends at seqno {now}, and ended at {before} before: it was recreated, or has lost its end. Other "
+        "messages may get the same seqnos. Make a new Member, which begins with what the group has now."
     )

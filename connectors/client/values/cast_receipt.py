@@ -44,8 +44,8 @@ class CastReceipt(Promise):
 
     def _late(self, timeout: float) -> AbcastError:
         return NotWrittenInTime(
-            f"a message of {self.sender} in {self.order} order was not written within {timeout:g} s. It is sent again "
-            "until it is: wait on, or see whether Kafka runs. (In a flush, it waits for its end.)"
+            f"a message of {self.sender} in {self.order} order was not written within {timeout:g} s. The member "
+            "goes on sending it: wait longer, or see whether Kafka runs. (During a flush, it waits for the end.)"
         )
 
     def resolve(self, local_seqno: int) -> None:

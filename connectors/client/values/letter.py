@@ -67,8 +67,8 @@ class LetterReceipt(Promise):
 
     def _late(self, timeout: float) -> AbcastError:
         return NotWrittenInTime(
-            f"the letter {self.local_seqno} to {self.receiver} was not written within {timeout:g} s. It is sent again "
-            "until it is: wait on, or see whether Kafka runs."
+            f"the letter {self.local_seqno} to {self.receiver} was not written within {timeout:g} s. The member goes "
+            "on sending it: wait longer, or see whether Kafka runs."
         )
 
     def resolve(self) -> None:

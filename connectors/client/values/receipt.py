@@ -80,8 +80,8 @@ class Receipt(Promise):
         why = self._why() if timeout >= ASKS_AFTER_S else ""
         return NotOrderedInTime(
             f"{self.message_id} was not ordered within {timeout:g} s. "
-            f"{why or 'See whether the sequencer of its group runs (`abcast status`).'} It is sent again until it is "
-            "ordered: wait on."
+            f"{why or 'See whether the sequencer of its group runs (`abcast status`).'} The member goes on "
+            "sending it: wait longer."
         )
 
     def resolve(self, seqno: int) -> None:

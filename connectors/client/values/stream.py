@@ -87,7 +87,7 @@ class Stream(Generic[T]):
         except ValueError as error:
             if str(error) != _TWO_THREADS:
                 raise
-            raise UsageError("this iterator is for one thread, and another one waits for its next item.") from None
+            raise UsageError("another thread waits for this iterator's next item: give each thread its own.") from None
         if self._deserializer is not None and isinstance(item, Delivery | Letter):
             return cast(T, item._replace(deserializer=self._deserializer))
         return item

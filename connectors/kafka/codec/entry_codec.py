@@ -39,8 +39,8 @@ def write_entry(entry: Entry) -> Data:
         payload = _DEFLATED + deflated(_with_names_once(bare), _WORDS) + behind
     if len(payload) > MAX_RECORD_BYTES - _ROOM_BYTES:
         raise ProtocolViolation(
-            f"what this site knows of the agreement takes {len(payload)} bytes, and no longer fits into a record: the "
-            "group has too many senders."
+            f"this site's state of the agreement takes {len(payload)} bytes, too many for a record: the group has too "
+            "many senders."
         )
     return Data(ENTRY, entry.epoch, local_seqno=entry.number, payload=payload)
 
@@ -81,5 +81,5 @@ def read_entry(record: Data) -> Entry:
     except ValueError as error:
         raise ProtocolViolation(f"not an entry: {error}") from error
     if (entry.epoch, entry.number) != (record.epoch, record.local_seqno):
-        raise ProtocolViolation(f"entry {entry.number} of epoch {entry.epoch} stands in {record}.")
+        raise ProtocolViolation(f"entry {entry.number} of epoch {entry.epoch} is in {record}.")
     return entry

@@ -132,8 +132,9 @@ class Connection:
         waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
         if resource and any(found.failed is None for found in findings):
             return BrokerUnreachable(
-                f"Kafka at {self.bootstrap_servers} answers, but no broker that leads {resource}{waited}: is one down? "
-                f"`kafka-topics --bootstrap-server {self.bootstrap_servers} --describe --topic {resource}` tells."
+                f"Kafka at {self.bootstrap_servers} answers, but no broker that leads {resource}{waited}. Find the "
+                f"broker that is down: `kafka-topics --bootstrap-server {self.bootstrap_servers} --describe --topic "
+                f"{resource}`."
             )
         why = obstacle(findings)
         return BrokerUnreachable(

@@ -253,11 +253,11 @@ def _refusal(error: KafkaError, resource: str) -> KafkaRefused:
     """Return the error for an answer that asking again does not change."""
     if isinstance(error, _GROUP_HAS_MEMBERS):
         return KafkaRefused(
-            f"{resource}: another client reads as a member of that consumer group, so Kafka keeps no positions for "
-            f"abcast in it ({type(error).__name__}). Let it read under another name, as --group or group.id say."
+            f"{resource}: another client is a member of that consumer group, so Kafka stores no positions of abcast in "
+            f"it ({type(error).__name__}). Give that client another name (its --group or group.id)."
         )
     what = getattr(error, "description", "") or str(error)
-    return KafkaRefused(f"Kafka refuses what it is asked of {resource}: {what} ({type(error).__name__})")
+    return KafkaRefused(f"Kafka refuses a request for {resource}: {what} ({type(error).__name__})")
 
 
 def _of(group_id: str, partitions: Iterable[TopicPartition]) -> str:

@@ -28,7 +28,7 @@ class GroupChoice(NamedTuple):
         patterns = tuple(part.strip() for part in text.split(","))
         for pattern in patterns:
             if not _PATTERN.fullmatch(pattern):
-                raise UsageError(f"the groups {text!r} are no names and patterns, as 'orders,pay-*' has them.")
+                raise UsageError(f"the groups {text!r} are not names and patterns: write them like 'orders,pay-*'.")
         return cls(patterns)
 
     def __str__(self) -> str:

@@ -78,7 +78,7 @@ class SideBySide(Generic[_Answer]):
             return type(found)(f"group {group}: {found}")
         except Exception as error:
             _logger.debug("group %s", group, exc_info=True)
-            return ProtocolViolation(f"group {group}: what its topics have can't be read ({error!r}).")
+            return ProtocolViolation(f"group {group}: its topics can't be read ({error!r}).")
 
     def _consumer(self) -> Consumer:
         found: Consumer | None = getattr(self._of_thread, "consumer", None)

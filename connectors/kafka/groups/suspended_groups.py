@@ -58,7 +58,7 @@ class SuspendedGroups:
         if is_new:
             trouble.throttle.reset()
         if trouble.throttle.is_due(str(error)):
-            then = "is taken back if that one falls silent" if trouble.is_served else "is tried again"
+            then = "is taken over again if that one falls silent" if trouble.is_served else "is tried again"
             _logger.error("%s: %s The other groups go on; %s %s.", self._job, error, group, then)
 
     def is_due(self, group: str) -> bool:

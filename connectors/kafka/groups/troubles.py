@@ -40,7 +40,7 @@ class Troubles:
             of_sequencer = [reasons for job, reasons in self._of_jobs.items() if job.startswith(SEQUENCER)]
             served = frozenset().union(*self._served.values())
         return {
-            group: f"it is left out: {why}"
+            group: f"not served: {why}"
             for reasons in of_sequencer
             for group, why in reasons.items()
             if group not in served and Topic(group, "epoch", site) in topics
@@ -51,7 +51,7 @@ class Troubles:
         with self._lock:
             sentences = [f"{job} has ended: {why}" for job, why in self._ended.items() if not job.startswith(SEQUENCER)]
             sentences += [
-                f"{job} leaves it out: {reasons[group]}"
+                f"{job} does not serve it: {reasons[group]}"
                 for job, reasons in self._of_jobs.items()
                 if group in reasons and not job.startswith(SEQUENCER) and job not in self._ended
             ]

@@ -43,7 +43,7 @@ class Act(NamedTuple):
 def act_of_this_user(act: str, what: str, why: str = "") -> Act:
     """Return an act of this process's user. Raises UsageError for a reason that is too long."""
     if len(why) > MAX_WHY:
-        raise UsageError(f"--why has {len(why)} characters: say it in {MAX_WHY}.")
+        raise UsageError(f"--why has {len(why)} characters: use {MAX_WHY} at most.")
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name
@@ -78,4 +78,4 @@ def record_act(connection: Connection, group: str, site: str, act: Act) -> None:
             if metadata.partitions_of(topic, "WRITE"):
                 append(connection, topic, (None, value, [*headers, act_header(act)]))
     except AbcastError as error:
-        _logger.warning("group %s: the log does not tell who did this: %s", group, in_short(error))
+        _logger.warning("group %s: the log lacks the user and the reason: %s", group, in_short(error))

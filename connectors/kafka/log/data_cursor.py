@@ -129,9 +129,9 @@ class DataCursor:
 
     def _changed(self, _: TopicPartition, what: str) -> HistoryChanged:
         return HistoryChanged(
-            f"{self._partition.topic} {what}: it was made anew, or has lost its end. What comes now may be other "
-            f"messages under seqnos up to {self._reader.last_seqno}, which were read before: begin with what the group "
-            "has now, with a new Member."
+            f"{self._partition.topic} {what}: it was recreated, or has lost its end. Other messages may now "
+            f"have seqnos up to {self._reader.last_seqno}, which were read before. Make a new Member, which begins "
+            "with what the group has now."
         )
 
     def _judge(self) -> Sequence[Effective]:
@@ -218,7 +218,7 @@ class DataCursor:
         if (topic, kind) not in _warned_of:
             _warned_of.add((topic, kind))
             _logger.warning(
-                "%s at offset %d: records of the kind %s are of a later version of abcast, and are passed over.",
+                "%s at offset %d: a later version of abcast wrote records of the kind %s, which are skipped",
                 topic,
                 offset,
                 kind,
@@ -229,4 +229,6 @@ class DataCursor:
         self.strays += 1
         if self.strays == 1:
             topic = self._partition.topic
-            _logger.warning("%s at offset %d is not DATA and is passed over: who else writes there?", topic, offset)
+            _logger.warning(
+                "%s at offset %d is not DATA and is skipped: find out which program writes there", topic, offset
+            )

@@ -204,7 +204,7 @@ def topic_missing(topic: str, group: str, site: str) -> TopicMissing:
 def too_many_partitions(topic: Topic, count: int) -> str:
     """Return the sentence for a DATA topic with more than one partition."""
     return (
-        f"topic {topic} has {count} partitions, but an order has one, and Kafka takes no partition away: go on in a "
-        f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
-        "was ordered."
+        f"topic {topic} has {count} partitions, but an order has one, and Kafka can't remove partitions. Go on in a "
+        f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep the "
+        "ordered messages."
     )

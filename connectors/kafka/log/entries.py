@@ -77,8 +77,8 @@ def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
         tail = [*(each.data for each in stored), *tail]
     if beginning > 0:
         raise HistoryUnavailable(
-            f"retention has dropped all entries of {data.topic}: what this site has promised to the others is not "
-            f"known any more. {OUT_FOR_GOOD}"
+            f"retention has dropped all entries of {data.topic}: this site no longer knows what it has promised to "
+            f"the others. {OUT_FOR_GOOD}"
         )
     return 0, tail
 

@@ -143,7 +143,7 @@ class EpochLog:
                 entry = decode(self.topic, *at, above=self.known.above)
             except StrayClaim as stray:
                 self.known.below = record.offset + 1
-                _logger.warning("%s, and is passed over: who else writes there?", stray)
+                _logger.warning("%s, and is skipped: find out which program writes there", stray)
                 continue
             except ProtocolViolation:
                 self.known.below = record.offset
@@ -164,8 +164,8 @@ class EpochLog:
             beginning = int(self.consumer.beginning_offsets([self.partition])[self.partition])
         if beginning > 0:
             raise HistoryUnavailable(
-                f"retention has dropped the first {beginning} records of {self.topic}, which say "
-                "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
+                f"retention has dropped the first {beginning} records of {self.topic}, the takeovers of sequencers. "
+                "Go on in a new group, and never set a retention on an epoch topic."
             )
 
     def newest_base(self) -> SequencerState | None:

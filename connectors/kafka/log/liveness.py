@@ -47,7 +47,7 @@ class Liveness(NamedTuple):
     def __str__(self) -> str:
         """Describe the state, without a full stop."""
         if self.state == NONE:
-            return "the group never had a sequencer: start `abcast run`; one that works finds the group within 10 s"
+            return "the group never had a sequencer: start `abcast run`; a running one finds the group within 10 s"
         if self.state == ELSEWHERE:
             return "this site has a copy; the order is decided at the group's home"
         since = datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)

@@ -57,9 +57,9 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
         if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
             return known
         raise NoSnapshot(
-            f"a retention has dropped the beginning of {log.topic}, and with it the state: no snapshot is left. "
-            "If a sequencer runs, its next snapshot tells it again: set retention.ms and retention.bytes to -1 at "
-            "once. If none runs, go on in a new group: the ledger keeps what it has of this one."
+            f"retention has dropped the beginning of {log.topic}, and with it the state: no snapshot is left. "
+            "If a sequencer runs, its next snapshot has the state: set retention.ms and retention.bytes to -1 at "
+            "once. If none runs, go on in a new group: the ledger keeps its messages of this one."
         )
     return absorb(SequencerState(log.topic.group), (stored.data for stored in tail))
 

@@ -149,8 +149,7 @@ def lost(data: DataLog, what: str) -> HistoryChanged:
     """Return the error that says that a sequencer can't go on, and what to do next."""
     group = data.topic.group
     return HistoryChanged(
-        f"{data.topic} {what}: was it deleted, or has a broker lost its end? What followed was given seqnos, which "
-        f"would be given to other messages. Go on in a new group: the ledger keeps what it has of this one. Or delete "
-        f"all of its topics (`abcast topics delete --group {group}`), create them again, and begin at seqno 1 with "
-        "another --data."
+        f"{data.topic} {what}: was it deleted, or has a broker lost its end? Other messages would get the seqnos of "
+        "the lost ones. Go on in a new group: the ledger keeps its messages of this one. Or delete all topics of the "
+        f"group (`abcast topics delete --group {group}`), create them again, and begin at seqno 1 with another --data."
     )

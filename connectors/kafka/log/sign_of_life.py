@@ -135,7 +135,7 @@ class SignsOfLife:
             if not self._has_warned:
                 self._has_warned = True
                 _logger.warning(
-                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s: %s",
+                    "this sequencer can't commit as consumer group %s, so `abcast status` shows it as silent: %s",
                     _group_id(self._site),
                     error,
                 )

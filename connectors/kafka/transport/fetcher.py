@@ -104,7 +104,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
                     expected = record.offset + 1
                     yield record
         except ModuleNotFoundError:
-            why = f"is compressed by codec {codec}, which takes `pip install pyarrow` or ABCAST_TRANSPORT=confluent"
+            why = f"is compressed by codec {codec}, which needs `pip install pyarrow` or ABCAST_TRANSPORT=confluent"
         except (ValueError, IndexError, OSError, CorruptRecordError) as error:
             why = f"can't be inflated ({error})"
         else:
@@ -154,7 +154,7 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 def _unread(partition: TopicPartition, batch: Any, offset: int, why: str) -> PlainRecord:
     """Return the placeholder of a record that was not read."""
-    warn_seldom(_logger, "%s-%d:%d is passed over: it %s", *partition, offset, why)
+    warn_seldom(_logger, "%s-%d:%d is skipped: it %s", *partition, offset, why)
     topic, number = partition
     return PlainRecord(topic, number, offset, batch.max_timestamp, None, None, [(UNREAD_HEADER, b"")])
 

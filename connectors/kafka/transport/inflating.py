@@ -80,7 +80,7 @@ def inflate(codec: int, data: memoryview, count: int) -> Iterator[Whole | TooLar
         elif not stream.want(begins + size):
             raise ValueError("it ends within a record")
     if stream.want(1):
-        raise ValueError("there is more behind its last record")
+        raise ValueError("bytes follow its last record")
 
 
 class _Stream:
@@ -160,7 +160,7 @@ def _snappy(data: bytes, codec: object) -> Iterator[bytes]:
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
         if end > len(data):
-            raise ValueError("it ends within what is compressed")
+            raise ValueError("it ends within a compressed block")
         if block := _snappy_block(data[at + 4 : end], codec):
             yield block
         at = end
@@ -173,5 +173,5 @@ def _snappy_block(data: bytes, codec: object) -> bytes:
         if byte < 0x80:
             break
     if size > _SNAPPY_AT_MOST * len(data):
-        raise ValueError("snappy does not become that large")
+        raise ValueError("snappy data can't inflate to that size")
     return bytes(codec.decompress(data, decompressed_size=size))  # type: ignore[attr-defined]  # pyarrow's

@@ -169,7 +169,7 @@ def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest
                 regrow(kafka, data, epoch, rng.randrange(2 * length))
         reader.join()
         assert isinstance(reader.problem, HistoryChanged)
-        assert "was made anew, or has lost its end" in str(reader.problem)
+        assert "was recreated, or has lost its end" in str(reader.problem)
         assert len(reader.got) == 9
         with pytest.raises(HistoryChanged):
             waits.result(20)

@@ -105,7 +105,7 @@ def test_an_error_comes_to_all_who_wait() -> None:
         receipt.result(0.01)
     with pytest.raises(
         NotOrderedInTime,
-        match=r"The group never had a sequencer: start `abcast run`; .*. It is sent again",
+        match=r"The group never had a sequencer: start `abcast run`; .*. The member goes on sending it",
     ):
         receipt.exception(1.0)
     for nonsense in ("1", float("nan"), True):

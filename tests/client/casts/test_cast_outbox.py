@@ -126,7 +126,7 @@ def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, ou
         die_with_a_cast(connection, flushing, outbox, "causal")
         eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
         with with_casts(connection, flushing, "a", outbox=outbox) as a:
-            with pytest.raises(Blocked, match="leave first"):
+            with pytest.raises(Blocked, match="go first"):
                 a.broadcast(b"new", order="fifo", timeout=0.2)
             a.connect(timeout=WAIT)
             a.broadcast(b"new", order="fifo", timeout=WAIT).result(WAIT)

@@ -220,7 +220,7 @@ def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, grou
         for text in (b"2", b"3"):
             newer.broadcast(text, order="fifo").result(WAIT)
         eventually(lambda: older._sending.forwarder is None or older._sending.forwarder.has_ended)
-        with pytest.raises(Superseded, match="no member takes our casts"):
+        with pytest.raises(Superseded, match="Members ignore this process's casts now"):
             older.broadcast(b"lost", order="fifo")
         older.close()
         assert newer.broadcast(b"4", order="fifo").result(WAIT) == 3
@@ -235,5 +235,5 @@ def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushin
         assert forwarder.hub is not None
         hub = forwarder.hub
     eventually(lambda: hub._stopping.is_set())
-    with pytest.raises(Exception, match="waits for what it depends on"):
+    with pytest.raises(Exception, match="waits for casts that it depends on"):
         hub.wait_for_seqno(10_000, None)

@@ -115,7 +115,7 @@ class TestOutboxes:
         killed(rival, left_open)
         with TinySequencer(kafka, "g", "nyc"):
             eventually(lambda: len(ordered(kafka)) == 2)
-            with pytest.raises(Superseded, match="its local seqno 2 was ordered under that id, so up to 1 messages"):
+            with pytest.raises(Superseded, match=r"another message under local seqno 2 than .* So up to 1 messages"):
                 Member("g", "nyc/alice", connection=kafka, outbox=copy)
             with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
                 assert alice.broadcast(b"3").result(WAIT) == 3
@@ -181,9 +181,9 @@ class TestClones:
         with TinySequencer(kafka, "g", "nyc"):
             assert [outcome(receipt) for receipt in receipts] == [1, "Superseded", "Superseded"]
             assert ordered(kafka) == ["one's 1", "two's 2"]
-            with pytest.raises(Superseded, match="another process has sent as nyc/alice under our incarnation 7"):
+            with pytest.raises(Superseded, match="another process has sent as nyc/alice under incarnation 7"):
                 two.broadcast(b"3")
-            with pytest.raises(Superseded, match="the message ordered as local seqno 2 is not ours"):
+            with pytest.raises(Superseded, match="the message ordered as local seqno 2 is not from here"):
                 one.broadcast(b"one's 2").result(WAIT)
             two.close()
             one.close()

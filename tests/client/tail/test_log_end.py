@@ -63,5 +63,5 @@ def test_a_log_that_ends_earlier_is_another_one(kafka: MemoryConnection) -> None
             member.broadcast(b"x").result(WAIT)
             end.read()
         kafka.topics.truncate("abcast.g.data.nyc", 0)
-        with pytest.raises(HistoryChanged, match="ends at seqno 0, and was at 1 before"):
+        with pytest.raises(HistoryChanged, match="ends at seqno 0, and ended at 1 before"):
             end.read()

@@ -224,7 +224,7 @@ def test_a_fork_uses_nothing_that_it_has_from_its_parent(
     with monkeypatch.context() as fork:
         fork.setattr("os.getpid", lambda: -1)
         for use in (lambda: a.broadcast(b"y"), a.connect, a.deliveries, a.inbox, a.wait_ordered, a.flush):
-            with pytest.raises(UsageError, match="of which this one is a fork"):
+            with pytest.raises(UsageError, match="this process is a fork of it"):
                 use()
         a.close()
     assert "nyc/a stays open" in caplog.text

@@ -159,7 +159,7 @@ def test_an_iterator_is_for_one_thread(alice: Member) -> None:
     waiting = threading.Thread(target=lambda: next(stream))
     waiting.start()
     time.sleep(0.1)
-    with pytest.raises(UsageError, match="for one thread"):
+    with pytest.raises(UsageError, match="give each thread its own"):
         next(stream)
     alice.broadcast(b"y").result(WAIT)
     waiting.join(WAIT)

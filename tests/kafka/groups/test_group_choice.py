@@ -21,5 +21,5 @@ def test_all_groups() -> None:
 
 @pytest.mark.parametrize("text", ["", "a,", "a b", "a/b", "a;b"])
 def test_what_no_group_can_match(text: str) -> None:
-    with pytest.raises(UsageError, match="no names and patterns"):
+    with pytest.raises(UsageError, match="not names and patterns"):
         GroupChoice.parse(text)

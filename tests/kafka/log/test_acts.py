@@ -75,12 +75,12 @@ def test_without_the_right_it_is_said(caplog: pytest.LogCaptureFixture, monkeypa
 
     monkeypatch.setattr(MemoryMetadataClient, "partitions_of", refused)
     record_act(connection, "g", "nyc", Act("forget", "nyc/bob"))
-    assert "the log does not tell who did this: alice may not write there." in caplog.text
+    assert "the log lacks the user and the reason: alice may not write there." in caplog.text
 
 
 def test_a_reason_has_a_bound() -> None:
     assert act_of_this_user("x", "y", "w" * MAX_WHY).why
-    with pytest.raises(UsageError, match="say it in 500"):
+    with pytest.raises(UsageError, match="use 500 at most"):
         act_of_this_user("x", "y", "w" * (MAX_WHY + 1))
 
 

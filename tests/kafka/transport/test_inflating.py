@@ -166,8 +166,7 @@ def test_a_codec_that_is_not_there(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         assert _read(text) == [_unread(0), _unread(1), _unread(2)]
     assert [record.message for record in caplog.records] == [
-        "t-0:0 is passed over: it is compressed by codec 4, which takes `pip install pyarrow` or "
-        "ABCAST_TRANSPORT=confluent"
+        "t-0:0 is skipped: it is compressed by codec 4, which needs `pip install pyarrow` or ABCAST_TRANSPORT=confluent"
     ], "told once"
 
 
