@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ordering.base.errors import EnvironmentProblem, UsageError, in_short
 
 MAX_PROCESSES = 100
-"""More than a group should have whose members all agree about everything."""
+"""The most processes of a hostfile: more than should agree about everything."""
 
 MAX_PORT = 65_535
 
@@ -29,7 +29,7 @@ class Host(NamedTuple):
         return f"{self.name}:{self.port}"
 
     def address(self) -> tuple[str, int]:
-        """Return the IPv4 address. Raises EnvironmentProblem if the name is unknown."""
+        """Return the IPv4 address and the port. Raises EnvironmentProblem if the name is unknown."""
         try:
             addresses = socket.getaddrinfo(self.name, self.port, socket.AF_INET, socket.SOCK_DGRAM)
         except (OSError, UnicodeError) as error:
@@ -40,7 +40,7 @@ class Host(NamedTuple):
 
 
 def read_hostfile(path: Path, default_port: int | None = None) -> tuple[Host, ...]:
-    """Return the processes of a hostfile. Raises UsageError with the wrong line."""
+    """Return the processes of a hostfile. Raises UsageError, which names a wrong line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -86,7 +86,7 @@ class Faults:
 
 NO_FAULTS = Faults()
 DELAYS = Faults(delay=0.2)
-"""The source's "delays" mode: occasionally, by a random time."""
+"""The source's "delays" mode: some datagrams are delayed by a random time."""
 
 
 def name_of(place: int) -> str:
@@ -147,16 +147,16 @@ class IsisProcess:
         return self.process.me
 
     def submit(self, payload: bytes) -> bool:
-        """Order a message; return False if the backlog is full. Raises UsageError if it is too large."""
+        """Take a message to be ordered; return False if the backlog is full. Raises UsageError if it is too large."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise UsageError(f"a message of {len(payload)} bytes is too large: {MAX_PAYLOAD_BYTES} at most.")
         return self.process.submit(Run(payload))
 
     def work(self, timeout_s: float = TICK_S) -> list[Event]:
-        """Wait for datagrams, process them, and send the resulting messages; return the events.
+        """Wait for datagrams or the next tick, process them, and send the resulting messages; return the events.
 
-        The core gets all of them with the time at which they were found. The time of a long batch counts as nobody's
-        silence.
+        The core gets all datagrams of a batch with the time at which they were found. The time of a long batch counts
+        as nobody's silence.
         """
         now = time.monotonic()
         until = min([self._next_tick, *(due for due, *_ in self._delayed[:1])])

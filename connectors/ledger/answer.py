@@ -23,7 +23,7 @@ OF_MESSAGES = (
 
 
 def tables_in(data: Location) -> list[str]:
-    """Return the names of the tables that exist."""
+    """Return the names of the tables: `casts` only if it exists; the others are not looked for."""
     has_casts = any(name.endswith(".json") for name in files_below(data / CASTS / "_delta_log", deep=False))
     return [name for name in TABLES if has_casts or name != CASTS]
 
@@ -51,7 +51,7 @@ ONLY_TABLES = "nothing but the tables is read, which are {}."
 
 
 class Answer(NamedTuple):
-    """The columns of an answer, and its rows, as Python values or as Arrow's. They can be taken once, in one way."""
+    """The columns of an answer, and its rows, as Python values or as Arrow's. Take the rows once, in one form."""
 
     columns: Sequence[str]
     rows: Iterator[tuple[Any, ...]]

@@ -93,7 +93,7 @@ def lock_of_tables(spark: SparkSession, data: Location) -> TableLock:
 def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
     """Create a table if it is missing, and bring an older one up to date. The caller holds the lock, if there is one.
 
-    Raises LedgerDamaged.
+    Raises LedgerDamaged, LedgerUnreadable, LedgerContended.
     """
     table = _open_or_rename(spark, path, layout)
     if table is None:
@@ -184,11 +184,11 @@ class AppendOnlyTable(Generic[State]):
         self._seen = newest
 
     def contended(self) -> LedgerContended:
-        """The error for a writer that has tried MAX_ATTEMPTS times."""
+        """Return the error for a writer that has tried MAX_ATTEMPTS times."""
         return contended(self._path)
 
     def look_again(self) -> None:
-        """Read the state anew if others have committed since."""
+        """Read the state anew if others have committed since. Raises LedgerReplaced, LedgerDamaged."""
         self.check()
         if self._seen != self.state.newest:
             self.state = self._read_state(self._path)
@@ -202,7 +202,10 @@ class AppendOnlyTable(Generic[State]):
         return self.state.newest.version
 
     def append_once(self, rows: DataFrame) -> str | None:
-        """Append unless another writer has since the table was read; return the commit's text, None if one has."""
+        """Append unless another writer has since the table was read; return the commit's text, None if one has.
+
+        Raises LedgerReplaced.
+        """
         tag = uuid.uuid4().hex
         try:
             (

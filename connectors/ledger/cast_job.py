@@ -46,7 +46,7 @@ class CastLedgerJob(StreamingJob):
         self._looked_at = float("-inf")
 
     def run(self) -> None:
-        """Work until stopped."""
+        """Work until stopped. Raises errors that will not pass."""
         try:
             super().run()
         finally:

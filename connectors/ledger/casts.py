@@ -190,7 +190,7 @@ def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.T
 
 
 def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], bool] = lambda: False) -> Place:
-    """Create the table `casts` below `data` if it is missing. Raises the same as `create_tables` of the ledger."""
+    """Create the table `casts` below `data` if it is missing; return its path. Raises like `create_tables`."""
     prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
         create_or_mend(spark, data / CASTS, _LAYOUT)
@@ -198,7 +198,7 @@ def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], 
 
 
 def cast_rows(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of Spark's Kafka source over cast topics → the columns of `casts`, plus topic and offset.
+    """Rows of Spark's Kafka source over cast topics → the columns of `casts`, and `topic`.
 
     The rows must be casts (`decode_cast`): their headers are not checked here.
     """

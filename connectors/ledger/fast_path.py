@@ -54,7 +54,7 @@ class Contiguous(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The counts of a pass: rows read, whether all had the expected offset and epoch, and records without a seqno."""
+    """The counts of a pass: rows read, whether `is_next` is true of all, and records without a seqno, by group."""
 
     read: int
     undisturbed: bool
@@ -94,7 +94,7 @@ def contiguous(rows: DataFrame, following: Mapping[str, Next]) -> Contiguous:
 
 
 def counted_in(line: Contiguous) -> Counted | None:
-    """Return the counts of the pass, once its rows were written; None if Spark does not report them."""
+    """Return the counts of the pass, once its rows were written; None if Spark does not report them in time."""
     counted = line.counted._jo  # noqa: SLF001 - `get` alone may wait for ever
     assert counted is not None
     deadline = time.monotonic() + _COUNTED_S

@@ -23,8 +23,8 @@ CHUNK_BYTES = 16 * 1024 * 1024
 def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
     """Yield the group's rows from `from_seqno` on, in order and without a gap, chunk by chunk.
 
-    Rows that are appended after the call are not read. Raises UsageError if there is no table in `directory`,
-    ProtocolViolation if a row is missing.
+    Rows that are appended after the first chunk was asked for are not read. Raises UsageError if there is no table in
+    `directory`, ProtocolViolation if a row is missing, LedgerDamaged, LedgerUnreadable.
     """
     from pyarrow.dataset import field
 

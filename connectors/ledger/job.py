@@ -23,14 +23,15 @@ from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import Topic
 
 TRIGGER_S = 1
-"""A Delta commit at most this often: each makes a file."""
+"""The least seconds between two Delta commits: each makes a file."""
 
 
 class LedgerJob(StreamingJob):
     """Writes the DATA of all groups at the site to `data/ledger`. Every start goes on after the table's last seqno.
 
     A group that can't go on there (`start_after`) is left out, and tried again now and then; the others are written. An
-    error of the writer ends its query: the job starts anew if rows were skipped, and else ends with that error.
+    error of the writer ends its query: the job starts anew if the error may pass, as when rows were skipped, and else
+    ends with it.
     """
 
     name = "ledger"

@@ -23,7 +23,7 @@ _COLUMNS = ("seqno", "epoch", "sender", "incarnation", "local_seqno", "data_offs
 
 
 class LedgerEnd:
-    """The last rows of a ledger, read at the first question. Thread-safe.
+    """The last rows of a ledger, as they were at the first question. Thread-safe.
 
     A table of 0.1.0 tells nothing until its ledger job has renamed a column: a sequencer does not wait for that.
     """
@@ -36,7 +36,7 @@ class LedgerEnd:
         self._last_seqno: dict[str, int] | None = None
 
     def last_seqno(self, group: str) -> int:
-        """Return the group's last number; 0 without rows. Raises LedgerDamaged."""
+        """Return the group's last seqno; 0 without rows. Raises LedgerDamaged, LedgerUnreadable."""
         with self._opening:
             if self._last_seqno is None:
                 self._last_seqno = {}
@@ -45,7 +45,10 @@ class LedgerEnd:
             return self._last_seqno.get(group, 0)
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
-        """Return the newest row up to that seqno, with a sender if possible. Raises LedgerDamaged."""
+        """Return the newest row up to that seqno, if possible one with a sender; None without rows.
+
+        Raises LedgerDamaged, LedgerUnreadable.
+        """
         with self._opening:
             if self._rows is None:
                 try:

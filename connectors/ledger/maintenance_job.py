@@ -34,11 +34,11 @@ _logger = logging.getLogger(__name__)
 
 
 PurgeCopies = Callable[[str, bool], Sequence[Purged]]
-"""A function that deletes a group's letters to other sites that were carried; with True it only counts them."""
+"""A function that deletes a group's letters that have arrived at other sites; with True it only counts them."""
 
 
 class Maintained(NamedTuple):
-    """The result of a maintenance, done or planned, and the failures by group."""
+    """The result of a maintenance, done or planned, and the failures by group, or of "the tables"."""
 
     tables: Sequence[TableMaintenance]
     topics: list[Purged]
@@ -82,7 +82,8 @@ def maintain(
     """Maintain the tables below --data and the topics of the site's groups. `spark` is called only if it is needed.
 
     A failure of a group, or of the tables, does not stop the rest: `failures` has it in the end. Raises
-    BrokerUnreachable if no broker answers; the error itself if all groups have it; StoppedWaiting if `is_ending`.
+    BrokerUnreachable if no broker answers; the error itself if all groups have it; StoppedWaiting if `is_ending`;
+    EnvironmentProblem.
     """
     done = Maintained([], [], [], {})
     in_ledger: Mapping[str, int] = {}

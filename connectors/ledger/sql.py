@@ -1,11 +1,11 @@
-"""SQL over the ledger without a JVM: DuckDB over exactly the files that make up the two Delta tables now.
+"""SQL over the ledger without a JVM: DuckDB over exactly the files that make up the Delta tables now.
 
 The tables' logs name these files, and `deltalake` reads the logs. Files that no version names, or that a later version
 has dropped, are not read. DuckDB's own reader for Delta has to be downloaded, so it is not used.
 
-Invariant: nothing is written, and nothing else is read. Only queries are run. The session may open the tables' files
-and no other, loads no extension, sees no variables of this process, and locks this configuration. So a crash costs
-nothing.
+Invariant: nothing but temporary files is written, and nothing but the tables is read. Only queries are run. The session
+may open the tables' files and no other, loads no extension, sees no variables of this process, and locks this
+configuration. So a crash costs nothing.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class Question:
 
 @contextmanager
 def question(data: Location) -> Iterator[Question]:
-    """Open the tables below `data` at their newest versions for a block. Raises UsageError, LedgerDamaged."""
+    """Open the tables below `data` at their newest versions for a block.
+
+    Raises UsageError, LedgerDamaged, LedgerUnreadable.
+    """
     files, views = [], []
     for name in tables_in(data):
         table = _open(data / name)
@@ -160,7 +163,7 @@ def _open(path: Location) -> DeltaTable:
 
 
 def _files(table: DeltaTable, path: Location) -> dict[str | None, list[str]]:
-    """Return the table's files by the group whose rows they have, as Delta's log tells; None of all groups."""
+    """Return the table's files by group, as Delta's log tells. Without partitions, all are under None."""
     files: dict[str | None, list[str]] = {}
     added, group = table.get_add_actions(flatten=True), f"partition.{GROUP}"
     names = added.column("path").to_pylist()

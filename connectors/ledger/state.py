@@ -24,8 +24,8 @@ from ordering.sequencer.state import SequencerState
 def state_from_ledger(path: Location, group: str) -> SequencerState | None:
     """Return the state after the group's last row, or None without a table or rows. Reads no payloads of messages.
 
-    The state has no `positions` and no link rows, so a running link must begin a new session, where the origin rows
-    say. Raises LedgerDamaged.
+    The state has no `positions` and no link rows, so a running link must begin a new session, behind the numbers in
+    `origins`. Raises LedgerDamaged, LedgerUnreadable.
     """
     table = open_table(path)
     if table is None:

@@ -94,7 +94,8 @@ _VIEWS = Layout("views", VIEWS_SCHEMA, [], {APPEND_ONLY: "true", **KEPT})
 def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
     """Create the `ledger` and `views` tables below `data` if they are missing, and bring older ones up to date.
 
-    Raises LedgerDamaged, EnvironmentProblem, and StoppedWaiting if `is_ending` while another job commits.
+    Raises LedgerDamaged, LedgerUnreadable, LedgerContended, UsageError, EnvironmentProblem, and StoppedWaiting if
+    `is_ending` while another job commits.
     """
     prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
@@ -227,7 +228,7 @@ class LedgerWriter(BatchWriter):
         """Apply the reading rule to the rows.
 
         Return the offset ranges of the records to take; the seqnos of each group's last record and last view in them;
-        and whether a record takes several numbers. Raises LaterVersion.
+        and whether a record takes several numbers. Raises LaterVersion, DataSkipped.
         """
         ids = rows.select(
             "topic",
@@ -337,7 +338,7 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         return all(self.state.last_seqno.get(group, 0) == last for group, last in last_seqno.items())
 
     def look_again(self) -> None:
-        """Raise DataSkipped if the table has fewer rows than before: it was set back (RESTORE TABLE).
+        """Read the state anew; raise DataSkipped if a group has fewer rows than before: it was set back (RESTORE).
 
         A further append would leave a hole. A query that starts anew reads the missing records again.
         """

@@ -58,7 +58,7 @@ class Commit(NamedTuple):
 class TableState:
     """The content of a table: the last seqno of each group, and the version of the compare-and-set.
 
-    `newest`: the last commit that it counts.
+    `newest`: the last commit counted; None without a table.
     """
 
     last_seqno: Mapping[str, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def check_log(path: Location) -> None:
 
 
 def read_table_state(path: Location) -> TableState:
-    """Read the state of the ledger at `path`; the empty state if there is none. Raises LedgerDamaged."""
+    """Read the state of the ledger at `path`; an empty one if it is missing. Raises LedgerDamaged, LedgerUnreadable."""
     table = open_table(path)
     if table is None:
         return TableState()

@@ -159,7 +159,7 @@ class EmbeddedBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the nodes that `__enter__` started; a broker that ran before goes on."""
+        """Stop all nodes if this object has started one; a broker that ran before goes on."""
         if self._started_here:
             self.stop()
 
@@ -204,7 +204,10 @@ class EmbeddedBroker:
                 self._start_nodes([asked], java, jars, detached, timeout)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop every node, whichever process started it; kill a node that has not stopped after `timeout` seconds."""
+        """Stop every node, whichever process started it; kill a node that has not stopped after `timeout` seconds.
+
+        Raises EnvironmentProblem if another user owns a node.
+        """
         end(self._all(), signal.SIGTERM, timeout)
         self._started_here = False
 

@@ -109,7 +109,10 @@ class LocalCluster:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether Kafka could bind `port` now (Java sets SO_REUSEADDR too)."""
+    """Whether Kafka could bind `port` now (Java sets SO_REUSEADDR too).
+
+    Raises UsageError if there is no such port, EnvironmentProblem if this user may not bind it.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

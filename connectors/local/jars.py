@@ -1,10 +1,10 @@
 """Fetch the jars that Spark and the embedded broker need, once, with the Ivy inside pyspark.
 
-They are in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
-configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. abcast's own code is compiled from
-`conf/scala/*.scala`, with the compiler inside pyspark. A directory is either complete, for the present Ivy file and
-source, or absent: jars go into a temporary directory that is renamed at the end. The whole directory can be copied to a
-machine without network.
+They are in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment, a directory for each set: `spark/`
+and `broker/` (the configurations of `conf/ivy.xml`), `s3/` (`conf/ivy-s3.xml`) and `own/`. abcast's own code, in `own/`
+and `s3/`, is compiled from `conf/scala/*.scala`, with the compiler inside pyspark. A directory is either complete or
+absent: jars go into a temporary directory that is renamed at the end. If an Ivy file or a source has changed, the next
+use replaces its directory. All of it can be copied to a machine without network.
 
 Fetched jars are used only if each has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below the
 directory of the jars). `python -m connectors.local.jars` fetches `spark`, `broker` and `own`, and checks them; `make
@@ -126,7 +126,7 @@ def broker_jars(progress: Progress = say) -> list[Path]:
 
 
 def jars_of(configuration: str, progress: Progress = say) -> list[Path]:
-    """Return the jars of a configuration, like `spark_jars` and `broker_jars`."""
+    """Return the jars of a configuration; fetch them if they are missing. Raises like `spark_jars`."""
     return _jars(configuration, progress)
 
 

@@ -43,7 +43,7 @@ STOP_TIMEOUT_S = 20.0
 """The time that a node has to stop in order before it is killed. Nothing is lost then; its next start is slower."""
 
 _TOO_LITTLE_SPACE = 1024 * 1024
-"""Bytes. With less free, a node that did not start is taken to have failed for that reason."""
+"""The free bytes below which a full disk counts as the reason why a node did not start."""
 
 _MAIN_CLASS = "kafka.Kafka"
 
@@ -284,7 +284,7 @@ class Node:
 
 
 def class_archive() -> Path:
-    """Return the archive of Kafka's classes, which `jobs.class_archive` makes."""
+    """Return the path of the archive of Kafka's classes, which `jobs.class_archive` makes."""
     return jars_directory() / "broker.jsa"
 
 
@@ -302,7 +302,10 @@ def _class_options(archive_to: Path | None) -> Iterator[str]:
 
 
 def end(nodes: Sequence[Node], how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Signal the nodes that run, wait until they are gone, kill the rest, and remove their pid files."""
+    """Signal the nodes that run, wait until they are gone, and remove their pid files; kill them after `timeout_s`.
+
+    Raises EnvironmentProblem if another user owns one.
+    """
     for node in nodes:
         node.dismiss_watchdog()
         node.send_signal(how)

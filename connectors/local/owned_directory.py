@@ -23,7 +23,7 @@ from pathlib import Path
 class OwnedDirectory:
     """A new, empty directory in `parent`, for this user alone. `close` removes it with its contents.
 
-    `descriptor` holds the lock. A child process that inherits it (`pass_fds`) is an owner, too.
+    `descriptor` holds the lock. A child process that inherits it (`pass_fds`) is an owner, too. Raises OSError.
     """
 
     def __init__(self, parent: Path, prefix: str = "") -> None:

@@ -17,7 +17,7 @@ SCRATCH = "abcast-scratch-"
 """The prefix of the directories' names."""
 
 _LONGEST_PARENT = 103 - len(f"/{SCRATCH}123456789abc/.{'u' * 36}.sock")
-"""Bytes: Spark makes sockets there, and some systems limit the path of a socket to 103 bytes."""
+"""The longest path, in bytes: Spark makes sockets there, and some systems limit a socket's path to 103 bytes."""
 
 
 def make_scratch() -> OwnedDirectory:

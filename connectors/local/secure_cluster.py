@@ -125,7 +125,7 @@ class SecureCluster:
         }
 
     def add_users(self, bootstrap_servers: str, names: Iterable[str]) -> list[Path]:
-        """Add the missing users; return all users' login files.
+        """Add those among `names` that have no login file; return the login file of each name.
 
         Raises UsageError, EnvironmentProblem.
         """

@@ -144,7 +144,7 @@ _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "loc
 def agree(
     rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, StoredGroup], parallelism: int = 1
 ) -> DataFrame:
-    """The agreeing transformation: rows for the operator → runs, and reports. `initial`: the state of every group."""
+    """Return the runs and the reports that steps make of the operator's rows. `initial`: the state of every group."""
     placed = rows.coalesce(1) if parallelism == 1 else rows.repartition(parallelism, "group")
     return (
         in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True)
@@ -160,7 +160,11 @@ def agree(
 
 
 class StoredGroup(NamedTuple):
-    """A group between two steps, as Spark's state store keeps it."""
+    """A group between two steps, as Spark's state store keeps it.
+
+    `known`, `snapshot`: the agreement's state, in two parts. `of_step`: the query's own. `base`, `changes`: the
+    sequencer's (`StoredState`).
+    """
 
     known: bytes
     snapshot: bytes
@@ -215,7 +219,7 @@ class GroupStep:
     """A step of a group: `take` the inputs, then `decided`, then `stored`."""
 
     def __init__(self, before: StoredGroup, neighbours: Neighbours, spill: SpillStore) -> None:
-        """Raises ProtocolViolation."""
+        """Go on from the state before the step. Raises ProtocolViolation."""
         state = isis_group.GroupState.from_bytes(before.known)
         self._before = stored_state.StoredState(before.base, before.changes)
         sequencer = stored_state.load(state.site.group, self._before)

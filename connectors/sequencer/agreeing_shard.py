@@ -118,7 +118,10 @@ class AgreeingShard(SequencerShard):
         known_state(self.options.connection, self._agreement, state)
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
-        """Return the rows for the sink. Raises QueryInputLost, UnservableGroups, or the error itself of all groups."""
+        """Return the rows for the sink.
+
+        Raises QueryInputLost; UnservableGroups, or the error itself if all groups have it.
+        """
         site, neighbours = self.options.site, self._agreement.neighbours
         groups = self._groups(states)
         names = [name for group in topics.values() for name in group]
@@ -165,7 +168,10 @@ class AgreeingShard(SequencerShard):
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
     def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
-        """Return the offset from which each partition is read, and tell it the groups. Raises UnservableGroups."""
+        """Return the offset from which each partition is read, and tell it the groups.
+
+        Raises BrokerUnreachable; UnservableGroups, or the error itself if all groups have it.
+        """
         consumer = self.options.connection.consumer()
         try:
             with self.options.connection.reachable():
@@ -221,7 +227,7 @@ class AgreeingShard(SequencerShard):
             self._has_room = self._has_room or report.has_room
 
     def considered(self) -> dict[TopicPartition, int]:
-        """Return the first offsets of the site's own FORWARD that are not in DATA."""
+        """Return the first offsets of the site's own FORWARD that are not considered, by the last steps' reports."""
         return dict(self._positions)
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 ROWS_AT_ONCE = 20_000
-"""Rows in a piece: at least this many, fewer than twice as many. A block has no more."""
+"""The most messages of a block. A piece has fewer than twice as many rows."""
 _NUMBERS = ("incarnation", "local_seqno", "forwarded_at_ms")
 _BYTES_OF_ONE = 8 * (1 + len(_NUMBERS))
 _BETWEEN_SENDERS = "\x80"
@@ -45,7 +45,7 @@ def sizes_of(rows: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def part_of(rows: pd.DataFrame, first: int, end: int | None = None) -> pd.DataFrame:
-    """Return the rows that cover [`first`, `end`); blocks at the edges are cut. The rows have `records`."""
+    """Return the rows that cover [`first`, `end`), cutting blocks at the edges. The rows need the column `records`."""
     offset = rows["offset"].to_numpy()
     behind = offset + sizes_of(rows)
     end = int(behind.max(initial=0)) if end is None else end
@@ -101,7 +101,7 @@ class HeldBlocks:
     """The messages of blocks of a partition, in their order."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Hold no block yet."""
         self._blocks: list[Records] = []
         self._ends: list[int] = []
         self._last: tuple[Records, NDArray[np.int64], NDArray[np.int64]] | None = None

@@ -32,7 +32,7 @@ from connectors.takeover.groups import groups_at, needed_to_order
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
 
 RETRY_S = 30.0
-"""The wait before a failed shard of groups that came later is tried again."""
+"""The wait before a failed shard is tried again, while another one works."""
 _POLL_S = 0.1
 _JOIN_S = 60.0
 
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SequencerJob:
-    """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`."""
+    """Sequences the chosen groups that have a DATA topic at the site. `run` blocks until `stop`."""
 
     name = "sequence"
     is_principal = True
@@ -137,7 +137,7 @@ class SequencerJob:
             self.options.troubles.put(shard.job.name, {})
 
     def _handle_failures(self) -> None:
-        """Handle failed shards: the others go on. Raises the error of the last one."""
+        """Handle failed shards. Raises the error of one if no shard works, or if it is no error of groups."""
         has_others = any(shard.failure is None and shard.groups for shard in self._shards)
         for shard in self._shards:
             error = shard.failure

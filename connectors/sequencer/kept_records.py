@@ -93,7 +93,7 @@ class KeptRecords:
         return sum(chunk.size for chunk in self._chunks.get(place, ()))
 
     def offsets(self, part: Range) -> list[tuple[int, int]]:
-        """Return the offset ranges of a run that have records. Reads only chunks that have some: very many may wait."""
+        """Return the offset ranges within `part` that have records. Reads only their chunks: very many may wait."""
         found: list[tuple[int, int]] = []
         chunks = self._chunks.get(part.place, [])
         begins, ends = (bisect_right(chunks, at, key=lambda chunk: chunk.first) for at in (part.first, part.end - 1))
@@ -106,7 +106,7 @@ class KeptRecords:
         return found
 
     def take(self, part: Range) -> Iterator[pd.DataFrame]:
-        """Yield the records of a run, and drop them."""
+        """Yield the records within `part`. Drop the chunks that end within it or before it."""
         chunks = self._chunks.get(part.place, [])
         while chunks:
             rows = self._rows(chunks[0])

@@ -90,7 +90,7 @@ def sequence(
     *,
     relayed: bool = False,
 ) -> DataFrame:
-    """The sequencing transformation: FORWARD rows of Spark's Kafka source → runs. `relayed`: as in `forward_rows`.
+    """Return the sequencer's runs for FORWARD rows of Spark's Kafka source. `relayed`: as in `forward_rows`.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
@@ -139,7 +139,7 @@ def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = Fal
 
 
 def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) -> DataFrame:
-    """Runs → the rows of Spark's Kafka sink, in the JVM. `read_at`: the site of `sequence`, if it is another."""
+    """Return the rows of Spark's Kafka sink for runs. `read_at`: the site given to `sequence`, if it is another."""
     own_topic = F.concat(F.lit("abcast."), "group", F.lit(f".forward.{read_at or site}"))
     behind_seqno = F.concat(F.concat_ws(" ", "epoch", "view", F.concat_ws("-", "topic", "partition")), F.lit(":"))
     run = F.struct(
@@ -271,7 +271,7 @@ def decide_chunk(
 
 
 def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
-    """Return the fields of links of a run's records, if a link has brought them; all of a run are of one topic."""
+    """Return the fields of links of a run's records, if a link has brought them; a run has records of one topic."""
     if link is None or link.session[run.start] < 0:
         return {}
     return {name: column[run].tolist() for name, column in zip(LINK_COLUMNS, link, strict=True)}
@@ -344,7 +344,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
 
 
 def assert_first_attempt() -> None:
-    """Refuse to run a task again: within one epoch every record is written once.
+    """Raise ProtocolViolation if the task runs again: within one epoch every record is written once.
 
     The settings of `connectors.spark.session` make Spark give up at a task's first failure; then the query ends, and
     the next one begins with a takeover and an epoch of its own.

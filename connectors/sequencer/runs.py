@@ -25,8 +25,9 @@ RUN_SCHEMA = (
 `senders`, they have all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
 null if no link has brought the records.
 
-The arrays are empty for records that are `aside`, in the JVM's buffer; but for dead letters, `names` and `values` have
-the headers to append. The records are in this task, or in `records`, as in a block (`connectors.sequencer.blocks`).
+The records of a run that is `aside` are in the JVM's buffer of this task, or in `records`, as in a block
+(`connectors.sequencer.blocks`). Its arrays are empty, but for dead letters `names` and `values` have the headers to
+append.
 """
 DATA_ROLE = "data"
 

@@ -185,7 +185,7 @@ class SequencerShard(StreamingJob):
         return encode_decided(self.observed(runs), site)
 
     def skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
-        """Whether the records before give only dead letters; write these, as DATA never tells that they are considered.
+        """Whether these records give only dead letters; if so, write them: DATA never tells that they are considered.
 
         After a crash before the next snapshot, the same record is found again, and its dead letter written once more.
         """
@@ -236,7 +236,8 @@ class SequencerShard(StreamingJob):
     def check(self) -> None:
         """Check that no newer epoch has begun and that decisions count; tick for the groups that need it.
 
-        Raises Fenced, NotCounting, BrokerUnreachable, TopicMissing.
+        Raises NotCounting, BrokerUnreachable, TopicMissing; UnservableGroups, or the error itself (such as Fenced or
+        HistoryChanged) if all groups have it.
         """
         maintenance, watchdog = self._maintenance, self._watchdog
         if self._query is None or maintenance is None or watchdog is None:

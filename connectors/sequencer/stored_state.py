@@ -98,7 +98,7 @@ def _load(group: str, stored: StoredState) -> _Remembered:
 
 
 def store(state: SequencerState, before: StoredState) -> StoredState:
-    """Return the form to store of a state; `before`: that of the state before, whose base is used again if it fits."""
+    """Return the stored form of a state. `before`: the last stored form; its base is used again if few rows differ."""
     base = _load(state.group, before).base
     known = base.received
     changed = {

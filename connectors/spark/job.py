@@ -123,7 +123,7 @@ class StreamingJob(ABC):
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
     waits_s: Sequence[float] = (math.inf,)
-    """Before a group that was left out is tried again (`connectors.kafka.groups.suspended_groups`)."""
+    """The waits before a group that was left out is tried again (`connectors.kafka.groups.suspended_groups`)."""
 
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark

@@ -182,14 +182,14 @@ def join_jvm() -> None:
 
 
 def jvm() -> JVMView:
-    """Return the root of Java's names."""
+    """Return the root of Java's names, in the JVM that was started or joined."""
     found = SparkContext._jvm  # noqa: SLF001 - there is no public way
     assert found is not None
     return found
 
 
 def end_jvm(timeout_s: float) -> None:
-    """End the JVM that `start_jvm` has started, and wait for it. Without this, the end of the process does so."""
+    """End the JVM that `start_jvm` has started, as the end of the process would. Raises subprocess.TimeoutExpired."""
     gateway = SparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     gateway.shutdown()

@@ -31,7 +31,7 @@ def isolation_of(topics: Iterable[str]) -> str:
 def source_options(
     connection: Connection, starts: Mapping[TopicPartition, int], topics: Iterable[str], most: int
 ) -> dict[str, str]:
-    """Return the options that read the topics from these offsets, at most so many records a batch."""
+    """Return the options that read the topics from these offsets. `most`: the most records of a batch."""
     names = sorted(topics)
     of_topics: dict[str, dict[str, int]] = {}
     for partition, start in starts.items():

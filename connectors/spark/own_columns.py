@@ -32,9 +32,9 @@ def set_aside(
 def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Column:
     """Take the block of a row that went on with a sender, once: `senders` and `numbers`. Without one the task fails.
 
-    `numbers` has for each record the index of its sender and the numbers above, as integers of 8 bytes. The character
-    U+0080 separates senders. `with_records`: the block also has the records, which leave the buffer, as `records`: the
-    offset and the size of each, as integers of 8 bytes, and then the records.
+    `numbers` has for each record the index of its sender and the numbers given to `set_aside`, as integers of 8 bytes.
+    The character U+0080 separates senders. `with_records`: the block also has the records, which leave the buffer, as
+    `records`: the offset and the size of each, as integers of 8 bytes, and then the records.
     """
     return _column(_own("RecordsAside"), "blockWithRecords" if with_records else "block", *place, offset)
 

@@ -32,7 +32,7 @@ _proved: set[RemotePath] = set()
 
 
 def prepare(spark: SparkSession, data: Location) -> None:
-    """Make the directory, or check that the store is safe. Raises UsageError, EnvironmentProblem."""
+    """Make the directory, or check that the store is safe. Raises UsageError, EnvironmentProblem, StoreUnreachable."""
     if isinstance(data, Path):
         try:
             data.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,10 @@ def prepare(spark: SparkSession, data: Location) -> None:
 
 
 def prove(java: JVMView, hadoop: Any, data: RemotePath) -> None:
-    """Put two contents under one name. Raises UsageError if the store takes both, and Java's errors."""
+    """Put two contents under one name in a store of S3. Raises UsageError if it takes both, and Java's errors.
+
+    For any other store, only check that Java has its classes.
+    """
     name = java.org.apache.hadoop.fs.Path(str(data / _PROBE / uuid.uuid4().hex))
     files = name.getFileSystem(hadoop)
     if data.scheme != S3:
@@ -89,7 +92,8 @@ def problem(data: RemotePath, error: Py4JJavaError) -> AbcastError:
 def remove_empty(spark: SparkSession, log: Location) -> None:
     """Remove a log's directory without a commit, which a job killed in its start leaves: Delta takes it for a table.
 
-    In a store, where no lock keeps others away, only the marks of empty directories are removed.
+    The caller has found no commit there. In a store, where no lock keeps others away, only the marks of empty
+    directories are removed.
     """
     if isinstance(log, Path):
         shutil.rmtree(log, ignore_errors=True)

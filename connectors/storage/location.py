@@ -124,7 +124,8 @@ class RemotePath:
     def exists(self) -> bool:
         """Whether a file or a directory is there.
 
-        Raises UsageError if the bucket does not exist, or the store refuses; StoreUnreachable, EnvironmentProblem.
+        Raises UsageError if the bucket does not exist (on S3), or the store refuses; StoreUnreachable,
+        EnvironmentProblem.
         """
         if self._is_there():
             return True
@@ -188,7 +189,7 @@ def _readable(directory: Path) -> Path:
 
 
 def files_below(place: Location, *, deep: bool = True) -> dict[str, int]:
-    """Return the files below a place, by relative name, with their bytes; {} if it does not exist."""
+    """Return the sizes in bytes of the files below a place, by relative name; {} if it does not exist."""
     if isinstance(place, Path):
         return dict(_local_files(place, deep=deep))
     with in_a_sentence(place):
@@ -251,7 +252,7 @@ def in_a_sentence(place: Location) -> Iterator[None]:
 
 
 def interruptibly(call: Callable[[], _Answer]) -> _Answer:
-    """Call a store's client in another thread: the client blocks Ctrl-C, and the wait for the thread does not."""
+    """Call a store's client; in the main thread, by another thread: the client blocks Ctrl-C, and the wait does not."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     answer: Future[_Answer] = Future()
@@ -267,7 +268,7 @@ def interruptibly(call: Callable[[], _Answer]) -> _Answer:
 
 
 def is_asking() -> bool:
-    """Whether a store's client is still busy with a call that its caller has abandoned."""
+    """Whether a store's client is still busy with a call of `interruptibly`, such as one that Ctrl-C has cut off."""
     return any(thread.name == _ASKING for thread in threading.enumerate())
 
 
@@ -312,7 +313,10 @@ def no_bucket(place: RemotePath) -> UsageError:
 
 
 def check_bucket(place: RemotePath) -> None:
-    """Raise UsageError or StoreUnreachable if the store refuses, does not answer, or has no such bucket."""
+    """Raise UsageError or StoreUnreachable if a store of S3 refuses, does not answer, or has no such bucket.
+
+    Other stores are not asked.
+    """
     if place.scheme == S3 and not place.bucket._is_there():  # noqa: SLF001 - of its own class
         raise no_bucket(place)
 

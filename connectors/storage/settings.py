@@ -34,7 +34,7 @@ _OF_AWS = {
 _ENDPOINT = re.compile(r"(?i:https?)://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
 
 LOG_STORE = "abcast.ConditionalPutLogStore"
-"""conf/scala/ConditionalPutLogStore.scala"""
+"""The class of conf/scala/ConditionalPutLogStore.scala."""
 LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
 
 
@@ -149,7 +149,7 @@ def configured_storage() -> Storage:
 
 
 def storage_settings() -> dict[str, StorageSetting]:
-    """Return each setting by the names of `Storage`. Raises UsageError for an unknown name."""
+    """Return each setting by the names of `Storage`. Raises UsageError for an unknown name, or an impossible value."""
     found: dict[str, StorageSetting] = {}
     for source in _sources():
         has_login = any(name in found for name in _LOGIN)
