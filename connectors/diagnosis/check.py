@@ -142,7 +142,7 @@ def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float 
     before = {lack: _relayed_end(sites, group, lack.site, hop) for lack, hop in watched.items()}
     time.sleep(wait_s)
     return [
-        Anomaly(LOST, f"{lack}, and gets no further although the relay from {hop} runs.", ())
+        Anomaly(LOST, f"{lack}, and gets none of them, although the relay from {hop} runs.", ())
         for lack, hop in watched.items()
         if _reached(sites, group, lack) <= lack.after_seqno
         and _relayed_end(sites, group, lack.site, hop) > before[lack]

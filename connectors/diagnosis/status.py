@@ -67,7 +67,7 @@ class AgreementStatus(NamedTuple):
     def __str__(self) -> str:
         sites, left_out = ", ".join(self.sites), ""
         if self.rejected:
-            left_out = f"; {self.rejected:,} of the other sites' inputs left out, as against the protocol"
+            left_out = f"; ignored {self.rejected:,} inputs of other sites, which break the protocol"
         if not self.waits:
             return f"agrees in view {self.view} of the sites {sites}{left_out}"
         return f"waits: too few of the sites {sites} (view {self.view}) answer, or they go on without it{left_out}"

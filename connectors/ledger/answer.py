@@ -47,7 +47,7 @@ def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str
 
 
 ONLY_QUERIES = "the tables are only read: give one query (SELECT, WITH, VALUES …) and nothing else."
-ONLY_TABLES = "nothing but the tables is read, which are {}."
+ONLY_TABLES = "a query reads only the tables, which are {}."
 
 
 class Answer(NamedTuple):

@@ -240,8 +240,8 @@ class AppendOnlyTable(Generic[State]):
 
     def _replaced(self) -> LedgerReplaced:
         return LedgerReplaced(
-            f"the Delta table {self._path} was deleted or replaced. Put it back, or start again without it: it is "
-            f"written anew from {source_of(self._path)}."
+            f"the Delta table {self._path} was deleted or replaced. Put it back, or start again without it: the "
+            f"job writes it again from {source_of(self._path)}."
         )
 
 
@@ -254,8 +254,8 @@ class LedgerContended(AbcastError):
 def contended(path: Location) -> LedgerContended:
     """Return the error for a writer that has tried MAX_ATTEMPTS times."""
     return LedgerContended(
-        f"another process changed the ledger at {path} {MAX_ATTEMPTS} times in a row without its lock: stop whatever "
-        "else writes there."
+        f"another process changed the ledger at {path} {MAX_ATTEMPTS} times in a row without its lock: stop the other "
+        "writers."
     )
 
 

@@ -152,7 +152,7 @@ class CastLedgerJob(StreamingJob):
                 )
             if position > beginnings[place] and not is_there:
                 _logger.warning(
-                    "%s-%d was made anew, or has lost its end: it is read from its beginning; the table keeps its rows",
+                    "%s-%d was recreated, or has lost its end: reading it from its beginning; the table keeps its rows",
                     *place,
                 )
             positions[place] = position if is_there else int(beginnings[place])

@@ -293,7 +293,7 @@ def _places(batch: DataFrame) -> Iterable[_Place]:
         if isinstance(cast, Cast):
             yield _Place(*place, Numbering(topic.group, *cast.member, cast.view), cast.local_seqno)
         else:
-            _logger.warning("skipped a record that is no cast at %s-%d:%d: %s", *place, cast)
+            _logger.warning("skipped the record at %s-%d:%d, which is not a cast: %s", *place, cast)
 
 
 def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Place], CastTableState]:

@@ -76,7 +76,7 @@ def _readable(table: DeltaTable, path: Location) -> DeltaTable:
         raise LedgerUnreadable(
             f"the Delta table {path} has {' and '.join(found)}, which only Spark reads (`abcast query --engine spark` "
             "does). With the job stopped, drop the feature with Spark (ALTER TABLE), or move the tables of "
-            f"{path.parent} away, and start the job: it writes them anew from what DATA and the cast topics still have."
+            f"{path.parent} away, and start the job: it writes them again from what is left in DATA and cast topics."
         )
     return table
 

@@ -37,7 +37,7 @@ def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list
         if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
             raise ProtocolViolation(
                 f"gap or duplicate: the ledger {directory} of group {group} does not have each of the seqnos "
-                f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` tells more."
+                f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` shows where."
             )
         if rows:
             yield rows

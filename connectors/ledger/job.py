@@ -131,6 +131,6 @@ def start_after(
             content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(
                 f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
-                f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
-                "further, and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`)."
+                f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views there that has later seqnos, "
+                "and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`)."
             ) from gone

@@ -322,8 +322,8 @@ class _RuleFollower:
         is_rewound = bool((offset < wanted).any())
         if is_rewound or (len(left_out) and self._beginning(self._group) > left_out[0]):
             raise DataSkipped(
-                f"DATA of group {self._group} was to be read from offset {self._next_offset} on, but not all of it up "
-                f"to {offset[-1]} is there: retention has dropped some, or the topic was made anew."
+                f"DATA of group {self._group}, read from offset {self._next_offset} on up to {offset[-1]}, lacks "
+                "records: retention has dropped them, or the topic was recreated."
             )
         self._next_offset = int(offset[-1]) + 1
         return self._reader.accept_columns(is_control, epoch, seqno, count)
@@ -348,7 +348,7 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
             if (has := self.state.last_seqno.get(group, 0)) < last:
                 raise DataSkipped(
                     f"the table {self._path} was set back: it has group {group} up to seqno {has}, and had it up to "
-                    f"{last}. What it lacks is read from Kafka once more."
+                    f"{last}. Reading the missing records from Kafka again."
                 )
 
     def append_next(self, rows: DataFrame) -> Mapping[str, int] | None:

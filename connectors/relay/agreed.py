@@ -52,7 +52,7 @@ class Agreed(Relay):
     def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
         """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
         raise EnvironmentProblem(
-            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
+            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory. Sites that "
             "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
             "or spark.executor.memory in a cluster."
         )
@@ -65,7 +65,7 @@ class Agreed(Relay):
         """Raise HistoryUnavailable: the sites have agreed on records by their offsets in the former topic."""
         source, target = self.direction
         raise HistoryUnavailable(
-            f"{Partition(*partition)} at {source} was made anew: its records before offset {position} are not those "
-            f"that {target} has of it. The sites have agreed on records of the former topic, so {source} can't go on "
-            f"under that name: `abcast site exclude {source}`."
+            f"{Partition(*partition)} at {source} was recreated: {target} has other records of it before offset "
+            f"{position}. The sites have agreed on records of the former topic, so {source} can't go on under that "
+            f"name: `abcast site exclude {source}`."
         )

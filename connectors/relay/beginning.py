@@ -27,8 +27,8 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
             for other in sites.connections:
                 if other != site and _has_order(sites, state.group, other):
                     raise UsageError(
-                        f"{other} has an order of group {state.group} already, and {site} has none of it: "
-                        f"`abcast site promote {site} --group {state.group}` first."
+                        f"{other} has an order of group {state.group} already, and {site} has nothing of it. Promote "
+                        f"{site} first: `abcast site promote {site} --group {state.group}`."
                     )
 
     return check
@@ -48,5 +48,5 @@ def _has_order(sites: Sites, group: str, other: str) -> bool:
     except KafkaRefused:
         _logger.info("group %s begins here. This job has no right to see whether %s has an order of it", group, other)
     except BrokerUnreachable as error:
-        _logger.warning("group %s begins here: whether %s has an order of it is not known (%s)", group, other, error)
+        _logger.warning("group %s begins here. It is not known whether %s has an order of it (%s)", group, other, error)
     return False

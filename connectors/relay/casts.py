@@ -109,7 +109,7 @@ class Casts(Relay):
             source, target = self.direction
             raise HistoryUnavailable(
                 f"{target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, which retention has "
-                f"dropped at {source}: these casts never come there. Give the cast topics a longer retention.ms than a "
+                f"dropped at {source}. These casts are lost there. Give the cast topics a longer retention.ms than a "
                 f"site may be away, delete {partition.topic} at {target}, and start the members there again."
             )
         if not position and beginning:
@@ -123,8 +123,8 @@ class Casts(Relay):
         if end:
             source, target = self.direction
             _logger.warning(
-                "retention has dropped offsets 0 to %d of %s at %s, and all that %s had from %s: casts among them that "
-                "had not been carried are lost. If members at %s wait for them, delete %s there, and start them again",
+                "retention has dropped offsets 0 to %d of %s at %s, and everything that %s had from %s. Casts that no "
+                "relay had copied are lost. If members at %s wait for them, delete %s there, and start them again",
                 beginning - 1,
                 Partition(*partition),
                 source,

@@ -61,7 +61,7 @@ class HomeCopy:
         if lacks and self._has_lost(known.seqno + 1):
             raise UsageError(
                 f"{self.copy.topic} has lost seqno {known.seqno + 1}, and has a later epoch behind it. Readers would "
-                f"pass over the number if it were carried again: {self._anew}"
+                f"skip that seqno if it were copied again: {self._anew}"
             )
         if start.reader.epoch > known.epoch or home.format > known.format:  # a ledger tells no format
             learned = seal(max(start.reader.epoch, known.epoch), home.format)
@@ -78,7 +78,7 @@ class HomeCopy:
         if self.copy.epochs.read().has_decided():
             raise UsageError(
                 f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: the site "
-                "belongs to a mesh, or is the home itself, or was made it once. "
+                "belongs to a mesh, or is or was the home. "
                 f"If {self.home.topic.site} is the home, {self._anew}"
             )
 
@@ -119,7 +119,7 @@ class HomeCopy:
         if base is not None and self._unseen is None and self._has(base):
             known = self._check_same(base).seqno
             if known < base.seqno and self._has_lost(known + 1):
-                raise EndLost(f"{self.copy.topic} has lost seqno {known + 1}, which was carried: it is carried again.")
+                raise EndLost(f"{self.copy.topic} has lost seqno {known + 1}, which was copied: copying it again.")
             post_base(self.copy.connection, self.copy.epochs.topic, base)
             self._base = None
 

@@ -103,8 +103,8 @@ class SiteForward(Relay):
         if position < beginning:
             source, target = self.direction
             _logger.warning(
-                "retention has dropped offsets %d to %d of %s at %s, which had not been carried to %s: the relay goes "
-                "on behind them. A message among them that was not ordered is sent again if its sender still runs",
+                "retention has dropped offsets %d to %d of %s at %s, before they were copied to %s. The relay goes on "
+                "behind them. A sender that still runs sends its messages among them again, if they were not ordered",
                 position,
                 beginning - 1,
                 Partition(*partition),

@@ -200,8 +200,8 @@ class Relay(StreamingJob):
         """
         source, target = self.direction
         _logger.warning(
-            "%s at %s was made anew, as its records before offset %d are not those that %s has of it: all of it is "
-            "carried",
+            "%s at %s was recreated: its records before offset %d differ from those that %s has of it. Copying it "
+            "from its beginning",
             Partition(*partition),
             source,
             position,

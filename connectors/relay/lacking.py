@@ -33,9 +33,9 @@ def _lacks(sites: Sites, direction: Direction, group: str, state: SequencerState
     except TopicMissing:
         return ""  # the group is not there
     except AbcastError as error:
-        return f"it is not known what {target} lacks of it: {error}"
+        return f"it is not known whether {target} has all of it: {error}"
     if sites.one_order:
         has_all = there.seqno >= state.seqno
     else:
         has_all = is_ordered(state, there, source, functools.partial(sites.carries, direction))
-    return "" if has_all else f"{target} lacks something of it. Does its relay run?"
+    return "" if has_all else f"{target} does not have all of it. Does its relay run?"

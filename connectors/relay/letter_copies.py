@@ -74,7 +74,7 @@ def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, s
         below = min(below, _arrived(sites, site, place))
         return min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
     except (BrokerUnreachable, HistoryUnavailable) as error:
-        _logger.warning("the letters of %s-%d are left alone: %s", place.topic, place.partition, error)
+        _logger.warning("no letters of %s-%d are deleted: %s", place.topic, place.partition, error)
         return beginning
 
 
@@ -108,7 +108,7 @@ def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
     here = sites.connection(site)
     with closing(here.consumer()) as consumer:
         if is_anew(here, consumer, place, copy):
-            raise HistoryUnavailable(f"the copy at {site} was made anew: {hop} has letters of the former one.")
+            raise HistoryUnavailable(f"the copy at {site} was recreated: {hop} has letters of the former one.")
     return copy.made_from + 1 if copy is not None else 0
 
 

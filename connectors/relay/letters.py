@@ -85,8 +85,8 @@ class Letters(Relay):
         """
         if position < beginning:
             _logger.warning(
-                "letters %d to %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: "
-                "the relay to %s goes on behind them. If anything else has deleted them, they never arrive",
+                "letters %d to %d of %s were deleted at %s. `abcast maintain` deletes letters that have arrived; if "
+                "anything else has deleted these, they are lost. The relay to %s goes on behind them",
                 position,
                 beginning - 1,
                 Partition(*partition),

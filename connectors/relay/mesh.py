@@ -119,7 +119,7 @@ class MeshData(SiteForward):
             if before not in (None, end) or now - self._began_at >= self._patience_s:
                 self._patience_s *= 2
                 raise LinkStalled(
-                    f"group {topic.group}: {self.direction.target} has not ordered the records carried there. "
+                    f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
                     "Does its sequencer run?"
                 )
             return

@@ -81,7 +81,7 @@ class Presence:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)
         except KafkaError as error:
-            _logger.warning("%s: the relay's farewell could not be written: %r", self._direction, error)
+            _logger.warning("%s: the record of the relay's end could not be written: %r", self._direction, error)
 
     def close(self) -> None:
         """Close the connections."""

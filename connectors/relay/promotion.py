@@ -78,7 +78,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         epochs = copy.epochs.read()
         is_done = epochs.is_promoted()
         if epochs.has_decided() and not is_done:
-            raise UsageError(f"{site} is no copy of group {group}: it has a sequencer of its own.")
+            raise UsageError(f"{site} is not a copy of group {group}: it has a sequencer of its own.")
         others: list[DataLog] = []
         silent: list[str] = []
         for name in sites.connections:
@@ -140,7 +140,7 @@ def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     claimed_at = append(old_home.connection, old_home.epochs.topic, claim)
     epoch = old_home.epochs.known.epoch_of_claim(claimed_at)
     append(old_home.connection, str(old_home.topic), encode_data(seal(epoch, of_format)))
-    _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
+    _logger.warning("group %s: the home was %s, and is %s now", old_home.topic.group, old_home.topic.site, new_home)
 
 
 def _is_sealed(old_home: DataLog) -> bool:
@@ -171,8 +171,8 @@ def _check_is_later(home: DataLog, other: DataLog) -> None:
     epochs = other.epochs.read()
     if epochs.is_promoted() and epochs.highest_epoch > home.epochs.read().highest_epoch:
         raise UsageError(
-            f"{other.topic.site} was made the home of group {home.topic.group} after {home.topic.site}: give this site "
-            "the sites' file that says so."
+            f"{other.topic.site} was made the home of group {home.topic.group} after {home.topic.site}. Give this site "
+            "the new sites' file."
         )
 
 
@@ -198,7 +198,7 @@ def _after(other: DataLog, copy: DataLog, seqno: int) -> Start:
         raise UsageError(
             f"{copy.topic} lacks seqno {seqno + 1}, and {other.topic} no longer holds it. Promote a site that has it; "
             f"or write it from a ledger first: `abcast site add {site} --group {copy.topic.group} --ledger "
-            "DIR/ledger`, with the sites' file of the home before."
+            "DIR/ledger`, with the sites' file of the former home."
         ) from gone
 
 
@@ -210,8 +210,8 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
     differing = first_difference(known, theirs)
     if differing is not None:
         raise UsageError(
-            f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them was left "
-            "behind when the home moved. Promote a site that has what the others have."
+            f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them stayed "
+            "behind when the home moved. Promote a site with the same messages as the others."
         )
     start = _after(other, copy, known.seqno)
     if start.reader.epoch > known.epoch:

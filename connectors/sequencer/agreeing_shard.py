@@ -139,7 +139,7 @@ class AgreeingShard(SequencerShard):
     def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
         """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
         raise EnvironmentProblem(
-            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory, and sites that "
+            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory. Sites that "
             "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
             "or spark.executor.memory in a cluster."
         )

@@ -55,7 +55,7 @@ class BatchBound:
         name = self._job.name
         if self._of_query == 1 and self._large is not None and not self._large.before:
             raise EnvironmentProblem(
-                f"{name}: a single record did not fit into memory: free some, and start again."
+                f"{name}: a single record did not fit into memory: free some memory, and start again."
             ) from error
         self._looks_for_large = True
         self._limit = max(1, self._of_query // SMALLER)
@@ -86,7 +86,7 @@ class BatchBound:
             places = ", ".join(f"{place.topic}-{place.partition}" for place in found.before)
             raise EnvironmentProblem(
                 f"{self._job.name}: a record of {places} does not fit into memory, and each start reads the records "
-                "before it again: start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
+                "before it again. Start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
             )
         self._has_come = False
         waiting = sum(each.end - each.start for each in backlog.values())

@@ -56,7 +56,7 @@ class HeldDirectory:
         if not self._owned.is_there():
             raise EnvironmentProblem(
                 f"{self.path} is gone: --data or --work-dir was deleted, moved or replaced while the job ran. "
-                "Nothing is lost in Kafka; see that the directory stays, and start again."
+                "Nothing is lost in Kafka. Keep the directory in place, and start again."
             )
 
 

@@ -209,7 +209,7 @@ class StreamingJob(ABC):
         except GROUP_ERRORS as error:  # it was the last one
             if not self.suspended.may_pass:
                 raise
-            _logger.warning("%s: %s Other groups are waited for.", self.name, error)
+            _logger.warning("%s: %s Waiting for other groups.", self.name, error)
             self._ends.wait(LAST_S)
 
     def try_again(self, group: str) -> None:
@@ -305,7 +305,7 @@ class StreamingJob(ABC):
             try:
                 # First: questions about a deleted topic take seconds each.
                 if self._find_topics() != topics:
-                    _logger.info("%s: the topics have changed, starting the query anew", self.name)
+                    _logger.info("%s: the topics have changed: restarting the query", self.name)
                     return
                 self.check()
             except BrokerUnreachable:
@@ -346,7 +346,7 @@ class StreamingJob(ABC):
 def _warn_of_hidden(job: str, hidden: Set[str], reported: Set[str]) -> Set[str]:
     """Warn of each hidden topic once: it looks missing, so its group would be left out silently. Return `hidden`."""
     for text in sorted(hidden - reported):
-        _logger.warning("%s: left out: %s", job, text)
+        _logger.warning("%s: not served: %s", job, text)
     return hidden
 
 

@@ -83,7 +83,7 @@ def problem(data: RemotePath, error: Py4JJavaError) -> AbcastError:
         )
     if "Conditional Writes Unavailable" in reason or "fs.option.create.conditional" in reason:
         return UsageError(
-            "Hadoop makes no conditional put (by a setting, or it is too old), so two ledger jobs could commit one "
+            "Hadoop does no conditional put (by a setting, or it is too old), so two ledger jobs could commit one "
             "version twice: leave fs.s3a.create.conditional.enabled true, and take the jars of conf/jars.lock."
         )
     return explain(data, true_reason(reason))

@@ -20,7 +20,7 @@ from connectors.spark.submit_arguments import submit_arguments
 from connectors.storage.settings import LOG_STORE, LOG_STORE_SETTING
 from ordering.base.errors import UsageError
 
-_ONCE = "a task that runs a second time inside an epoch decides what was decided already, perhaps otherwise"
+_ONCE = "a task that runs twice in an epoch would decide its messages twice, perhaps differently"
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
 REQUIRED = {

@@ -185,7 +185,7 @@ class Group:
         if at < beginning:
             raise HistoryUnavailable(
                 f"site {self.site.me.name} has read the log of {site} up to offset {at} here, and retention has "
-                f"dropped what stood there up to offset {beginning}: what {site} has promised meanwhile is not known. "
+                f"dropped the entries up to offset {beginning}. So it is not known what {site} has promised in them. "
                 f"{OUT_FOR_GOOD}"
             )
         return at
@@ -302,14 +302,14 @@ class Group:
         if told is not None and read is not None and told != read:
             raise Disagreement(
                 f"{part.place} from offset {part.first} to {part.end}: site {run.sender.name} has read {told.records} "
-                f"records of it, and {self.site.me.name} {read.records}, or at other offsets. The topic here was made "
-                f"anew, or lacks some. Nothing of it was put into DATA here. {OUT_FOR_GOOD}"
+                f"records of it, and {self.site.me.name} {read.records}, or at other offsets. The topic here was "
+                f"recreated, or lacks records. DATA here has none of them. {OUT_FOR_GOOD}"
             )
 
     def _what_is_lost(self, run: OrderedRun, part: Range) -> str:
-        is_in_data = "and it is not known to be in DATA"
+        is_in_data = "and DATA may lack it"
         if run.last <= self.site.complete:
-            is_in_data = "though it is in DATA: no snapshot has it"
+            is_in_data = "and no snapshot covers it, though DATA has it"
         return (
             f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here, "
             f"{is_in_data}. {OUT_FOR_GOOD}"

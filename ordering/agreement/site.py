@@ -184,7 +184,7 @@ PATIENT = frozenset({"send", "propose", "finals"}) | _OF_NOW
 """The kinds of letters that wait for a turn, unless they are about what somebody waits for."""
 
 OUT_FOR_GOOD = (
-    "Have the other sites go on without this one (`abcast site exclude`). To have a site in its place, begin a new "
+    "Have the other sites go on without this one (`abcast site exclude`). To replace it, begin a new "
     'group as docs/sites.md says ("A site that is lost").'
 )
 """The advice to the operator of a site that can't go on."""
@@ -524,7 +524,7 @@ class Site:
         entry = event.entry
         if entry is not None and entry.is_whole and entry.origin != self.process.view.origin:
             raise Disagreement(
-                f"site {event.site} is of another group of sites than {self.me.name}: have they the same sites' file?"
+                f"site {event.site} is of another group of sites than {self.me.name}: give both the same sites' file."
             )
         before = self.log_row(event.site)
         row, counts = read_on(before._replace(at=max(before.at, event.at)), event.epoch, entry)
@@ -543,7 +543,7 @@ class Site:
         if named.epoch > self.epoch or named.number > self.number or named.digest != here or named.is_broken:
             raise Disagreement(
                 f"site {site} has read the log of {self.me.name} up to entry {named.number} of epoch {named.epoch}. "
-                f"It is another one now, up to entry {self.number} of epoch {self.epoch}: it was lost. {OUT_FOR_GOOD}"
+                f"That log was lost: the one here ends at entry {self.number} of epoch {self.epoch}. {OUT_FOR_GOOD}"
             )
         self._logs[site] = self._logs[site]._replace(known=named.number)
 

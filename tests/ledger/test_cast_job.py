@@ -63,7 +63,7 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
 
     assert [position(offset) for offset in (0, 3, 5)] == [0, 3, 5]
     assert {record.getMessage().partition(":")[0] for record in caplog.records} == {
-        f"{COPY}-1 was made anew, or has lost its end"
+        f"{COPY}-1 was recreated, or has lost its end"
     }
     caplog.clear()
     connection.topics.drop(str(OWN), below=2, partition=1)
@@ -86,4 +86,4 @@ def test_a_topic_that_is_another_log_is_read_from_its_beginning(
     change(connection, str(OWN), how)
     state = CastTableState(offsets={(str(OWN), 0): 5}, written_ms={(str(OWN), 0): at_ms})
     assert job._positions({OWN.group: [str(OWN)]}, state)[place] == (5 if how is list else 0)
-    assert ("is read from its beginning" in caplog.text) is (how is not list)
+    assert ("reading it from its beginning" in caplog.text) is (how is not list)

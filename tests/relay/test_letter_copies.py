@@ -149,7 +149,7 @@ def test_a_copy_that_was_made_anew(sites: Sites, site: str, more: int, caplog: p
             write(sites, "b", number, f"a/{INBOX.topic}-0:{number}")
     assert (purge(sites, "a"), purge(sites, "b") if site == "b" else 0) == (0, 0)
     assert {beginning(sites, "a"), beginning(sites, "b")} == {0}
-    assert "was made anew" in caplog.text
+    assert "was recreated" in caplog.text
 
 
 @pytest.mark.parametrize("site", CHAIN)

@@ -122,7 +122,7 @@ def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None
     ends.lose(lost)
     ends.order(1)
     relay.carry()
-    with pytest.raises(EndLost, match="it is carried again"):
+    with pytest.raises(EndLost, match="copying it again"):
         relay.job.check()
 
 

@@ -135,5 +135,5 @@ def test_sites_that_agree_stop_at_a_source_that_was_made_anew(after: int) -> Non
     way.make_anew()
     for number in range(1, after + 1):
         way.write(2, number)
-    with pytest.raises(HistoryUnavailable, match="was made anew"):
+    with pytest.raises(HistoryUnavailable, match="was recreated"):
         relay.job.positions([topic])

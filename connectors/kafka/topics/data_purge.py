@@ -61,7 +61,7 @@ def purge_data(
         snapshot = None if why else deletable(data, _older(data, kept_s), in_ledger)
         if snapshot is None or (why := lacking(group, snapshot.state)):
             if why:
-                _logger.warning("DATA of group %s is left alone: %s", group, why)
+                _logger.warning("no DATA of group %s is deleted: %s", group, why)
             return []
         if not dry_run and (note := missing_note(data, snapshot)) is not None:
             append(connection, data.epochs.topic, (None, *encode_note(note)))

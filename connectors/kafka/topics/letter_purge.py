@@ -133,7 +133,7 @@ class _LetterPurge:
         try:
             due = plan(entries, beginning, self._noted.bases, positions, times)
         except HistoryUnavailable as damaged:
-            _logger.warning("letters in %s-%d are left alone: %s", place.topic, place.partition, damaged)
+            _logger.warning("no letters in %s-%d are deleted: %s", place.topic, place.partition, damaged)
             return 0
         if due.below <= beginning or dry_run or not self._write_notes(place.partition, due):
             return due.below - beginning if dry_run else 0
@@ -163,7 +163,7 @@ class _LetterPurge:
         notes = {key_of_base(receiver, base.below): base.to_json() for receiver, base in due.bases.items()}
         for key, value in notes.items():
             if len(value) > MAX_BASE_BYTES:
-                _logger.warning("letters are left alone: %s has too many senders", key.split()[0].decode("ascii"))
+                _logger.warning("no letters are deleted: %s has too many senders", key.split()[0].decode("ascii"))
                 return False
         self._write({**notes, key_of_beginning(number, due.below): b"1"})
         return True

@@ -228,7 +228,7 @@ def test_a_note_that_is_damaged(kafka: MemoryConnection, caplog: pytest.LogCaptu
     assert take(kafka) == [b"eve 3"]
     kafka.topics.append(memory, key_of_base("b/bob", 2), b"", [])
     assert (purge(kafka), beginning(kafka)) == (0, 2)
-    assert "are left alone: what is noted of letters to b/bob below 2 can't be read" in caplog.text
+    assert "are deleted: what is noted of letters to b/bob below 2 can't be read" in caplog.text
 
 
 def test_the_last_mark_of_a_relay_stays(kafka: MemoryConnection) -> None:

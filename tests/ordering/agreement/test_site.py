@@ -428,7 +428,7 @@ def test_a_site_whose_log_is_lost_is_told(is_all_lost: bool, entries: int, epoch
     nyc = begun_anew(cluster, "nyc", 0 if is_all_lost else named - 1, epoch, entries)
     again = Site(state_told("nyc", [1, *cluster.logs["nyc"]]), epoch)
     for site in (nyc, again):
-        with pytest.raises(Disagreement, match="it was lost"):
+        with pytest.raises(Disagreement, match="was lost"):
             hear_all(site, "sfo", cluster)
 
 
@@ -454,7 +454,7 @@ def test_a_log_that_has_grown_beyond_the_lost_one_is_not_read() -> None:
     assert sfo.end_step() is None
     for entry in cluster.logs["sfo"]:
         nyc.take(Heard("sfo", entry.number, 1, entry._replace(logs=())))
-    with pytest.raises(Disagreement, match=f"up to entry {read.number} of epoch 2. It is another one"):
+    with pytest.raises(Disagreement, match=f"up to entry {read.number} of epoch 2. That log was lost"):
         nyc.take(Heard("sfo", said.number, 1, said))
 
 
