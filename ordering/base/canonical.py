@@ -1,4 +1,4 @@
-"""Canonical JSON, and its compression: equal values have equal JSON bytes, in every process."""
+"""Canonical JSON, whose bytes are equal in every process for equal values, and compression with a bounded inverse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def canonical_json(body: Mapping[str, Any]) -> bytes:
-    """Return the object in ASCII, without blanks, the keys sorted."""
+    """Return the object as JSON in ASCII, without blanks, with sorted keys."""
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
@@ -22,9 +22,10 @@ def deflated(plain: bytes, known: bytes) -> bytes:
 
 
 def inflated(raw: bytes, limit: int, known: bytes | None = None) -> bytes:
-    """Decompress to at most `limit` bytes: gzip, or the result of `deflated` with the dictionary `known`.
+    """Decompress gzip, or the result of `deflated` if its dictionary `known` is given.
 
-    Raises ValueError for anything else, before it takes more memory.
+    Raises ValueError for other or cut off bytes, for bytes behind the compressed ones, and for a result over `limit`
+    bytes, which never takes more memory than that.
     """
     plain, rest = inflated_first(raw, limit, known)
     if rest:
@@ -33,7 +34,7 @@ def inflated(raw: bytes, limit: int, known: bytes | None = None) -> bytes:
 
 
 def inflated_first(raw: bytes, limit: int, known: bytes | None = None) -> tuple[bytes, bytes]:
-    """Decompress as `inflated` does; return the bytes that follow the compressed ones, too."""
+    """Decompress as `inflated` does, but return the bytes behind the compressed ones instead of refusing them."""
     stream = zlib.decompressobj(_GZIP) if known is None else zlib.decompressobj(-zlib.MAX_WBITS, zdict=known)
     try:
         plain = stream.decompress(raw, limit)

@@ -1,7 +1,7 @@
 """Limits on the senders and members of a group: a snapshot, and a view, must fit into one record of DATA.
 
 Invariant. The received table gets a new row only while it has room. The same holds for members and joiners together.
-Both checks depend only on the state and on the records before in the same step. So all sequencers that decide the same
+Both checks depend only on the state and on earlier records of the same step. So all sequencers that decide the same
 records from the same state refuse the same ones, whenever one takes over. Rows of relays, operators and ticks always
 fit: their names are few, and forgetting senders needs one of them.
 
@@ -34,7 +34,10 @@ class SenderCapacity:
         self._free_bytes, self._counted_rows = 0, -1  # the free bytes hold for a table of that many rows
 
     def take(self, sender: str) -> bool:
-        """Whether a row for this new sender fits. If so, the caller adds it to the table."""
+        """Take the room for this new sender's row, which the caller then adds. Return False if it does not fit.
+
+        The row of a reserved name always fits.
+        """
         rows = len(self._received)
         if rows < _SURELY_SENDERS:
             return True
@@ -48,7 +51,7 @@ class SenderCapacity:
 
 
 def has_room_for_all(received: Mapping[str, object], senders: Iterable[str]) -> bool:
-    """Whether the table has room for a row of each sender that it lacks."""
+    """Whether the table has room for a row of each sender that it lacks. Reserved names need room here, too."""
     new = [sender for sender in senders if sender not in received]
     if len(received) + len(new) <= _SURELY_SENDERS or not new:
         return True

@@ -1,14 +1,14 @@
 """Every error abcast raises on purpose, in one tree.
 
 The code that catches one asks two questions. Was it the caller's mistake? The class answers. Does trying again help?
-`retriable` answers. The message always says what to do next.
+`retriable` answers. If a user can mend it, the message says how.
 """
 
 from __future__ import annotations
 
 
 def in_short(error: BaseException) -> str:
-    """Return the operating system's message, without the error number and the path around it."""
+    """Return the operating system's message without the error number and the path; the text of any other error."""
     return str(getattr(error, "strerror", None) or error)
 
 
@@ -22,7 +22,7 @@ class AbcastError(Exception):
 
     retriable = False
     is_failure = True
-    """Whether something went wrong. If not, the job that raised it starts over without a complaint."""
+    """Whether something went wrong. If not, the job that raised the error starts again at once, without a warning."""
     was_told = False
     """Whether the application was told of this error. One error may end many receipts, and is reported once."""
 
@@ -36,13 +36,13 @@ class EnvironmentProblem(AbcastError):
 
 
 class BrokerUnreachable(AbcastError):
-    """No Kafka broker answered in time."""
+    """No Kafka broker answered in time, or a partition has no leader."""
 
     retriable = True
 
 
 class StoreUnreachable(AbcastError):
-    """The object store of the tables did not answer in time."""
+    """The object store of the tables did not answer in time, or has too much to do."""
 
     retriable = True
 
@@ -85,13 +85,16 @@ class NotWrittenInTime(AbcastError):
 
 
 class Blocked(AbcastError):
-    """A flush, during which no member may send, did not end within the timeout."""
+    """A member may not send yet: a flush, its first view, or its earlier casts took longer than the timeout."""
 
     retriable = True
 
 
 class FlushFailed(AbcastError):
-    """A flush was refused, or ended before all members were quiet, or before its requester ended it."""
+    """A flush that this member wanted did not come about, or ended before the member ended it.
+
+    It was refused, the member's last one is not over yet, or not all members were quiet within the timeout.
+    """
 
     retriable = True
 
@@ -107,7 +110,7 @@ class Excluded(AbcastError):
 
 
 class Superseded(AbcastError):
-    """Another process sends under this member's name, with a higher incarnation or with the same."""
+    """Another process sends under this member's name, or the member's outbox can't be matched with DATA any more."""
 
 
 class Fenced(AbcastError):
@@ -115,7 +118,10 @@ class Fenced(AbcastError):
 
 
 class HistoryUnavailable(AbcastError):
-    """Kafka's retention has dropped records that are needed, and no ledger was given to read them from."""
+    """Records that are needed are gone, and no ledger was given to read them from.
+
+    Retention has dropped them, or a copy or a note of them is damaged.
+    """
 
 
 class PositionLost(AbcastError):
@@ -134,7 +140,7 @@ class StateUnavailable(AbcastError):
 
 
 class NoSnapshot(HistoryUnavailable):
-    """Retention has dropped the part of DATA that its state depends on. The next start of a sequencer mends that."""
+    """Retention has dropped the part of DATA that the state depends on. A running sequencer's snapshot mends that."""
 
     retriable = True
 
@@ -144,7 +150,7 @@ class ProtocolViolation(AbcastError):
 
 
 class LaterVersion(ProtocolViolation):
-    """A record of a later version that this one must not pass over. The message names the version to install."""
+    """A record of a later version that this one must not pass over. The message says which version to install."""
 
 
 class HistoryChanged(ProtocolViolation):
@@ -155,4 +161,7 @@ class HistoryChanged(ProtocolViolation):
 
 
 class Disagreement(ProtocolViolation):
-    """Sites that agree contradict each other: one's promise or order differs from another's record of it. Both stop."""
+    """Sites that agree contradict each other: one's log or order differs from another's record of it.
+
+    The site that finds this stops.
+    """

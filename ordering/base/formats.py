@@ -41,7 +41,7 @@ NEWEST = FORMATS[-1]
 
 
 def known(number: int) -> Format:
-    """Return the format of that number, one of `FORMATS`."""
+    """Return the format of that number. The caller has seen that it is one of `FORMATS`."""
     return FORMATS[number - FIRST.number]
 
 

@@ -75,7 +75,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, default_site: str | None = None) -> Address:
-        """Parse `site/name`, or `name` alone if there is a default site. Raises UsageError."""
+        """Parse `site/name`, or `name` alone if there is a default site. Raises UsageError, not for a reserved name."""
         site, slash, name = text.partition("/")
         if not slash and default_site is not None:
             site, name = default_site, text
@@ -118,7 +118,7 @@ class Topic:
     """A topic of a group at a site: `abcast.<group>.<role>.<site>`.
 
     Records that a relay brings from a neighbouring site have a topic of their own,
-    `abcast.<group>.relayed-<neighbour>.<site>`. So have the entries of its log:
+    `abcast.<group>.relayed-<neighbour>.<site>`. So have the entries of the neighbour's log:
     `abcast.<group>.entries-<neighbour>.<site>`.
     """
 

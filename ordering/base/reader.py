@@ -26,14 +26,14 @@ class Verdict(Enum):
     """The verdict of a reader on one DATA record."""
 
     TAKE = "take"
-    DUPLICATE = "duplicate"
-    STALE = "stale"
-    AHEAD = "ahead"
+    DUPLICATE = "duplicate"  # all its seqnos were taken before
+    STALE = "stale"  # of an epoch below the one in force
+    AHEAD = "ahead"  # behind a gap: not taken
     CONTROL = "control"  # a record in force without a seqno: nothing to deliver
 
 
 class Seal(NamedTuple):
-    """The start of an epoch, which decides the seqnos from `first_seqno` up to the next seal's."""
+    """The start of an epoch, which decides the seqnos from `first_seqno` to below the next seal's."""
 
     epoch: int
     first_seqno: int
@@ -60,7 +60,10 @@ class Reader:
     last_seqno: int = 0
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        """Judge the next record of the log, and advance if it is taken. `count`: the number of seqnos it takes."""
+        """Judge the next record of the log, follow its epoch if that is higher, and advance if the record is taken.
+
+        `count`: the number of seqnos that the record takes.
+        """
         if epoch < self.epoch:
             return Verdict.STALE
         self.epoch = epoch

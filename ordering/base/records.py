@@ -91,7 +91,7 @@ class Partition(NamedTuple):
 
 
 def named_partitions(numbers: Mapping[Partition, int]) -> dict[str, int]:
-    """Return a number for each partition, as a JSON object."""
+    """Return the numbers by the text of their partitions, for a JSON object."""
     return {str(partition): number for partition, number in numbers.items()}
 
 
@@ -139,7 +139,7 @@ class Link(NamedTuple):
 
 
 class MessageId(NamedTuple):
-    """The identity of a message, the same however often it is sent: (member, incarnation, local seqno)."""
+    """The identity of a message, however often one incarnation sends it: (member, incarnation, local seqno)."""
 
     sender: str
     incarnation: int
@@ -151,7 +151,7 @@ class MessageId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A record from a member to the sequencer. `timestamp_ms` is the broker's (ms since the epoch, UTC)."""
+    """A record from a member to the sequencer. `timestamp_ms` is the broker's (ms since 1970, UTC)."""
 
     sender: str
     incarnation: int
@@ -191,7 +191,8 @@ class Data:
     A record of the kind `entry` takes no seqno either. It belongs to a site's log (`ordering.agreement.log`), under the
     number `local_seqno`.
 
-    A record takes `count` seqnos from `seqno` on; every kind that this version knows takes one.
+    Any other record takes `count` seqnos from `seqno` on, which is one for each kind that this version knows. Its
+    `view` is the number of the newest view, a view's own included.
     """
 
     kind: str

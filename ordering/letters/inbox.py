@@ -27,7 +27,7 @@ class InboxReader:
     __slots__ = ("_received",)
 
     def __init__(self, received: Mapping[str, ReceivedRow] = MappingProxyType({})) -> None:
-        """Start with `received`, the table of the log's beginning, if that is not read."""
+        """Start with `received`, the table at the place where reading begins; empty at the log's first record."""
         self._received = dict(received)
 
     @property
@@ -36,7 +36,7 @@ class InboxReader:
         return dict(self._received)
 
     def accept(self, sender: str, incarnation: int, local_seqno: int) -> bool:
-        """Judge the next letter to this receiver in the log; return whether it is taken."""
+        """Whether the next letter to this receiver in the log is taken. Updates the table."""
         accepted = next_accepted(self._received.get(sender, NOTHING_ACCEPTED), incarnation, local_seqno)
         if accepted is None:
             return False

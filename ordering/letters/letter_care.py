@@ -10,13 +10,13 @@ no letter of a receiver without a base was ever deleted.
 
 An unreadable base means an unknown table: then nothing is taken, and nothing deleted.
 
-Invariant 2. A letter that was not taken is deleted only if its receiver has no position (it never took any, or was away
-for so long that Kafka has forgotten it), and the letter is older than letters are kept. The base says so (`lost`), and
-the receiver is told.
+Invariant 2. An application's letter that was not taken is deleted only if its receiver has no position (it never took
+any, or was away for so long that Kafka has forgotten it), and the letter is older than letters are kept. The base says
+so (`lost`), and the receiver is told. Letters of abcast's own (`is_own`) go without that.
 
-A crash costs nothing: a base above the beginning is true, and not used before the beginning is there. Two who delete at
-the same time note true bases both; which of them comes later does not matter, as each base has an offset of its own,
-and one goes only when a newer one may be used.
+A crash costs nothing: a base above the log's beginning is true, and no reader uses it before the beginning is there.
+Two processes that delete at the same time both note true bases. Their order does not matter, since each base has an
+offset of its own, and is dropped only when a newer one may be used.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 
 def base_at(bases: Iterable[Base], beginning: int) -> Base:
-    """Return the base of a receiver from which to start if the log begins at `beginning`."""
+    """Return the base of a receiver from which to start if the log begins at `beginning`; NO_BASE if none is noted."""
     return max((base for base in bases if base.below <= beginning), default=NO_BASE, key=lambda base: base.below)
 
 
@@ -146,7 +146,7 @@ def _below(entries: Sequence[InboxEntry], beginning: int, positions: Mapping[str
 
 
 def is_waited_for(entry: InboxEntry, positions: Mapping[str, int | None], old: int) -> bool:
-    """Whether the receiver may still take the letter. `old`: as in `Times`."""
+    """Whether the record is an application's letter that its receiver may still take. `old`: as in `Times`."""
     if not entry.receiver or entry.is_own:
         return False
     position = positions.get(entry.receiver)

@@ -24,7 +24,7 @@ BEGIN = "begin"
 
 
 class ViewChange(NamedTuple):
-    """A new view, in force from `seqno` on. `incarnations`: the members, each in its incarnation."""
+    """A new view, in force from `seqno` on; 0 if a state has told it. `incarnations`: the members, oldest first."""
 
     seqno: int
     view_id: int
@@ -59,7 +59,7 @@ class Unblock(NamedTuple):
 class RemoteView(NamedTuple):
     """The members of a neighbouring site of a mesh, oldest first, as far as its relay tells.
 
-    With `reachable` False, its relay was stopped or is silent. Messages to the site wait.
+    With `reachable` False, its relay was stopped or is silent. Then `members` is empty, and messages to the site wait.
     """
 
     seqno: int
@@ -132,7 +132,7 @@ class KnownGroup:
 
 
 def remote_views(membership: Membership) -> dict[str, RemoteView]:
-    """Return the remote views of a state."""
+    """Return the remote views of a state by site, each with the seqno 0."""
     views = {}
     for site, known in membership.remote.items():
         members = () if known.is_silent else tuple(member.address for member in known.members)
@@ -171,6 +171,6 @@ class EventReader:
         self.known = replace(self.known, remote={**self.known.remote, **remote_views(membership)})
 
     def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
-        """Return the record's event, if any. Raises ProtocolViolation for a record that no sequencer writes."""
+        """Return the record's event, if any. Raises ProtocolViolation if the payload can't be read."""
         self.known, event = self.known.after(kind, seqno, view_id, sender, payload)
         return event

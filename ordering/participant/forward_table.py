@@ -114,7 +114,7 @@ class ForwardTable:
         return len(self._payloads) < self.max_records and self._bytes + size <= self.max_bytes
 
     def append(self, payload: bytes, headers: Headers) -> Pending:
-        """Give the message the next local seqno and keep it. Return the entry."""
+        """Keep the message under the next local seqno, even if it has no room. Return the entry."""
         self.last += 1
         self._payloads.append(payload)
         self._headers.append(headers)
@@ -129,7 +129,10 @@ class ForwardTable:
         return Pending(local_seqno, self._payloads[at], self._headers[at])
 
     def acknowledge(self, local_seqno: int) -> int:
-        """Drop the entries up to `local_seqno`, whose DATA was read; return their number."""
+        """Drop the entries up to `local_seqno`, whose DATA was read; return their number.
+
+        Raises ProtocolViolation if that local seqno was not sent yet.
+        """
         if local_seqno > self.last:
             raise ProtocolViolation(f"DATA of local seqno {local_seqno}, but only {self.last} were sent.")
         dropped = max(0, local_seqno - self.acknowledged)
@@ -141,7 +144,7 @@ class ForwardTable:
         """Drop the messages carried over from an incarnation that is ordered up to `local_seqno`; return their number.
 
         They lie right behind the JOIN. The entries behind them get lower local seqnos, so none of these may be sent
-        yet.
+        yet. Raises ProtocolViolation if the JOIN was acknowledged before.
         """
         entries = list(self.pending())
         stay = [entry for entry in entries if not was_ordered(entry, incarnation, local_seqno)]

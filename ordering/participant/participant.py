@@ -118,12 +118,15 @@ class Participant:
 
     @property
     def takes_messages(self) -> bool:
-        """Whether the application may broadcast now. If not, it may later if `is_silent`, else in a new incarnation."""
+        """Whether the application may broadcast now.
+
+        If not: after the flush if `is_silent`, never if `is_ending`, else in the next incarnation.
+        """
         return self.phase in OUTSIDE or self.phase in (ParticipantPhase.MEMBER, ParticipantPhase.BLOCKING)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the participant sends nothing until the flush is over."""
+        """Whether the participant takes no message of the application until the flush is over."""
         return self.phase in SILENT
 
     @property
@@ -139,7 +142,7 @@ class Participant:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the group has taken it for dead, and the next incarnation has not begun."""
+        """Whether no incarnation is in use: the last one was excluded, is over or is forgotten, or none has begun."""
         return self.phase in DEAD
 
     @property
@@ -149,7 +152,7 @@ class Participant:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the group waits for its heartbeats."""
+        """Whether the participant has to send heartbeats: the group watches it, or will as soon as it is admitted."""
         return self.phase in INSIDE or self.phase in (
             ParticipantPhase.JOINING,
             ParticipantPhase.AWAITING,
@@ -181,7 +184,7 @@ class ParticipantStep(NamedTuple):
     actions: tuple[Action, ...] = ()
 
     def turn(self, cause: Cause) -> ParticipantStep:
-        """Add a row of the table. Raises ProtocolViolation if the phase has none for the cause."""
+        """Apply the row of the table for the cause. Raises ProtocolViolation if the phase has none."""
         now = self.participant
         row = TRANSITIONS.get((now.phase, cause))
         if row is None:

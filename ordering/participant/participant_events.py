@@ -11,7 +11,7 @@ from ordering.sequencer.state import SequencerState
 
 
 class Began(NamedTuple):
-    """The begin of an incarnation, at the place in the log where its state is `state`.
+    """The begin of an incarnation, at the place in the log where the group's state is `state`.
 
     `joins`: its forward table has a JOIN. `returns`: behind it are messages of the last incarnation
     (`begins_returning`). `answered`: the flush of the newest FLUSH_OK that an earlier start has left in the table
@@ -28,7 +28,8 @@ class Began(NamedTuple):
 class CaughtUp(NamedTuple):
     """The state of the log, in place of records that retention has dropped.
 
-    `joins`: a JOIN may still be ordered. It is in the forward table, which has lost the entries that the state counts.
+    `joins`: the JOIN may still be ordered, since the forward table has it. The driver has dropped all entries there
+    that the state counts as ordered.
     """
 
     state: SequencerState
@@ -55,7 +56,7 @@ class RowKnown(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The return of block()."""
+    """The return of block(), which was called for the flush `flush_id`."""
 
     flush_id: int
 

@@ -64,14 +64,12 @@ class Do(Enum):
     BLOCK = "block"
     """Call block()."""
     ASK = "ask"
-    """Report when block() has returned (`Answered`)."""
+    """Report `Answered` when block() has returned, at once if it has returned before."""
     UNBLOCK = "unblock"
     """Call unblock()."""
     BEGIN_ANEW = "begin anew"
     """In the phase EXCLUDED, wait for messages that may still be ordered. Then hand over and begin the next
-    incarnation.
-
-    It joins if this one has asked to."""
+    incarnation, which joins if this one has asked to."""
     CARRY = "carry over"
     """Hand the messages in the table to the next incarnation (`next_entries`), with their receipts."""
     LOSE = "lose"
