@@ -33,7 +33,11 @@ class Backlog(NamedTuple):
 def find_backlog(
     consumer: Consumer, topics: Iterable[str], positions: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Backlog]:
-    """Return the backlog of each partition of the topics; it starts at the known position, or at the beginning."""
+    """Return the backlog of each partition of the topics. It starts at the known position if the log has that offset,
+    else at the beginning.
+
+    Raises KafkaError.
+    """
     partitions = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic) or ()]
     beginnings, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
     backlogs = {}
@@ -64,7 +68,10 @@ def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Ba
 
 
 def partition_bytes(admin: KafkaAdminClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the size of each partition's log; {} for a user without the right DESCRIBE on the cluster."""
+    """Return the bytes of each partition's log; {} if Kafka does not tell.
+
+    Kafka tells only users with the right DESCRIBE on the cluster, and not while a broker is down.
+    """
     numbers: dict[str, list[int]] = {}
     for partition in partitions:
         numbers.setdefault(partition.topic, []).append(partition.partition)

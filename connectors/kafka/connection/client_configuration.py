@@ -1,8 +1,9 @@
 """The configured access to Kafka: each setting, and its source.
 
 Sources in order of precedence: an argument, an ABCAST_KAFKA_* variable, a properties file of Kafka's (`--kafka-config`,
-ABCAST_KAFKA_CONFIG), the table `[kafka]` of abcast.toml, the default. The commands and `Member` read the same. A site's
-own table in the sites' file replaces all of this.
+ABCAST_KAFKA_CONFIG, or `kafka_config` in abcast.toml), the table `[kafka]` of abcast.toml, the default. The servers may
+also come from ABCAST_BOOTSTRAP_SERVERS, and from the top of abcast.toml. The commands and `Member` read the same. A
+site's own table in the sites' file replaces all of this.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class ClientConfiguration:
     """The effective `settings`: the fields of `Security`, and `bootstrap_servers`."""
 
     def __init__(self, bootstrap_servers: str | None = None, kafka_config: Path | None = None) -> None:
-        """`bootstrap_servers`, `kafka_config`: the arguments, if any. Raises UsageError."""
+        """Read all sources. `bootstrap_servers`, `kafka_config`: the arguments, if any.
+
+        Raises UsageError for a file that can't be read, an unknown setting, or a value that is no text.
+        """
         file = ConfigurationFile()
         self.settings: dict[str, ClientSetting] = {_SERVERS: ClientSetting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
         self._take(_table(file), f"{file.path} [{TABLE}]")

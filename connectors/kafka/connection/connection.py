@@ -25,7 +25,7 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Role, Topic
 
 NO_LEADER = -1
-"""Returned in place of a broker's number."""
+"""The number of the missing broker of a leaderless partition (`Connection.leaders`)."""
 
 _checked: set[Connection] = set()
 """Connections whose login this process has checked."""
@@ -35,11 +35,10 @@ _checked: set[Connection] = set()
 class Connection:
     """A Kafka cluster. `timeout` is how long, in seconds, a client waits for its first answer.
 
-    `transport` names the library that reads and appends. If it is "", ABCAST_TRANSPORT decides; without that variable,
-    confluent-kafka is used where it is installed, else kafka-python (`connectors.kafka.transport`). `client_id` is the
-    name that brokers log, and count quotas by. It does not count when connections are compared. `waiting` makes a
-    context from a description; a client waits for its first answer inside it, so that a command can show the
-    description. Raises UsageError.
+    `transport` names the library that reads and appends; "" leaves the choice to `connectors.kafka.transport.choose`.
+    `client_id` is the name that brokers log, and count quotas by. It does not count when connections are compared.
+    `waiting` makes a context from a description; a client waits for its first answer inside it, so that a command can
+    show the description. Raises UsageError for a bad server or transport.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
@@ -69,10 +68,10 @@ class Connection:
 
     @contextmanager
     def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:
-        """Turn kafka-python's errors into BrokerUnreachable if no broker answers, and KafkaRefused if a right is
-        missing.
+        """Turn a retriable KafkaError into `unreachable`'s error, and a missing right or a refused login into
+        KafkaRefused. Any other error passes.
 
-        `operation`, `resource`: the attempted operation, for the sentence of a refusal.
+        `operation`, `resource`: the attempted operation, for the sentence of the error.
         """
         began = time.monotonic()
         try:
@@ -94,9 +93,10 @@ class Connection:
             return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
     def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
-        """Return the brokers that lead partitions of each topic, as Kafka says now; NO_LEADER for a leaderless one.
+        """Return the brokers that lead partitions of each topic, as Kafka says now; NO_LEADER for a leaderless
+        partition.
 
-        A topic that Kafka says nothing about is left out.
+        A topic that Kafka says nothing about is left out: all of them if no broker answers. Raises KafkaRefused.
         """
         asked = sorted(topics)
         with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
@@ -124,7 +124,8 @@ class Connection:
     def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable | KafkaRefused:
         """Return the error that says why no broker answers, how long the client waited, and what to do next.
 
-        `resource`: the requested topic. The servers are probed, which takes some seconds at most. Raises UsageError.
+        It is KafkaRefused if a server refuses the client. `resource`: the requested topic. The servers are probed,
+        which takes some seconds at most. Raises UsageError.
         """
         findings = probe(self.bootstrap_servers, self.security, self.timeout)
         if why := refusal(findings):
@@ -143,7 +144,7 @@ class Connection:
         )
 
     def check_login(self) -> None:
-        """Check the login once a process, before its first client. Raises KafkaRefused, UsageError."""
+        """Check the login, unless this process has. A server that is away passes. Raises KafkaRefused, UsageError."""
         if self.security.protocol == "PLAINTEXT" or self in _checked:
             return
         why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))

@@ -5,11 +5,12 @@ group, offsets can't be committed any more. That error is an AbcastError, as all
 no member.
 
 If a broker is away, the question is asked again until the deadline, each time by a new client: a client never forgets
-which broker coordinates a group, even when another broker has taken over. A client is closed after the last answer.
+which broker coordinates a group, even when another broker has taken over. A replaced client is closed after its last
+answer.
 
-One caller connects for all that arrive while it does. If no broker answers, all callers past their deadline get its
-error, and one of the others tries again. So each waits for no longer than its own timeout and one such attempt, however
-many there are.
+One caller connects for all that arrive in the meantime. If no broker answers, all callers past their deadline get the
+error of that attempt, and one of the others tries again. So each caller waits for no longer than its own timeout and
+one such attempt, however many callers there are.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class MetadataClient:
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
-        """Commit the offsets. Raises BrokerUnreachable, KafkaRefused."""
+        """Commit the offsets. Raises BrokerUnreachable after `timeout_s`; KafkaRefused, as for groups with members."""
 
         def question(client: KafkaAdminClient) -> None:
             for error in client.alter_group_offsets(group_id, dict(offsets)).values():

@@ -15,18 +15,19 @@ from ordering.base.errors import HistoryUnavailable
 
 _POLL_MS = 200
 _LARGEST_STEP = 32_768
-"""The most by which a window grows: records read beyond the one that is searched are read in vain."""
+"""The most records by which a window grows: all that are read beyond the one searched for are read in vain."""
 
 
 def read_range(
     connection: Connection, consumer: Consumer, partition: TopicPartition, start: int, end: int
 ) -> Iterator[Any]:
-    """Yield the records with `start` <= offset < `end`, in order. Until then the consumer can read nothing else.
+    """Yield the records with `start` <= offset < `end`, in order. The consumer is assigned to this partition alone, and
+    can read nothing else until the last record is taken.
 
-    There need not be a record below `end`: the marker of a transaction is none.
+    There need not be a record right below `end`: a transaction's marker may lie there.
 
-    Raises BrokerUnreachable, also if nothing arrives for `connection.timeout`; HistoryUnavailable if retention drops
-    records before they are read.
+    Raises BrokerUnreachable, also if nothing arrives for `connection.timeout`; KafkaRefused; HistoryUnavailable if the
+    log does not have the next offset any more.
     """
     if start >= end:
         return

@@ -13,7 +13,7 @@ Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
 
 WRITTEN_S = 30.0
-"""The time within which Kafka must have stored a record."""
+"""The seconds within which Kafka must have stored a record, unless the caller gives another limit."""
 _CLOSED_S = 10.0
 
 
@@ -36,9 +36,9 @@ def append(
     producer: Producer | None = None,
     timeout_s: float = WRITTEN_S,
 ) -> int:
-    """Append one record and wait until Kafka has stored it; return its offset. Raises BrokerUnreachable.
+    """Append one record and wait until Kafka has stored it; return its offset. Raises BrokerUnreachable, KafkaRefused.
 
-    Without a `partition` the key chooses one. Without a `producer` one is opened for this record.
+    With `partition=None` the key chooses one. Without a `producer` one is opened for this record.
     """
     if producer is None:
         with producing(connection) as own:

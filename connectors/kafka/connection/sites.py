@@ -37,7 +37,7 @@ TABLE = "kafka"
 _OLD_TABLE = "security"
 
 SUSPECT_AFTER_MS = 10_000
-"""Longer than a job or a relay takes to restart."""
+"""The default of `Sites.suspect_after_ms`: longer than a job or a relay takes to restart."""
 _LEAST_SUSPECT_AFTER_MS, _MOST_SUSPECT_AFTER_MS = 1_000, 24 * 3600 * 1000
 
 Mode = Literal["hub", "mesh", "isis"]
@@ -88,7 +88,7 @@ class Sites:
         return self.mode != "mesh"
 
     def shares_kafka(self, one: str, other: str) -> bool:
-        """Whether the file gives both sites the same Kafka."""
+        """Whether the file gives both sites the same list of servers, in any order."""
         here, there = (self.connection(site).bootstrap_servers.split(",") for site in (one, other))
         return sorted(map(str.strip, here)) == sorted(map(str.strip, there))
 
@@ -120,7 +120,7 @@ class Sites:
     def copied_inboxes(self, site: str) -> list[str]:
         """Return the sites whose inboxes have a copy in this site's Kafka that only its relays read.
 
-        Returns [] where sites share a Kafka: each of them has relays. Raises UsageError.
+        Returns [] if another site shares this Kafka: that site's relays may read the copies, too. Raises UsageError.
         """
         others = [other for other in self.connections if other != site]
         if any(self.shares_kafka(site, other) for other in others):
@@ -128,18 +128,19 @@ class Sites:
         return [other for other in others if self.next_hop(site, other) is not None]
 
     def leads_to_inbox(self, direction: Direction, site: str) -> bool:
-        """Whether letters to a site go by this direction. They don't if its inbox is in the source's Kafka: each would
-        come back, again and again.
+        """Whether letters to a site go by this direction. They don't if the site's inbox is in the source's Kafka: each
+        letter would come back, again and again.
         """
         source, target = direction
         return self.next_hop(source, site) == target and not self.shares_kafka(source, site)
 
     def carries(self, direction: Direction, origin: str) -> bool:
-        """Whether the relay of a direction copies an origin's messages: the link must be on the shortest path from
-        there.
+        """Whether the relay of a direction copies an origin's messages: its source must be the target's next hop
+        towards the origin.
 
-        Messages of a site to which this file has no path are copied everywhere. The file may be older than the
-        neighbour's, or the site's links are gone, and messages that some sites have must reach the others.
+        Messages of an origin to which this file has no path are copied everywhere, except to the origin itself. The
+        file may be older than the neighbour's, or the site's links are gone, and messages that some sites have must
+        reach the others.
         """
         return origin != direction.target and self.next_hop(direction.target, origin) in (None, direction.source)
 

@@ -1,7 +1,8 @@
 """The client library that talks to the brokers, behind one small interface (`seam`).
 
 `kafka_python` is always there. `librdkafka` needs the extra `abcast[fast]`, moves several times as many records a
-second, and is used where it is installed. A `Connection` or the environment may choose either.
+second, and is the default where it is installed and supports the login. A `Connection` or the environment may choose
+either.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ __all__ = [
 VARIABLE = "ABCAST_TRANSPORT"
 
 TRANSPORTS = {"confluent": ("confluent_kafka", "librdkafka"), "kafka-python": ("kafka", "kafka_python")}
-"""By name: the library, and the module here that drives it."""
+"""By the transport's name: the library's import name, and the module here that drives it."""
 
 LIBRARIES = {"confluent": "confluent-kafka", "kafka-python": "kafka-python"}
-"""The names of their packages."""
+"""By the transport's name: the library's package."""
 
 OLDEST = (2, 8)
 """The first version of confluent-kafka that is used by default."""
@@ -47,14 +48,15 @@ OAUTHBEARER could not be tried.
 
 
 def transport(name: str) -> Transport:
-    """Return the transport of that name. Raises UsageError."""
+    """Return the transport of that name. Raises UsageError if it is unknown or not installed."""
     return cast("Transport", importlib.import_module(f"{__name__}.{TRANSPORTS[check_transport(name)][1]}"))
 
 
 def choose(name: str, security: Security) -> str:
-    """Choose the transport: `name`, else the environment's, else the fastest one that supports the login.
+    """Return the name of the transport to use: `name`, else the environment's; else confluent, if the library is
+    recent and supports the login; else kafka-python.
 
-    Raises UsageError.
+    Raises UsageError if the named one is unknown or not installed.
     """
     if named := check_transport(name):
         return named
@@ -73,7 +75,10 @@ def _is_recent() -> bool:
 
 
 def check_transport(name: str = "") -> str:
-    """Return the transport that `name` or the environment asks for, or "". Raises UsageError."""
+    """Return `name`, else the environment's transport, else "".
+
+    Raises UsageError if it is unknown or not installed.
+    """
     name = name or os.environ.get(VARIABLE, "")
     if name and name not in TRANSPORTS:
         raise UsageError(f"there is no transport {name!r}: {VARIABLE} is one of {', '.join(TRANSPORTS)}.")

@@ -7,8 +7,8 @@ markers and the aborted batches of transactions. Compressed batches are inflated
 Header names that are not UTF-8 are decoded. Kafka's protocol demands UTF-8, but no broker checks it, and clients for Go
 and C write any bytes. kafka-python then takes the whole batch for corrupt, and never gets past it: one such letter
 would stop all members whose letters are in its partition. Like Kafka's own client, and so Spark, this module replaces
-the wrong bytes by U+FFFD; clients differ in how many. To the codecs a name with one is bad input. A name ends before
-its first zero byte: librdkafka, a C library, sees no more of it, and all have to read the same.
+the wrong bytes by U+FFFD; clients differ in how many. The codecs take a name with U+FFFD for bad input. A name ends
+before its first zero byte: librdkafka, a C library, sees no more of it, and all have to read the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
     """The fetched records of a partition, as `PlainRecord`, each decoded on demand."""
 
     weight = 0
-    """Bytes inflated since the last `take`."""
+    """Bytes inflated by the current or last `take`."""
 
     def take(self, n: int | None = None) -> list[PlainRecord]:
         """Return the next `n` records, or fewer if their inflated size reaches the limit of a poll."""
@@ -129,7 +129,7 @@ class QuickFetcher(Fetcher):  # type: ignore[misc]
     PartitionRecords = PartitionRecords
 
     def fetch_records(self, *args: Any, **options: Any) -> tuple[dict[TopicPartition, list[PlainRecord]], bool]:
-        """Fetch. The library lets an idle consumer sleep for 0.1 s, though records may have arrived since it looked."""
+        """Fetch; say "idle" only if nothing has arrived since: the library lets an idle consumer sleep for 0.1 s."""
         records, is_idle = super().fetch_records(*args, **options)
         return records, is_idle and not self._completed_fetches
 

@@ -1,10 +1,9 @@
 """Inflate compressed batches piece by piece: a few kilobytes may become gigabytes.
 
-Kafka limits the compressed size, and looks at nothing else but the boundaries of records. So does this module: of a
-record above abcast's limit only the offset is kept. A batch may hold thousands of large records; its consumer
-(`fetcher`) stops in between.
+Kafka limits only the compressed size of a batch. Of a record above abcast's limit, this module keeps only the offset
+and the size. A batch may hold thousands of large records; the caller (`fetcher`) stops in between.
 
-Records that can't be inflated (a codec that is not installed, or broken data with a good checksum) are reported by
+`fetcher` reports records that can't be inflated (a codec that is not installed, or broken data with a good checksum) by
 their offsets, too. So no batch stops a reader.
 """
 
@@ -21,11 +20,11 @@ from ordering.base.records import MAX_RECORD_BYTES
 
 PIECE_BYTES = 256 * 1024
 _HEAD_BYTES = 1 + 10 + 5
-"""The bytes from a record's attributes to its offset."""
+"""The most bytes that a record's attributes, time and offset take, in front of its key."""
 _VARINT_BYTES = 5
 _INPUT_BYTES = 16 * 1024
 _SNAPPY_AT_MOST = 32
-"""The most by which snappy can inflate. Up to that, the size that it states is believed."""
+"""The highest factor by which snappy can inflate. A block that states more is refused."""
 _XERIAL = b"\x82SNAPPY\0"
 
 _Decode = Callable[[bytes | bytearray, int], tuple[int, int]]
@@ -49,7 +48,8 @@ class TooLarge(NamedTuple):
 def inflate(codec: int, data: memoryview, count: int) -> Iterator[Whole | TooLarge]:
     """Yield the contents of a compressed batch of `count` records, in order.
 
-    Raises ValueError or IndexError for an invalid batch; ModuleNotFoundError if nothing installed inflates its codec.
+    Raises ValueError, IndexError or OSError for an invalid batch; ModuleNotFoundError if its codec needs pyarrow, which
+    is not installed.
     """
     stream = _Stream(_pieces(codec, data))
     number = 0
@@ -92,7 +92,7 @@ class _Stream:
         self._is_over = False
 
     def want(self, size: int) -> bool:
-        """Buffer at least that many bytes; return whether there are so many."""
+        """Buffer at least `size` bytes; return whether the stream still has so many."""
         while len(self.buffer) < size and not self._is_over:
             piece = next(self._pieces, b"")
             self._is_over = not piece

@@ -111,7 +111,7 @@ class _LeavesNothing:
 
 
 class AdminClient(_LeavesNothing, KafkaAdminClient):  # type: ignore[misc]  # kafka-python publishes no types
-    """An admin client with the `client_settings`. Raises KafkaError."""
+    """kafka-python's admin client, closed if it can't be opened. Pass it the `client_settings`. Raises KafkaError."""
 
 
 class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
@@ -144,8 +144,9 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         partitions: Iterable[TopicPartition],
         timeout_ms: int | None,
     ) -> Mapping[TopicPartition, int]:
-        """Ask until every partition is answered: the library leaves out partitions without a known leader, and then
-        fails.
+        """Ask until every partition is answered: the library fails with KeyError while one has no known leader.
+
+        Raises LeaderNotAvailableError after the timeout.
         """
         asked = list(partitions)
         patience_ms = self.config["bootstrap_timeout_ms"] if timeout_ms is None else timeout_ms

@@ -155,7 +155,7 @@ class _Consumer:
         return {partition: cast("list[PlainRecord]", read)} if read else {}
 
     def _next(self, timeout_s: float) -> Any:
-        """Return librdkafka's next message. Returns None at an end that has moved the position."""
+        """Return librdkafka's next message, or None: after `timeout_s`, or at an end that has moved the position."""
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._client.poll(max(0.0, deadline - time.monotonic()))

@@ -20,9 +20,9 @@ from ordering.base.records import MAX_RECORD_BYTES
 POLL_S = 0.1
 PURGE_S = 5.0
 QUEUE_BYTES, QUEUE_RECORDS = 64 * 1024 * 1024, 100_000
-"""The most that a producer has on its way, for all its users: about a member's forward table."""
+"""The most that a producer has in its queue, from all of its users: about one member's forward table."""
 FULL_UNTIL = 0.95
-"""A queue that was full has space again at this fill level."""
+"""The part of a full queue below which it counts as having space again."""
 AGAIN_S = 0.5
 """The time after which to try anyway: other senders may take any space at once."""
 
@@ -168,7 +168,7 @@ class _Producer:
         sent: _Sent,
         headers: Sequence[tuple[str, bytes]] | None,
     ) -> None:
-        """Wait until librdkafka's queue has space. Raises KafkaTimeoutError.
+        """Send the record once librdkafka's queue has space. Raises KafkaTimeoutError.
 
         confluent-kafka 2.16 never frees the headers of a record that finds the queue full: so this tries seldom.
         """

@@ -12,11 +12,11 @@ Every transport promises:
   A null stays null, except that a null header value may become empty.
   A key chooses the same partition as in every Kafka client that hashes with murmur2.
 * *A record `is_done`* when it is in the log for good, with its offset, or has failed for good.
-* *A consumer* reads the assigned partitions from the given offsets, in the order of offsets, whether transactions have
-  committed the records or not. It is in no consumer group and commits nothing. `poll` returns as soon as it has a
-  record. Offsets without a record for readers (a transaction's marker) only move the `position`; `poll` may then return
-  nothing. A broker that is away is silence. An offset out of range raises OffsetOutOfRangeError,
-  whose argument has the partition; no position jumps.
+* *A consumer* reads the assigned partitions from the given offsets, in the order of offsets. Unless `isolation_level`
+  says otherwise, it also reads records of open and aborted transactions. It is in no consumer group and commits
+  nothing. `poll` returns as soon as it has a record. Offsets without a record for readers (a transaction's marker) only
+  move the `position`; `poll` may then return nothing. It also returns nothing while a broker is away. An offset out of
+  range raises OffsetOutOfRangeError, whose argument has the partition; the position is never reset.
 * *Opening* a client raises a retriable KafkaError if no broker answers in time.
 
 A consumer is not thread-safe; a producer is. Callbacks come from a thread of the producer's own; they must not wait for
@@ -60,7 +60,7 @@ class ClusterAddress(Protocol):
 
 
 class Written(Protocol):
-    """The place of a record in the log."""
+    """The place and the time of a record in the log."""
 
     @property
     def topic_partition(self) -> TopicPartition: ...  # noqa: D102
@@ -68,7 +68,7 @@ class Written(Protocol):
     def offset(self) -> int: ...  # noqa: D102
     @property
     def timestamp(self) -> int:
-        """The time, by the broker's clock."""
+        """The timestamp in ms since the epoch: the broker's, in abcast's topics."""
 
 
 class Sent(Protocol):
@@ -107,7 +107,11 @@ class Producer(Protocol):
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> Sent:
-        """Append a record, asynchronously. Waits for space. Raises KafkaError if the record can't be accepted."""
+        """Append a record, asynchronously. Without a `partition` the key chooses one.
+
+        May wait up to the cluster's `timeout` for space, or for the topic's partitions. Raises KafkaError if the record
+        can't be accepted.
+        """
 
     def partitions_for(self, topic: str) -> set[int]:
         """Return the topic's partitions. Raises KafkaError."""
@@ -116,10 +120,10 @@ class Producer(Protocol):
         """Wait until every sent record is done. Raises KafkaTimeoutError."""
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, for `timeout` seconds at most, and disconnect."""
+        """Flush, for `timeout` seconds at most, and disconnect. Records that are not done by then fail."""
 
     def abandon(self) -> None:
-        """Disconnect at once: the other records fail, whether they get into the log or not."""
+        """Disconnect at once: records that are not done fail, though they may be in the log."""
 
 
 class Consumer(Protocol):
@@ -135,12 +139,16 @@ class Consumer(Protocol):
         """Read an assigned partition from that offset on."""
 
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Return the next records; none after that time. Raises KafkaError."""
+        """Return the next records by partition; none if none come within `timeout_ms`, or if only the position moved.
+
+        Raises KafkaError.
+        """
 
     def position(self, partition: TopicPartition) -> int:
-        """Return the offset after everything polled of an assigned partition. It also counts offsets without a record:
-        a transaction's marker, aborted and compacted records. To read up to an end, wait until the position reaches it.
-        Raises KeyError for a partition that is not assigned.
+        """Return the offset from which the next poll reads an assigned partition; 0 before `seek`.
+
+        Offsets without a record (a transaction's marker, aborted and compacted records) move it, too. To read up to an
+        end, wait until the position reaches that end. Raises KeyError for a partition that is not assigned.
         """
 
     def rest(self) -> None:
@@ -155,7 +163,10 @@ class Consumer(Protocol):
         """Return the offsets of the next records. Raises KafkaError."""
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> Mapping[TopicPartition, Any]:
-        """Return the `offset` of the first record at or after that time (ms since the epoch), or None."""
+        """Return, by partition, the first record at or after a time (ms since the epoch); None if there is none.
+
+        Only the `offset` of a result is part of the interface. Raises KafkaError.
+        """
 
     def close(self) -> None:
         """Disconnect."""
