@@ -186,7 +186,10 @@ def decode_forward(
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
 ) -> Forward | Malformed:
-    """Decode a record of a forward topic, or of a topic that a relay fills."""
+    """Decode a record of a forward topic, or of a topic that a relay fills.
+
+    A record that breaks a rule is `Malformed`. Raises ProtocolViolation if the topic is none of abcast's.
+    """
     topic = _topic(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
@@ -288,12 +291,12 @@ def data_number(field: bytes) -> int:
 
 
 def data_count(fields: Sequence[bytes]) -> int:
-    """Return how many numbers the record with these `data_fields` takes."""
+    """Return how many seqnos the record with these `data_fields` takes, as COUNT says; 1 without a valid COUNT."""
     return int(fields[10]) if len(fields) > 10 and _COUNT.fullmatch(fields[10]) else 1
 
 
 def data_format(fields: Sequence[bytes]) -> Format:
-    """Return the format of the group, as a seal with these `data_fields` says it."""
+    """Return the group's format from the `data_fields` of a seal; the first one where they have none."""
     number, version, *_ = [*fields[11:], b"", b""]
     if not _COUNT.fullmatch(number):
         return FIRST

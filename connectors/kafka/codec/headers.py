@@ -59,7 +59,10 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
 
 
 def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Return the bytes of names and values, at least one a header: Kafka allows a null value and an empty name."""
+    """Return the bytes of the application's names and values, without the header of dependences.
+
+    A header counts as at least one byte: Kafka allows a null value and an empty name.
+    """
     return size_with_depends(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
@@ -69,12 +72,14 @@ def size_with_depends(headers: Iterable[tuple[str, bytes]]) -> int:
 
 
 def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
-    """Whether a header's name is not UTF-8."""
+    """Whether a header's name is not UTF-8, or has U+FFFD, which can't be told from that."""
     return any(REPLACEMENT in name for name, _ in headers)
 
 
 def are_too_large(application: Headers) -> bool:
-    """Whether a record may not have these headers. The second limit also counts the header of dependences."""
+    """Whether a record may not have these headers: the limit is MAX_HEADERS_BYTES, or, with the header of dependences
+    counted, MAX_PAYLOAD_BYTES.
+    """
     if not application:
         return False
     return size_of(application) > MAX_HEADERS_BYTES or size_with_depends(application) > MAX_PAYLOAD_BYTES

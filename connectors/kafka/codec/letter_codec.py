@@ -48,7 +48,7 @@ from ordering.base.records import LETTER, MAX_PAYLOAD_BYTES, STATE, Headers
 
 
 class WrittenLetter(NamedTuple):
-    """A decoded letter."""
+    """A decoded letter, without its receiver. `headers` are the application's."""
 
     sender: str
     incarnation: int

@@ -24,7 +24,7 @@ class GroupChoice(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> GroupChoice:
-        """Invert `str`: parse patterns with commas between them. Raises UsageError."""
+        """Parse patterns with commas between them, at least one. Raises UsageError."""
         patterns = tuple(part.strip() for part in text.split(","))
         for pattern in patterns:
             if not _PATTERN.fullmatch(pattern):

@@ -19,7 +19,9 @@ from ordering.base.errors import (
 )
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
-"""Waits between attempts. The job ends after as many failures in a row that are not a broker's."""
+"""Seconds between attempts. After so many failures in a row the next one ends the job, unless it waits for a broker, a
+store or the sequencer.
+"""
 HEALTHY_S = 60.0
 """An attempt that ran this long clears the count of failures."""
 STILL_FAILING_S = 300.0
@@ -49,7 +51,10 @@ class LogThrottle:
 
 
 class Retries:
-    """Counts a job's failures in a row. With `keeps_trying`, all but a wrong configuration are retried for ever."""
+    """Counts a job's failures in a row.
+
+    With `keeps_trying`, all are retried for ever, except UsageError and EnvironmentProblem.
+    """
 
     def __init__(self, name: str, *, keeps_trying: bool = False) -> None:
         self._name = name
@@ -62,7 +67,9 @@ class Retries:
         self._failures = 0
 
     def failed(self, error: AbcastError, ran_s: float) -> float:
-        """Return the seconds to wait after an attempt that ran for `ran_s`. Raises a failure that will not pass."""
+        """Return the seconds to wait after an attempt that ran for `ran_s`, and log why; 0 for an error that is no
+        failure (`is_failure`). Raises the error if it will not pass.
+        """
         if not error.is_failure:
             self.succeeded()
             _logger.info("%s: %s Starting again.", self._name, error)

@@ -63,13 +63,13 @@ class TopicFinder:
             return self._found
 
     def leaderless(self) -> list[Topic]:
-        """Return the topics with a partition away, as of the last look, sorted by name."""
+        """Return the topics, of any group, with a partition away as of the last look, sorted by name."""
         with self._lock:
             now = time.monotonic()
             return sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
 
     def doubt(self) -> None:
-        """Make the next `find` look now, or nearly so: something waits for Kafka."""
+        """Make the next `find` look, unless its list is younger than 2 s. Call this when something waits for Kafka."""
         with self._lock:
             if time.monotonic() - self._found_at >= min(self._look_every_s, _DOUBTED_S):
                 self._found_at = float("-inf")

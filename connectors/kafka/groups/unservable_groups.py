@@ -37,7 +37,10 @@ class UnservableGroups(AbcastError):
 
 
 def raise_unservable(errors: Mapping[str, AbcastError], groups: Collection[str]) -> None:
-    """Raise UnservableGroups, or the error itself if it concerns all of the groups; return if there are no errors."""
+    """Raise UnservableGroups if only some of the groups have errors.
+
+    If all have, raise their common error, or one error of a retriable one's type with all of their sentences.
+    """
     if not errors:
         return
     if len(errors) < len(groups):

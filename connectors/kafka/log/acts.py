@@ -1,7 +1,8 @@
 """Record operators' acts on a group in EPOCH, in the header `abcast-act`: the act, the operator, the reason, the time.
 
 A move, an exclusion and a format carry the header on their own record. An act without a record there (a purge,
-forgotten senders) gets an empty note (`0 0 0`). Earlier versions ignore both. The time is the broker's timestamp.
+forgotten senders) gets an empty note (`0 0 0`). Earlier versions ignore the header, and such a note tells nothing. The
+time is the broker's timestamp.
 
 An act is recorded before it is done, so one that is cut off leaves its trace, too. No promise depends on it.
 """
@@ -70,7 +71,10 @@ def read_act(headers: Sequence[tuple[str, bytes]], at_ms: int) -> Act | None:
 
 
 def record_act(connection: Connection, group: str, site: str, act: Act) -> None:
-    """Record an act that has no record of its own. Without the right to write to EPOCH, only a warning is logged."""
+    """Record an act that has no record of its own. If that fails, only a warning is logged.
+
+    Without an EPOCH topic, nothing is recorded.
+    """
     topic = str(Topic(group, "epoch", site))
     value, headers = encode_note(Note(0, 0, 0))
     try:

@@ -48,10 +48,10 @@ _warned_of: set[tuple[str, str]] = set()
 
 
 class DataCursor:
-    """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
+    """Reads on from a `Start`. Not thread-safe. `close` closes the consumer, too.
 
-    `position`: the offset of the next record to read. `strays`: the number of strays passed over. A record of an
-    unknown kind of a later version is returned with the last of its seqnos.
+    `position`: the offset after the records returned so far. `strays`: the number of strays passed over. Records of
+    kinds that only a later version knows are returned like any others.
     """
 
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
@@ -71,7 +71,7 @@ class DataCursor:
         return Reader(self._reader.epoch, self._reader.last_seqno)
 
     def end(self) -> int:
-        """Return the log's present end; 0 if no broker answers at once."""
+        """Return the log's present end; 0 if no broker answers within a second."""
         with contextlib.suppress(KafkaError):
             return int(self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition])
         return 0
@@ -84,7 +84,10 @@ class DataCursor:
         """Return the next effective records; none if none arrive within `timeout` seconds. Many messages are a
         `Messages`.
 
+        A broker that is away is logged once, and asked again by the next call.
+
         Raises:
+            AuthorizationError: this user may not read the topic.
             HistoryUnavailable: retention has dropped records before they were read.
             HistoryChanged: the topic was recreated, or the log has lost its end.
             LaterVersion: the group has a format from here on that this version does not know.

@@ -71,7 +71,8 @@ class DataLog:
     def __init__(self, connection: Connection, group: str, site: str, consumer: Consumer | None = None) -> None:
         """Open the log. `consumer`: shared with other logs of the same thread; its owner closes it.
 
-        Raises BrokerUnreachable, TopicMissing.
+        Raises BrokerUnreachable, TopicMissing; KafkaRefused if a topic is hidden from this user; UsageError if DATA has
+        more than one partition.
         """
         self.connection = connection
         self.topic = Topic(group, "data", site)
@@ -108,7 +109,7 @@ class DataLog:
         self.close()
 
     def read_with(self, consumer: Consumer) -> None:
-        """Read with this shared consumer from here on. Raises BrokerUnreachable, TopicMissing."""
+        """Read with this shared consumer from here on; close an own one. Raises as the constructor does."""
         self.close()
         self._consumer = self.epochs.consumer = consumer
         self._is_shared = True
@@ -143,7 +144,8 @@ class DataLog:
     def records(self, start: int, end: int) -> Iterator[StoredRecord]:
         """Yield the records of DATA with `start` <= offset < `end`, in order, strays included.
 
-        Raises LaterVersion at a seal whose format this version does not know.
+        Raises LaterVersion at a seal whose format this version does not know; BrokerUnreachable; HistoryUnavailable if
+        retention has dropped the next record.
         """
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
             data = decode_data(record.key, record.value, record.headers)
@@ -161,7 +163,7 @@ class DataLog:
     def state(self, end: int | None = None) -> SequencerState:
         """Return the sequencer's state after all records below `end` (default: now), computed from DATA.
 
-        Raises NoSnapshot if retention has dropped the beginning and no snapshot in force is left.
+        Raises NoSnapshot if retention has dropped the beginning and no snapshot in force, or base, is left.
         """
         return state_at(self, self.end() if end is None else end)
 

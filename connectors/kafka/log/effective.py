@@ -11,10 +11,10 @@ from ordering.base.records import MESSAGE, Headers
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken. `seqno` is the last one it takes. Numbers are 0 where its header has none.
+    """A DATA record that was taken. `seqno` is the last one that the record takes. Numbers missing in its header are 0.
 
     The sequencer's own records have no key, and so no sender. `forwarded_at_ms` is the broker's timestamp of the
-    FORWARD record, `timestamp_ms` that of this one. Both in ms since the epoch.
+    FORWARD record, `timestamp_ms` that of the DATA record, both in ms since the epoch.
     """
 
     seqno: int

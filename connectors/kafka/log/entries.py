@@ -42,7 +42,8 @@ def needed_from(data: DataLog, end: int) -> int:
     """Return the offset from which on entries below `end` are needed: by the site's own start, or by other sites.
 
     A site continues after the last entry that it has read and has noted in its own log, its `known` row. So no site
-    reads entries below the lowest of these, nor below the last base.
+    reads entries below the lowest `known`, nor below the last base. Returns 0 without entries. Raises
+    HistoryUnavailable if retention has dropped entries that the site's state takes.
     """
     state = last_state(data, end)
     if state is None:
@@ -62,10 +63,11 @@ def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
 
 
 def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
-    """Return the offset of the first of these (0 if it is the first of all), and these with the seals between them.
+    """Return the entries and epoch records below `end`, from an entry on that certainly counts and is numbered at most
+    `number`; and that entry's offset. Without such an entry, return all of the log's, and 0.
 
-    Reads back to an entry that certainly counts, and from there on by the rule. Such an entry is below the floor of
-    every claim of a higher epoch: none of their seals precedes it, and a job writes its entries in order.
+    An entry certainly counts below the floor of every claim of a higher epoch: none of their seals precedes it, and a
+    job writes its entries in order. Raises HistoryUnavailable if retention has dropped the entry.
     """
     claims, beginning = data.epochs.read().claims, data.beginning()
     tail: list[Data] = []

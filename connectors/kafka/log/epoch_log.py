@@ -1,12 +1,13 @@
-"""Read one group's EPOCH topic at one site: claims, notes, moves, bases, and the acts of operators.
+"""Read one group's EPOCH topic at one site: claims, notes, moves, exclusions, formats, bases, and operators' acts.
 
-* A *claim* is written by each takeover. The epoch is its offset plus one, so no two claims have the same. The claim's
-  value begins with the *floor*: the end of DATA before the claim. A seal is written after its claim, so every record
-  below the floor precedes that seal.
+* A *claim* is written by each takeover. Its epoch is its offset plus one, above all earlier homes' epochs after a move
+  (`Epochs.epoch_of_claim`), so no two claims have the same. The claim's value begins with the *floor*: the end of DATA
+  before the claim. A seal is written after its claim, so every record below the floor precedes that seal.
 * A *note* says which epoch was in force below some offset of DATA, and the last seqno there. It is a fact about a log
   that only grows, so it stays true.
 * A *move* says that the group's home moved. From then on, epochs are above all epochs of the earlier homes.
 * A *base* is a state of a copied log (`connectors.kafka.log.log_state`).
+* An *exclusion* names sites that the others no longer wait for. A *format* is the group's from the next claim on.
 
 Invariant. `Epochs` is the whole of EPOCH below `Epochs.below`: records are applied in order, each once. Nothing is ever
 dropped from EPOCH, so the reader refuses a topic without its beginning. A topic that is shorter than before was created
@@ -58,7 +59,7 @@ class Epochs:
     acts: deque[Act] = field(default_factory=lambda: deque(maxlen=KEPT))
     """The newest acts of operators, the newest last."""
     bases: list[int] = field(default_factory=list)
-    """The offsets of bases in EPOCH; one for 16,384 records of DATA."""
+    """The offsets of bases in EPOCH: about one for 16,384 records of DATA."""
     below: int = 0
     """The offset in EPOCH up to which everything was read."""
 
@@ -90,12 +91,12 @@ class Epochs:
 
     @property
     def above(self) -> int:
-        """The highest epoch that was used before the home moved here."""
+        """The highest epoch that was used before the newest move; 0 if the home never moved."""
         return self.move.above if self.move is not None else 0
 
     @property
     def highest_epoch(self) -> int:
-        """The highest epoch claimed here, or used before the home moved here."""
+        """The highest epoch claimed here, or used before the newest move."""
         return max(self.newest_epoch, self.above)
 
     def epoch_of_claim(self, offset: int) -> int:
@@ -127,7 +128,7 @@ class EpochLog:
         self._connection = connection
 
     def read(self) -> Epochs:
-        """Read the new records, and return the content up to now.
+        """Read the new records, and return the content up to now: `known`, to which later reads add. Strays are logged.
 
         Raises HistoryUnavailable if retention has dropped the beginning, LaterVersion for a record that this version
         can't follow, and BrokerUnreachable.
@@ -174,7 +175,7 @@ class EpochLog:
         return self._base_at(bases[-1]) if bases else None
 
     def bases_where(self, is_low: Callable[[SequencerState], bool]) -> Iterator[SequencerState]:
-        """Yield the newest bases that are low enough, the newest first. All bases before a low one must be low, too."""
+        """Yield up to four bases that are low, the newest first. All bases before a low one must be low, too."""
 
         def is_high(offset: int) -> bool:
             base = self._base_at(offset)

@@ -26,7 +26,10 @@ Skips = Callable[[TopicPartition, Sequence[Record], Record], bool]
 
 
 class Large(NamedTuple):
-    """Large records found: the new starts of partitions, and the number of offsets before a record still to come."""
+    """Large records found. `starts`: where to begin in a partition, behind large records that may be skipped.
+
+    `before`: the number of offsets from a partition's start to a large record that has to wait.
+    """
 
     starts: dict[TopicPartition, int]
     before: dict[TopicPartition, int]
@@ -35,7 +38,10 @@ class Large(NamedTuple):
 def find_large(
     connection: Connection, backlog: Mapping[TopicPartition, Backlog], most: int, isolation: str, skips: Skips
 ) -> Large:
-    """Look among the next `most` records of each partition. Raises BrokerUnreachable, HistoryUnavailable."""
+    """Find large records among the next `most` of each partition. `isolation`: the consumer's isolation level.
+
+    Raises BrokerUnreachable, HistoryUnavailable, and whatever `skips` raises.
+    """
     found = Large({}, {})
     with connection.reachable():
         consumer = kafka_python.consumer(connection, isolation_level=isolation)

@@ -28,7 +28,8 @@ _LOOK_AGAIN_S = SIGN_EVERY_S + 1
 class Liveness(NamedTuple):
     """The state of a group's sequencer: ALIVE, SILENT, NONE (there never was one) or ELSEWHERE (the topic is a copy).
 
-    `silent_s`: since its last sign, or since its claim if that is later. `since_ms`: the broker's time of the claim.
+    `silent_s`: seconds since its last sign, or since its claim if that is later; 0 if it is alive. `since_ms`: the
+    broker's time of the claim.
     """
 
     state: str

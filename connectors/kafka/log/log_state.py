@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
 def state_at(log: StoredRecords, end: int) -> SequencerState:
     """Return the sequencer's state after all records below `end`.
 
-    Raises NoSnapshot if retention has dropped the beginning and no snapshot in force is left.
+    Raises NoSnapshot if retention has dropped the beginning and no snapshot in force, or base, is left.
     """
     if not log.epochs.read().claims and (known := _from_base(log, end)) is not None:
         return known
@@ -65,7 +65,7 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
 
 
 def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
-    """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`."""
+    """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`; None without one."""
     epochs = log.epochs.read()
     for start, below in windows_back(log.beginning(), end, _FIRST_WINDOW):
         found = [stored for stored in log.records(start, below) if _is_snapshot_in_force(stored, epochs)]

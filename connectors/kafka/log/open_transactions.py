@@ -46,10 +46,10 @@ class OpenTransaction(NamedTuple):
 def open_transactions(
     connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
 ) -> Iterator[OpenTransaction]:
-    """Yield the transactions that are open for long. `consumer` must read uncommitted records.
+    """Yield each partition's oldest open transaction, if it is open for LONG_S.
 
-    Raises BrokerUnreachable, KafkaError. The ends are read first: by the time of the second look, committed records
-    reach them, unless a transaction holds them back.
+    `consumer` must read uncommitted records. Raises BrokerUnreachable, KafkaError, HistoryUnavailable. The ends are
+    read first: by the time of the second look, committed records reach them, unless a transaction holds them back.
     """
     if not partitions:
         return

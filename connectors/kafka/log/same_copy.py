@@ -34,7 +34,7 @@ def changed_copies(
 
 
 def _agrees(connection: Connection, consumer: Consumer, place: TopicPartition, source: Input, mark: CopyMark) -> bool:
-    """Return whether the mark covers the record before it, or retention has dropped that record."""
+    """Whether the copy reaches the mark, and the mark covers the record before it, if that is still a copied record."""
     with connection.reachable("READ", place.topic):
         beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
     if mark.at > end:

@@ -78,7 +78,7 @@ class Fit(Enum):
 
 
 def fit(data: DataLog, ledger: Ledger) -> Fit:
-    """Return whether the ledger's rows of the group were made from this log.
+    """Compare the ledger's rows of the group with this log.
 
     The newest seqno that both have decides. Where DATA no longer tells, the claims and their times decide.
     Raises HistoryUnavailable if DATA tells no state.
@@ -100,7 +100,7 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
 
 
 def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> bool | None:
-    """Return whether the row was made from a record in DATA; None where DATA does not tell.
+    """Whether the row was made from a record in DATA; None where DATA does not tell.
 
     A sequencer's own decisions look alike in any group, except for their time.
     """
@@ -121,7 +121,7 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
 
 
 def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
-    """Return whether the row may have been in this log, judged by the claims alone.
+    """Whether the row may have been in this log, judged by the claims alone.
 
     A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning.
     """

@@ -41,7 +41,7 @@ def where(log: StoredRecords, seqno: int, state: SequencerState) -> int:
 
 
 def _by_entries(log: StoredRecords, seqno: int, epoch: int, low: int) -> int:
-    """Return the same, nearer to the record than `low`, by the entries (`connectors.kafka.log.entry_marks`)."""
+    """Return what `where` does: `low`, or an offset nearer to the record, found by entries (`entry_marks`)."""
     first, last = max(low, log.beginning()), log.end()
     while last - first > entry_marks.NEAR:
         middle = (first + last) // 2

@@ -110,7 +110,7 @@ class SignsOfLife:
         """Sign for these groups with their epochs, if it is time to.
 
         `considered`: the first offset not considered yet of FORWARD partitions. `ends`: the end of each group's DATA.
-        `suspended`: groups that the sequencer goes on without, and why.
+        `suspended`: groups that the sequencer goes on without, and why. A failure is logged once, and raises nothing.
         """
         if not self.is_due(now) or not (epochs or suspended):
             return

@@ -42,7 +42,10 @@ _NO_LOGINS = _NoLogins()
 
 
 def for_kafka_python(security: Security) -> dict[str, Any]:
-    """Return kafka-python's settings. Raises UsageError."""
+    """Return kafka-python's settings. With a login, also keep its secrets out of the library's log.
+
+    Raises UsageError for a file that can't be read.
+    """
     if security.protocol == "PLAINTEXT":
         return {}
     security.check_files()
@@ -73,7 +76,7 @@ def for_kafka_python(security: Security) -> dict[str, Any]:
 
 
 def for_librdkafka(security: Security) -> dict[str, Any]:
-    """Return confluent-kafka's settings. Raises UsageError."""
+    """Return confluent-kafka's settings. Raises UsageError for a file that can't be read, and for AWS_MSK_IAM."""
     if security.protocol == "PLAINTEXT":
         return {}
     security.check_files()
@@ -113,9 +116,9 @@ def _login_of_librdkafka(security: Security) -> dict[str, Any]:
 
 def for_spark(security: Security) -> dict[str, str]:
     """Return the settings of Spark's Kafka source and sink. They contain the keys and certificates: executors need no
-    files.
+    file but a keytab.
 
-    Raises UsageError.
+    Raises UsageError for a file that can't be read, or has no key or certificate for Java.
     """
     if security.protocol == "PLAINTEXT":
         return {}

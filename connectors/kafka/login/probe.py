@@ -1,7 +1,7 @@
 """Find out why Kafka can't be reached: try the server's name, the TCP connection, TLS and the login, in this order.
 
-A Kafka client reports each of these failures as "no broker answers". The probe runs when a client could not be opened,
-and before the first login of a process: a wrong password is then tried once, not until the timeout.
+A Kafka client reports each of these failures as "no broker answers". The probe runs when a client gets no answer, and
+before the first login of a process: a wrong password is then tried once, not until the timeout.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Failed(Exception):
 
 
 def probe(servers: str, security: Security, timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """Probe the first MOST_SERVERS servers. Raises UsageError for files that can't be read."""
+    """Probe the first MOST_SERVERS servers. Raises UsageError for files that can't be read, or used for TLS."""
     security.check_files()
     each = check_servers(servers)[:MOST_SERVERS]
     return [_try(server, security, min(timeout_s, TIMEOUT_S)) for server in each]
@@ -207,7 +207,7 @@ def _speaks_tls(server: str, timeout_s: float) -> bool:
 def _log_in(connection: socket.socket, server: str, security: Security, timeout_s: float) -> None:
     """Exchange Kafka's first requests, and log in if SASL is configured.
 
-    kafka-python's client loses a broker's answer if the broker hangs up right after it.
+    Not by kafka-python's client, which loses a broker's answer if the broker hangs up right after it. Raises _Failed.
     """
     connection.settimeout(timeout_s)
     parser = KafkaProtocol(client_id="abcast-probe")

@@ -57,7 +57,10 @@ _logger = logging.getLogger(__name__)
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """Return the file's settings by the names of `Security`, and `bootstrap_servers`. Raises UsageError."""
+    """Return the file's settings by the names of `Security`, and `bootstrap_servers`.
+
+    Raises UsageError if the file can't be read, has a Java key store, or turns the check of brokers' names off.
+    """
     found = dict(parse_properties(text_of(str(file), "the Kafka configuration")))
     settings: dict[str, str] = {}
     unused = []

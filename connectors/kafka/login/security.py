@@ -121,7 +121,7 @@ class Security(BaseModel):
         return self.certificate_file or self.key_file
 
     def check_files(self) -> None:
-        """Check that each named file can be read. Raises UsageError."""
+        """Check that the named CA, certificate and key files can be read. Raises UsageError."""
         for name, what in (("ca_file", "CA file"), ("certificate_file", "certificate file"), ("key_file", "key file")):
             if file := getattr(self, name):
                 text_of(file, f"the {what}")

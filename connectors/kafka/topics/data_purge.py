@@ -10,8 +10,8 @@ that proves it is written to EPOCH before the first record is deleted. A crash i
 as it was.
 
 Where sites agree, DATA also has their logs. Then nothing is deleted from the first entry on that another site has not
-noted as read, or that a start of this site reads (`connectors.kafka.log.entries.needed_from`). Both only move forward,
-so a crash between any two steps leaves whatever is needed.
+noted as read, or that a start of this site reads (`connectors.kafka.log.entries.needed_from`). Both limits only move
+forward, so a crash between any two steps leaves whatever is needed.
 
 Copies, which no sequencer has claimed, and records that a relay may still have to copy are left alone. No retention of
 Kafka's can do this: it drops the last snapshot, too.
@@ -50,9 +50,11 @@ def purge_data(
     lacking: Lacking,
     dry_run: bool = False,
 ) -> list[Purged]:
-    """Delete records older than `kept_s`, counted back from the newest record. `in_ledger`: the ledger's last seqno.
+    """Delete records older than `kept_s` seconds, counted back from the newest record, below a snapshot (`deletable`).
 
-    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable; KafkaRefused for a missing right.
+    Returns [] if nothing can be deleted; the log says why DATA is left alone. `in_ledger`: the ledger's last seqno.
+    With `dry_run`, nothing is written or deleted. Raises BrokerUnreachable, TopicMissing, HistoryUnavailable;
+    KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """
     with closing(connection.metadata_client()) as metadata:  # hidden topics would look like a group without other sites
         check_relayed_is_seen(metadata, group, site)
@@ -75,7 +77,7 @@ def _reason_against(data: DataLog) -> str:
 
 
 def _older(data: DataLog, kept_s: float) -> int:
-    """Return the offset below which every record is older, and no agreeing site needs one."""
+    """Return the offset below which every record is older than `kept_s`, and no agreeing site needs one."""
     claim, older = data.epochs.read().newest_claim, data.offset_before_the_end(kept_s)
     return min(older, needed_from(data, data.end())) if claim is not None and claim.agreement else older
 
@@ -91,7 +93,10 @@ def lacking_unknown_sites(connection: Connection) -> Lacking:
 
 
 def deletable(data: DataLog, older: int, in_ledger: int) -> Snapshot | None:
-    """Return the snapshot below which DATA can be deleted: below `older`, counting at most the ledger's records."""
+    """Return the snapshot below which DATA can be deleted: below `older`, counting at most the ledger's records.
+
+    None if there is none, or if nothing lies below it.
+    """
     if in_ledger <= 0:
         return None
     found = snapshot_below(data, older, in_ledger)

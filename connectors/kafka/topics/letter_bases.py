@@ -4,7 +4,7 @@
     SITE/NAME letters-below OFFSET        the receiver's base there, JSON
     inbox-PARTITION letters-below OFFSET  `1`: a purge of abcast's deletes up to there, or has done so
 
-A log with any other beginning has lost records to a retention.
+An inbox partition that begins above offset 0, without the second note for that offset, has lost letters to a retention.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def key_of_beginning(partition: int, below: int) -> bytes:
 def read_noted(
     connection: Connection, consumer: Consumer, group: str, site: str, receivers: Collection[str] | None = None
 ) -> Noted:
-    """Read the memory topic. `receivers`: the receivers whose bases are wanted; None for all.
+    """Return the notes in the memory topic; none without that topic. `receivers`: whose bases are wanted; None for all.
 
     Raises BrokerUnreachable, KafkaRefused.
     """

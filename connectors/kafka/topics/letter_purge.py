@@ -42,7 +42,7 @@ from ordering.base.names import Topic, is_address
 from ordering.letters.letter_care import InboxEntry, Plan, Times, is_waited_for, plan, superseded
 
 SETTLED_S = 86_400.0
-"""Younger letters stay: a member may be in the middle of a state transfer."""
+"""Letters younger than this, in seconds, stay: a member may be in the middle of a state transfer."""
 MAX_RECORDS = 200_000
 """The most records of one partition read by a purge."""
 MAX_BASE_BYTES = 4 * 1024 * 1024
@@ -57,8 +57,9 @@ def purge_letters(
 ) -> list[Purged]:
     """Delete the oldest letters of each partition, up to the first that a receiver may still take.
 
-    Letters that were taken go, and letters older than `letters_s` to receivers without a position. Letters younger than
-    SETTLED_S (or `letters_s`, if that is less) stay.
+    Letters that were taken go, and letters older than `letters_s` seconds to receivers without a position. Letters
+    younger than SETTLED_S (or `letters_s`, if that is less) stay. One call reads at most MAX_RECORDS of a partition.
+    With `dry_run`, nothing is written or deleted. Returns [] without an inbox or a memory topic.
 
     Raises BrokerUnreachable; KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """
@@ -106,7 +107,7 @@ class _LetterPurge:
         self._count = count
 
     def purge(self, place: TopicPartition, beginning: int, letters_s: float, *, dry_run: bool) -> int:
-        """Purge a partition; return the number of records. `beginning`: read before the notes were."""
+        """Purge a partition; return how many offsets were deleted, or would be. `beginning`: read before the notes."""
         consumer, reachable = self._consumer, self._connection.reachable
         if beginning and beginning not in self._noted.beginnings.get(place.partition, ()):
             return 0  # a retention has dropped records, and nothing tells which

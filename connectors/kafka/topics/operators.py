@@ -1,4 +1,4 @@
-"""Send an operator's request to a group: as a FORWARD record, so that it holds from one seqno on.
+"""Send an operator's request to a group, as a FORWARD record: the request takes effect at one seqno, for all readers.
 
 Each request is an incarnation of its own, of the sender `SITE/abcast.admin`. Its number is the time with random last
 digits, as for members, and above the last request's and the floor, which DATA has. So a request counts even if the
@@ -44,9 +44,11 @@ def ask(
 ) -> Data | None:
     """Write a control record; return its record in DATA, or None if it is not ordered within `timeout_s`.
 
-    A request that is not ordered in time holds once a sequencer of the group has read it, unless another one follows
-    first. In a group that never had a sequencer this does not wait. If another operator's request comes in between, the
-    request is repeated. Raises UsageError, BrokerUnreachable, TopicMissing.
+    The group may have refused the request: then the record is of the kind `refused`. A `forget` may name fewer senders
+    than the request. A request that is not ordered in time holds once a sequencer of the group has read it, unless
+    another request follows first. In a group that never had a sequencer, or whose DATA tells no state, this does not
+    wait. If another operator's request comes in between, the request is repeated. Raises UsageError if others keep
+    coming in between, or the sender has used up its incarnations; BrokerUnreachable, TopicMissing.
     """
     sender = str(Address(site, ADMIN_NAME))
     deadline = time.monotonic() + timeout_s
@@ -64,7 +66,7 @@ def ask(
 
 
 def _next_incarnation(data: DataLog, sender: str) -> tuple[int, Start | None]:
-    """Return an incarnation above all in DATA, and where to look for its record, if DATA can show that."""
+    """Return an incarnation above all in DATA, and where to look for its record; None if DATA tells no state."""
     latest, start = 0, None
     try:
         state = data.state()
@@ -90,7 +92,7 @@ def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
 
 
 def _ordered(data: DataLog, start: Start, sender: str, incarnation: int, deadline: float) -> Data | None:
-    """Read DATA until a request of that incarnation, or of a higher one, appears."""
+    """Return the first request in DATA of that incarnation or a higher one; None if none appears by `deadline`."""
     offset, reader, _ = start
     while True:
         end = data.end()

@@ -46,7 +46,10 @@ from ordering.base.records import Partition
 
 
 class Purged(NamedTuple):
-    """The deletion of `records` in a topic, done or planned. `bytes_before` is None if Kafka does not tell."""
+    """The deletion of `records` in a topic, done or planned, and the topic's size before and after.
+
+    A size is None if Kafka does not tell. A planned deletion has the size before as `bytes_after`, too.
+    """
 
     topic: str
     records: int
@@ -57,7 +60,7 @@ class Purged(NamedTuple):
 def purge_group(
     connection: Connection, group: str, site: str, *, dead_letters_s: float, dry_run: bool = False
 ) -> list[Purged]:
-    """Delete FORWARD of the group at the site that is never read again, and dead letters older than that.
+    """Delete FORWARD of the group at the site that is never read again, and dead letters older than `dead_letters_s`.
 
     Raises BrokerUnreachable, TopicMissing; KafkaRefused for a missing right; AbcastError if Kafka refuses.
     """
@@ -136,7 +139,7 @@ def _to_kafka(partition: Partition) -> TopicPartition:
 
 
 def older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
-    """Return the offset below which all records of the partition are older than that."""
+    """Return `{partition: offset}`: all records below the offset are older than that many seconds."""
     end = int(consumer.end_offsets([partition])[partition])  # later records are younger
     first = consumer.offsets_for_times({partition: int((time.time() - seconds) * 1000)}).get(partition)
     return {partition: end if first is None else min(end, int(first.offset))}

@@ -188,7 +188,7 @@ def grant(connection: Connection, principal: str, rights: Sequence[Right]) -> No
 
 
 def check_principal(text: str) -> str:
-    """Return a principal in Kafka's notation. Raises UsageError."""
+    """Return the text if it is a principal in Kafka's notation. Raises UsageError."""
     kind, colon, name = text.partition(":")
     if not colon or not kind.isalpha() or not name:
         raise UsageError(f"{text!r} is no principal: write User:NAME.")

@@ -24,11 +24,14 @@ from ordering.base.records import FORGET
 from ordering.membership.forgetting import MAX_NAMED, SenderRow, from_payload, idle_rows, to_payload
 
 FORGOTTEN_WITHIN_S = 20.0
-"""The wait for one request: the request in the next partition would end it."""
+"""The seconds to wait for each request: the request in the next partition would end an unordered one."""
 
 
 class RememberedSender(NamedTuple):
-    """A sender that a group remembers: its newest incarnation, and the last of its local seqnos that was ordered."""
+    """A sender that a group remembers: its newest incarnation, and the last of its local seqnos that was ordered.
+
+    `is_member`: in the view, or joining. Such a sender can't be forgotten.
+    """
 
     address: str
     incarnation: int
@@ -52,7 +55,7 @@ class Forgotten(NamedTuple):
 
 
 def known_senders(connection: Connection, group: str, site: str) -> list[RememberedSender]:
-    """Return all senders but relays and operators, sorted by name. Raises BrokerUnreachable, HistoryUnavailable."""
+    """Return all senders except abcast's own, sorted by name. Raises BrokerUnreachable, HistoryUnavailable."""
     with DataLog(connection, group, site) as data:
         state = data.state()
     return [
@@ -83,7 +86,8 @@ def idle_senders(connection: Connection, group: str, site: str, idle_s: float) -
 def forget_senders(
     connection: Connection, group: str, site: str, rows: Sequence[SenderRow], *, timeout_s: float = FORGOTTEN_WITHIN_S
 ) -> Forgotten:
-    """Ask that senders of the site be forgotten, if their rows are still these.
+    """Ask that senders of the site be forgotten, if their rows are still these. Stop at the first request that is not
+    ordered in time.
 
     Raises UsageError for a sender of another site, BrokerUnreachable, TopicMissing, KafkaRefused.
     """

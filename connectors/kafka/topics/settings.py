@@ -14,10 +14,10 @@ from ordering.membership.settings import Settings
 def change_settings(
     connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Request changes of `ordering.membership.settings.Settings`; return whether they are in force: see
-    `operators.ask`.
+    """Request changes of `ordering.membership.settings.Settings`; return whether they are in force.
 
-    Raises UsageError, BrokerUnreachable, TopicMissing.
+    False if the group has refused them, or has not ordered them within `timeout_s` (`operators.ask`). Raises UsageError
+    for invalid changes; BrokerUnreachable, TopicMissing.
     """
     payload = json.dumps(changes).encode("ascii")
     Settings().updated(payload)

@@ -66,8 +66,9 @@ def create_topics(
     """Create the missing topics of the group at the sites; return the created names.
 
     `partitions` is for the forward, the inbox and the cast topics (the last two keep that number for good); a data
-    topic has one, since its log seals and orders. With replication 3 a write needs two in-sync replicas. Raises
-    UsageError, BrokerUnreachable.
+    topic has one, since its log seals and orders. With replication 3 a write needs two in-sync replicas. Existing
+    topics keep their settings, except for a compression that endangers brokers. Raises UsageError, BrokerUnreachable,
+    KafkaRefused.
     """
     check_group(group)
     checked_sites = [check_site(site) for site in sites]
@@ -195,7 +196,10 @@ def _limit(topic: Topic) -> int:
 
 
 def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
-    """Create a topic for a relay, with as many replicas as the group's others; or give it so many partitions."""
+    """Create a topic for a relay, with as many replicas as the group's others. If it exists, add missing partitions.
+
+    Raises BrokerUnreachable, KafkaRefused.
+    """
     name = str(topic)
     with connection.admin() as admin:
         known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
@@ -214,8 +218,9 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
 def check_topics(connection: Connection, groups: Iterable[str], site: str) -> None:
     """Check that the groups' topics at the site are as the promises need, and that this user has the rights.
 
-    Call it before a sequencer claims anything. A setting hidden from this user is no failure: the log names it. Raises
-    UsageError, TopicMissing, UnservableGroups, BrokerUnreachable.
+    Call it before a sequencer claims anything. Settings hidden from this user are no failure, nor are dangers to
+    brokers: the log names them. Raises UsageError or TopicMissing if no group can be served, UnservableGroups if some
+    can't; BrokerUnreachable.
     """
     wanted = set(groups)
     with connection.admin() as admin:
@@ -280,9 +285,11 @@ def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) ->
 
 
 class TopicsFound(NamedTuple):
-    """A group's topics at a site, as a user sees them. `operations`: the allowed ones, None if unknown.
+    """A group's topics at a site, as a user sees them.
 
-    `wrong`: a sentence for each topic whose settings break promises. `unknown`: topics whose settings are hidden.
+    `missing`: FORWARD, DATA and EPOCH topics that the user does not see. `operations`: the allowed ones on each other
+    topic, None if unknown. `wrong`: a sentence for each topic whose settings break promises, or endanger brokers.
+    `unknown`: topics whose settings are hidden.
     """
 
     missing: list[str]
@@ -297,7 +304,7 @@ class TopicsFound(NamedTuple):
 
 
 def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound:
-    """Return what this user sees, without judging it. Raises BrokerUnreachable, KafkaRefused."""
+    """Return what this user sees; nothing wrong with a topic raises. Raises BrokerUnreachable, KafkaRefused."""
     with connection.admin() as admin:
         described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
         of_site = {
@@ -383,7 +390,7 @@ def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> d
 
 
 def _dangers(topic: Topic, found: Mapping[str, str]) -> list[str]:
-    """Return a sentence on a setting that breaks no promise, but lets a member end brokers."""
+    """Return a sentence on a setting that breaks no promise, but lets one small record end a broker."""
     if not _is_inflated_by_brokers(topic, found):
         return []
     return [
@@ -421,14 +428,14 @@ def count_partitions(connection: Connection, topic: Topic) -> int:
 
 
 def find_topics(connection: Connection) -> list[Topic]:
-    """Return all of abcast's topics in the cluster, sorted by name."""
+    """Return all of abcast's topics in the cluster, sorted by name. Raises BrokerUnreachable."""
     with connection.admin() as admin:
         names = admin.list_topics()
     return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
 
 
 def find_groups(connection: Connection, site: str) -> list[str]:
-    """Return the groups that have a DATA topic at the site, sorted."""
+    """Return the groups that have a DATA topic at the site, sorted. Raises BrokerUnreachable."""
     return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]
 
 
