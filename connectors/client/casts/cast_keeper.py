@@ -68,7 +68,10 @@ class UnwrittenCast:
 
 
 class CastKeeper:
-    """The keeper of one sender's casts, through all incarnations in a process."""
+    """The places of one sender's casts, and their rows in the outbox, through all incarnations in a process.
+
+    The entries themselves are held by the caster, and handed over from one to the next.
+    """
 
     def __init__(self, outbox: Outbox | None) -> None:
         self.outbox = outbox
@@ -77,7 +80,10 @@ class CastKeeper:
         self._forgotten_at = time.monotonic()
 
     def keep(self, order: str, payload: bytes, headers: Headers) -> UnwrittenCast:
-        """Keep a message, and return its entry. Raises EnvironmentProblem: then the message is not accepted."""
+        """Give a message its place, write it to the outbox, and return its entry.
+
+        Raises EnvironmentProblem: then the message is not accepted.
+        """
         if self._last is None:
             self._last = self.outbox.last_cast() if self.outbox is not None else 0
         place = self._last + 1
@@ -87,7 +93,10 @@ class CastKeeper:
         return UnwrittenCast(place, order, payload, headers)
 
     def leaves(self, entry: UnwrittenCast) -> bool:
-        """Write the id of an entry that is about to be sent to the outbox; return whether it may be sent."""
+        """Write the id of an entry that is about to be sent to the outbox.
+
+        Return whether it may be sent: not if the outbox can't be written, which is logged.
+        """
         if self.outbox is None or entry.is_numbered:
             return True
         assert entry.cast is not None
@@ -100,7 +109,7 @@ class CastKeeper:
         return True
 
     def written(self, entry: UnwrittenCast) -> None:
-        """Note that an entry is written, and need not be sent again."""
+        """Note that the log has an entry. Its row in the outbox is deleted with the next batch."""
         if self.outbox is not None:
             self._written.append(entry.place)
             now = time.monotonic()
@@ -108,7 +117,7 @@ class CastKeeper:
                 self.forget()
 
     def forget(self) -> None:
-        """Delete written casts from the outbox."""
+        """Delete written casts from the outbox. A failure is only logged."""
         if self.outbox is None or not self._written:
             return
         try:

@@ -10,7 +10,8 @@ from it lies in the log behind all earlier casts of its incarnation.
 A cast enters the table and goes to the producer in one step, under the member's lock. Unwritten casts of an earlier
 incarnation, or process, leave first (`ordering.casts.unwritten_casts`). This incarnation hands its own to the next one,
 and an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an outbox, a crash loses casts that are not in
-the log. Outside of views no member has such a cast. In a view, either no member has delivered it, or all that go on do.
+the log: no member delivers them. A crash in a view may also lose casts that are in the log: then none of the members
+that go on delivers them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from ordering.membership.membership import MemberIncarnation
 
 
 class Caster:
-    """The sender of one incarnation's casts. All calls but the hub's are made under the member's lock. `close` it."""
+    """The sender of one incarnation's casts. `close` it.
+
+    All calls but `look_after` and the hub's (`heard`, `failed`) are made under the member's lock.
+    """
 
     def __init__(
         self,
@@ -54,8 +58,10 @@ class Caster:
     ) -> None:
         """Begin, with the unwritten casts of earlier incarnations in `inherited`.
 
-        `heard` is called under the lock when a message may leave; `end` without it when the hub has failed. Raises
-        BrokerUnreachable.
+        `in_no_view` is the incarnation that casts while `member` is in no view; None: `member` itself. `heard` is
+        called under the lock when a message may leave; `end` without it when the hub has failed.
+
+        Raises BrokerUnreachable; AbcastError if the hub has failed before.
         """
         self.member = member
         self._topic = topic
@@ -118,7 +124,10 @@ class Caster:
         return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
 
     def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
-        """Accept a message, if it `has_room`. Raises UsageError if the order can't be kept, EnvironmentProblem."""
+        """Accept a message that it `has_room` for, and return its receipt; the next `release` sends it if it may leave.
+
+        Raises UsageError if the order can't be kept, EnvironmentProblem if the outbox can't be written.
+        """
         with self._hub.lock:
             self._outgoing.check(order)
         entry = self._keeper.keep(order, payload, headers)
@@ -140,7 +149,10 @@ class Caster:
             self._outgoing.send(TOTAL, b"", (), kind)
 
     def release(self) -> Iterator[Headers]:
-        """Send the casts that may leave; yield the extra headers of each record of the forward table that may."""
+        """Send the casts that may leave; yield the extra headers of each record of the forward table that may leave.
+
+        Nothing is sent unless the caller iterates.
+        """
         if self._has_failed:
             return
         self._take_up_inherited()
@@ -233,7 +245,7 @@ class Caster:
         self._bytes = 0
 
     def close(self, error: AbcastError) -> None:
-        """Fail the pending receipts, and send no more."""
+        """Fail the pending receipts, send no more, and leave the hub. An outbox keeps the unwritten casts."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -271,11 +283,11 @@ class Caster:
             self._heard()
 
     def failed(self, error: Exception) -> None:
-        """End: the hub has failed, and waiting casts would wait for ever."""
+        """End the incarnation with the hub's error: waiting casts would wait for ever."""
         self._end(error)
 
     def _take_out(self, cast: Cast) -> None:
-        """Remove a cast that is in the log, if it is the table's first. If not, earlier ones are sent again."""
+        """Remove a cast that is in the log, if it is the table's first; others stay, and are sent again."""
         ours = self._table[0].cast if self._table else None
         if ours is None or ours[:3] != cast[:3] or ours.view != cast.view:
             return

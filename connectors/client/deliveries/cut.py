@@ -29,7 +29,7 @@ _LENGTH_BYTES = 4
 class Cut(NamedTuple):
     """The messages delivered, as a `state`, and the offset to read on from for each partition of casts.
 
-    The offsets are of the Kafka with this `cluster_id`.
+    `cluster_id` names the Kafka that the offsets are of; the supplier sets it when it sends the cut.
     """
 
     state: MergedState

@@ -1,11 +1,11 @@
 """Deliver the messages of a group in total order, from any seqno on.
 
 The *position* of a member is the last seqno up to which its application has taken everything. Kafka keeps it under the
-member's name (`connectors.client.memory.bookmark`). A run that begins at a seqno of the application's choice does not
-move the position, unless the application asks for that.
+member's name (`connectors.client.memory.bookmark`). A run of `deliveries(from_seqno=…)` does not move the position,
+unless the application asks for that (`remember`).
 
-A name that has once had a position does not begin at seqno 1 because Kafka has forgotten the position: see
-`connectors.client.memory.member_memory`.
+If Kafka has forgotten the position of a name, its run raises PositionLost, and does not begin at seqno 1
+(`connectors.client.memory.position_notes`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class PositionUse(Enum):
     BESIDE = "beside"
     """Leave it alone."""
     ANEW = "anew"
-    """Move it to the application's seqno, even backward, and on from there."""
+    """Begin at the application's seqno, and move the position with the run, even backward."""
 
 
 class Deliveries:
     """A run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
 
-    `connectors.client.values.stream` says when a message is *taken*. If the run moves the member's position, that is
-    committed every COMMIT_EVERY_S seconds and at the end.
+    `connectors.client.values.stream` says when a message is *taken*. A run that moves the member's position commits it
+    every COMMIT_EVERY_S seconds and at the end.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Deliveries:
         self._bookmark = Bookmark(str(address))
 
     def stop(self) -> None:
-        """End the run: the application's loop ends as if there were no more messages."""
+        """End the run as if there were no more messages. A thread that waits for one may still get it."""
         self._stopping.set()
 
     def take(self) -> None:
@@ -131,8 +131,11 @@ class Deliveries:
 
         Raises:
             BrokerUnreachable: no broker answers at the start; later, the run waits until one does.
+            TopicMissing, KafkaRefused: the group's topics or a right are missing.
             HistoryUnavailable: retention has dropped the next message, and no ledger has it.
             PositionLost: Kafka has lost the position of this name.
+            ProtocolViolation: DATA ends before the position, was made anew (HistoryChanged) or has a format of a later
+                version (LaterVersion); or the ledger has a gap.
         """
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
@@ -179,7 +182,7 @@ class Deliveries:
                 return
 
     def _begin(self, memory: MemberMemory) -> int:
-        """Set the bookmark; return the first seqno. Raises PositionLost."""
+        """Begin the bookmark; return the first seqno to deliver. Raises PositionLost, BrokerUnreachable."""
         remember = None if self._position is PositionUse.BESIDE else memory.remember_taken
         if self.from_seqno is None:
             committed = memory.position()
@@ -257,7 +260,7 @@ def delivery_of(record: Effective) -> Delivery:
 
 
 def places_of(messages: Messages) -> Iterator[Place]:
-    """Yield the delivery of each message, with its place: `delivery_of` by columns."""
+    """Yield the place of each message, with its delivery: as `delivery_of`, but computed by columns."""
     columns = messages.columns
     deliveries = map(
         _make,

@@ -3,13 +3,13 @@
 A run begins at one of these places:
 
 * The member's first view. There the hub knows the vector, and hands it over (`connectors.client.tail.cast_hub`).
-* The cut of a state that another member has supplied (`connectors.client.deliveries.cut`). The events between the first
-  view and the cut are delivered before.
+* The cut of a state that another member has supplied (`connectors.client.deliveries.cut`). Before that, the events
+  between the first view and the cut are delivered.
 * The group's first record. Nothing was delivered before, so the run delivers everything. If retention has dropped some
-  casts, it delivers casts of views as a newcomer does: from the first view on that was decided later.
-* Any other seqno, as a newcomer. Casts of views are delivered from the next view on, casts of no view from about that
-  time on. (The brokers' clocks decide, less a minute. Casts that are read too early are skipped, and casts that a view
-  needs lie behind it.)
+  casts, the run delivers casts of views as a newcomer does: from the first view on that was decided after those casts.
+* Any other seqno, as a newcomer. Casts of views are delivered from the next view on, casts of no view from about the
+  time of that seqno on. (The brokers' timestamps decide: reading begins with casts stored a minute before that time.
+  Casts of earlier views are skipped, and all casts of the next view were stored later.)
 
 Invariant. The hub has delivered each message before the application gets it, if the member has a hub. A message that
 was not taken is delivered again by the next run of the same incarnation.
@@ -102,10 +102,11 @@ class MergedSource:
         raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
 
     def open(self, first: int, *, or_end: bool = True) -> MergedLog:
-        """Return the merged log, opened at seqno `first` if it was not open. `may_open` has to be true.
+        """Return the merged log; open it if it is not open. Called once `may_open` has returned True.
 
-        With `or_end`, DATA may end before `first`. Raises BrokerUnreachable, HistoryUnavailable, TopicMissing, and
-        ProtocolViolation as `DataLog.after` does.
+        `first` is the seqno to begin at, if the source has neither a cut nor a first view. With `or_end`, DATA may end
+        before `first`. Raises BrokerUnreachable, HistoryUnavailable, TopicMissing, and ProtocolViolation as
+        `DataLog.after` does.
         """
         if self._log is None:
             self._shared = self._shared or share(self.connection)
@@ -239,7 +240,11 @@ class MergedDeliveries(Deliveries):
         self._in_hand = None
 
     def run(self) -> Iterator[Any]:
-        """Yield the messages, and the events if asked for. Raises as `Deliveries.run` does."""
+        """Yield the messages, and the events if asked for.
+
+        Raises as `Deliveries.run` does, HistoryUnavailable also if the ledger has the message; the error that has ended
+        the hub; AbcastError if the first view is not delivered in time.
+        """
         try:
             yield from super().run()
         finally:
@@ -291,7 +296,10 @@ class MergedDeliveries(Deliveries):
                     return
 
     def cut(self) -> Cut | None:
-        """Return the cut at the application's place in all orders; None while it has not taken all deliveries."""
+        """Return the cut at the application's place in all orders.
+
+        None while the application has not taken everything that the merger has delivered.
+        """
         log = self._log
         if log is None or log.ready or log.merger.causal.seqno < self.taken_seqno:
             return None

@@ -6,14 +6,14 @@ of partitions must never change after the first letter, and no retention may dro
 may: it notes the state of the rule where it cuts (`ordering.letters.letter_care`), and a run begins with that.
 
 Invariant. A run gives the application the letters that the rule accepts, each once. The offset up to which they were
-*taken* is committed (`connectors.client.memory.bookmark`). After kill -9 a run reads the partition from its beginning,
-restores the rule's state, and gives the letters from the committed offset on. So none is lost, and at most the letters
-of the last half second come again; their numbers tell. If Kafka has lost the offset of a name, the run raises
-PositionLost (`connectors.client.memory.position_notes`).
+*taken* is committed (`connectors.client.memory.bookmark`). Each run reads the partition from its beginning, restores
+the rule's state, and gives the letters from the committed offset on. So after kill -9 none is lost, and at most the
+letters of the last half second come again: the application knows them by their numbers. If Kafka has lost the offset of
+a name, the run raises PositionLost (`connectors.client.memory.position_notes`).
 
-The partition stays the log that it was (`connectors.kafka.log.same_log_consumer`). The commit has a trace of a record
-below the offset, and a run compares that record when it reads it. Otherwise a log that was made anew, or has lost its
-end, and has grown again would give no letters up to that offset.
+A run sees whether the partition is still the same log (`connectors.kafka.log.same_log_consumer`). The commit has a
+trace of a record below the offset, and a run compares that record when it reads it. Otherwise a log that was made anew,
+or has lost its end, and has grown again would give no letters up to that offset.
 
 A run that is overtaken by a purge begins again with the newer note. If a letter was deleted before this name took it,
 the run raises HistoryUnavailable. A run from the beginning gives the letters that are left, and raises only if some are
@@ -85,8 +85,8 @@ class Inbox:
     ) -> None:
         """Prepare a run; connect to nothing yet.
 
-        After `timeout` seconds without a letter the run ends; None: never. With `from_beginning` it gives all letters
-        that are left, and commits from there. Raises UsageError.
+        After `timeout` seconds without a letter the run ends; None: never. With `from_beginning` it sets the committed
+        offset back to 0, and gives all letters that are left. Raises UsageError for a negative `timeout`.
         """
         if timeout is not None and timeout < 0:
             raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
@@ -107,7 +107,7 @@ class Inbox:
         self._bookmark = Bookmark(f"{address}'s inbox")
 
     def stop(self) -> None:
-        """End the run: the application's loop ends as if there were no more letters."""
+        """End the run as if there were no more letters. A thread that waits for one may still get it."""
         self._stopping.set()
 
     def take(self) -> None:
@@ -117,7 +117,8 @@ class Inbox:
     def run(self) -> Iterator[Letter]:
         """Yield the letters.
 
-        Raises BrokerUnreachable (at the start), TopicMissing, HistoryChanged, HistoryUnavailable, PositionLost.
+        Raises BrokerUnreachable (at the start), KafkaRefused, TopicMissing, HistoryChanged, HistoryUnavailable,
+        PositionLost. Later, the run waits until a broker answers.
         """
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
@@ -274,7 +275,10 @@ class Inbox:
         )
 
     def _judge(self, record: Any, is_new: bool) -> Letter | None:
-        """Return the letter, if the record is one to this member, and the next one of its sender; else None."""
+        """Return the letter, if the record is one to this member, and the next one of its sender; else None.
+
+        A letter of a state transfer takes its number, and is not returned.
+        """
         key, headers = self._key, record.headers
         # Other members' letters cost no more than this comparison.
         if record.key != key:

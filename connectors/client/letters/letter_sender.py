@@ -58,7 +58,7 @@ class _Entry:
 
 
 class LetterSender:
-    """The letters of one incarnation. Thread-safe. `close` it, or its thread runs to the process's end."""
+    """The sender of one incarnation's letters. Thread-safe. `close` it, or its thread runs to the process's end."""
 
     def __init__(
         self, connection: Connection, group: str, address: Address, incarnation: int, limits: SendingLimits
@@ -97,10 +97,10 @@ class LetterSender:
     def send(
         self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None, kind: str = LETTER
     ) -> LetterReceipt:
-        """Number the letter, keep it, and send it. Waits up to `timeout` seconds for room in the table.
+        """Number the letter, keep it, send it, and return its receipt. Waits up to `timeout` seconds for room.
 
-        Raises TopicMissing, BrokerUnreachable, KafkaRefused, LetterTableFull; UsageError if the sender is closed; the
-        error that has ended its thread.
+        Raises LetterTableFull; TopicMissing, BrokerUnreachable, KafkaRefused from looking up the receiver's inbox;
+        UsageError if the sender is closed; the error that has ended its thread.
         """
         topic, to = self._inbox_topic(receiver.site), str(receiver)
         size = message_bytes(payload, headers)
@@ -121,7 +121,10 @@ class LetterSender:
         return receipt
 
     def wait_written(self, timeout: float | None) -> None:
-        """Wait until all letters sent before are acknowledged. Raises NotWrittenInTime."""
+        """Wait until all letters sent before are acknowledged.
+
+        Raises NotWrittenInTime, and the error that has ended the thread.
+        """
         with self._changed:
             sent = self._sent
             self._changed.wait_for(lambda: self._failure is not None or self._acknowledged >= sent, timeout)
@@ -236,7 +239,10 @@ class LetterSender:
                 self._changed.notify_all()
 
     def _is_written(self, sent: Sent) -> bool:
-        """Whether the table's first letter lies where the invariant wants it. Note a failure if not."""
+        """Whether the table's first letter, whose request is done, is written where the invariant wants it.
+
+        If not, note a failure: the table is sent again.
+        """
         if sent.failed():
             self._sending.note_failure(sent.exception)
             return False

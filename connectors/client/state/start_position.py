@@ -1,7 +1,8 @@
 """The start of a member's own deliveries, as `connect` was asked for, and the place where the next run goes on.
 
-Deliveries begin with the first view, at a seqno that the application names, or behind a state that another member has
-supplied (`connectors.client.state.state_transfer`). Each run goes on where the one before ended.
+After `connect`, deliveries begin with the first view, with the group's first message, at a seqno that the application
+names, or behind a state that another member has supplied (`connectors.client.state.state_transfer`). Without `connect`,
+they begin behind the member's position. Each run goes on where the one before ended.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class StartPosition:
         self.ledger = ledger
         self.transfer = transfer
         self.sources: Callable[[bool, Cut | None], MergedSource] | None = None
-        """A function that makes a source of all orders, for a member with casts.
+        """A function that makes a source of all orders, for a member with casts; else None.
 
-        With True the source begins with the member's first view, with a cut at that.
+        It takes whether the source begins with the member's first view, and the cut to begin at instead, if any.
         """
         self.hub: Callable[[], CastHub | None] = lambda: None
         self._cut: Cut | None = None
@@ -81,10 +82,10 @@ class StartPosition:
             raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
 
     def enter(self, view: ViewChange, choice: Choice, current: Callable[[], ViewChange | None], timeout: float) -> None:
-        """Choose the start after the first view `view`, and fetch the state if `choice` asks for it.
+        """Choose where deliveries begin, now that the first view, `view`, has come; get the state if `choice` wants it.
 
-        `current` returns the newest view. `timeout` is in seconds. Raises StateUnavailable, NotOrderedInTime,
-        BrokerUnreachable, UsageError.
+        `current` returns the newest view. `timeout` is in seconds, for the state. Raises StateUnavailable,
+        NotOrderedInTime, BrokerUnreachable, UsageError, and the errors of `set_state`.
         """
         counted: int | None = None
         first = 1 if choice.from_ledger else choice.from_seqno
@@ -152,7 +153,10 @@ class StartPosition:
             self._source = None
 
     def _has_history(self, view: ViewChange) -> bool:
-        """Whether a message was ordered before the first view. Raises BrokerUnreachable."""
+        """Whether a message was ordered before the first view, or may have been: retention has dropped records.
+
+        Raises BrokerUnreachable.
+        """
         reader = Reader()
         with DataLog(self.connection, self.group, self.address.site) as log:
             if log.beginning() > 0:

@@ -2,8 +2,8 @@
 
 `connectors.client.state.state_transfer` has the protocol and its invariant.
 
-The supplier that is asked is the oldest other member. When it leaves the view, or is silent for PATIENCE_S, the joiner
-asks the next one. When all were asked in vain, it begins again, twice as patient. A request is named by its letter's
+The joiner asks the oldest other member first. When that leaves the view, or is silent for PATIENCE_S, the joiner asks
+the next one. When all were asked in vain, the joiner begins again, twice as patient. A request is named by its letter's
 (incarnation, local seqno), which every chunk of the answer repeats: chunks of an earlier request are dropped.
 
 The lock. `_changed` guards the answer that is awaited. A request is sent under it, so that the answer is not read
@@ -30,14 +30,14 @@ from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import ViewChange
 
 PATIENCE_S = 5.0
-"""Seconds that a joiner waits for the next chunk before it asks another member."""
+"""Seconds that a joiner first waits for the next chunk before it asks another member; doubled with each round."""
 
 SetState = Callable[[bytes], object]
 _logger = logging.getLogger(__name__)
 
 
 class Fetched(NamedTuple):
-    """The count of a state that was set: total messages up to `seqno`, and the cut's messages, if there is one."""
+    """The place of a state that was set: it has the messages up to `seqno`; with casts, the messages of `cut`."""
 
     seqno: int
     cut: Cut | None = None
@@ -138,7 +138,7 @@ class StateJoiner:
                 self._changed.wait(POLL_S)
 
     def _install(self, assembly: StateAssembly, hub: CastHub | None, patience: float) -> Fetched | None:
-        """Set the state, and return its count; return None if it is void."""
+        """Set the state, and return its place; return None if it is void, which is logged. Raises as `set_state`."""
         assert assembly.answer is not None
         assert self.set_state is not None
         self._assembly = None

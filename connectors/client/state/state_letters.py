@@ -18,7 +18,7 @@ from ordering.base.records import MAX_NUMBER, Headers
 H_STATE = "state"
 
 Send = Callable[[Address, bytes, Headers], LetterReceipt]
-"""A function that sends a letter of the kind `state`."""
+"""A function that sends a letter of the kind `state`, and returns its receipt."""
 
 
 class RequestId(NamedTuple):
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """The answer of a member that waits for the state itself, or has none with casts."""
+    """The answer of a member that has no state to give: it waits for one itself, or has none at a cut."""
 
     request: RequestId
 
@@ -82,7 +82,10 @@ def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | No
 
 @dataclass(slots=True)
 class StateAssembly:
-    """The part of the answer to one request that has come. It takes each chunk of one answer once, in order."""
+    """The part of the answer to one request that has come. It takes each chunk of one answer once, in order.
+
+    `heard_at` is the time of the last letter taken, or of the request, by the monotonic clock.
+    """
 
     supplier: str
     request: RequestId

@@ -35,7 +35,7 @@ WINDOW = 8
 """The most chunks to one joiner that wait for Kafka: the application's own letters find room beside them."""
 
 MAX_ASKED = 1_000
-"""The most waiting requests: of more, most are no member's. The oldest is dropped, and its joiner asks again."""
+"""The most waiting requests: a group has fewer joiners. Of more, the oldest is dropped; a true joiner asks again."""
 
 WRITE_TIMEOUT_S = 30.0
 
@@ -93,14 +93,14 @@ class StateSupplier:
         self._threads: list[threading.Thread] = []
 
     def close(self, timeout: float) -> None:
-        """Send no more chunks. The joiner of an incomplete answer asks another member."""
+        """Send no more chunks; wait up to `timeout` seconds for each thread. Unanswered joiners ask other members."""
         self._stopping.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
     def note_without_state(self) -> None:
-        """Note that this member has no state to give, and answer so to the joiners that have asked."""
+        """Note that this member has no state until `is_ready`, and answer so to the joiners that have asked."""
         with self._lock:
             self._lacks_state = True
             waiting = list(self._requests.values())
@@ -120,7 +120,11 @@ class StateSupplier:
             self._say_nothing(asked)
 
     def between(self, position: StatePosition) -> None:
-        """Answer the joiners that have asked. Called by the application's thread, between two deliveries."""
+        """Answer the joiners that have asked. Called by the application's thread, between two deliveries.
+
+        A request waits until `position` has reached its seqno. An error of `get_state` is logged: the joiners ask
+        another member.
+        """
         if not self._requests or not self.is_ready or self._get_state is None:
             return
         taken = position.taken_seqno

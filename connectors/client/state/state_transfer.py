@@ -13,10 +13,10 @@ no message was ordered before, and raises StateUnavailable if there was one.
 *Casts.* Between two members with casts, p is a *cut* (`connectors.client.deliveries.cut`): the messages of all orders
 that the supplier's application had been given. The joiner installs the state when its own hub has delivered everything
 that the cut counts (`ordering.casts.delivery_status`). Then the joiner's FLUSH_OK names those messages, and all members
-that go on deliver them, even if the supplier is killed. Its hub may never deliver them: the supplier and others have
-died, and the view came without some of their deliveries. Then the state is void, and the joiner asks again. A joiner
-with casts gets no state from a member without. (A member that was wrongly taken for dead may have been given casts that
-the others were not; its state counts them, too.)
+that go on deliver them, even if the supplier is killed. The joiner's hub may never deliver them: the supplier and
+others have died, and the view came without some of their deliveries. Then the state is void, and the joiner asks again.
+A joiner with casts gets no state from a member without. (A member that was wrongly taken for dead may have been given
+casts that the others were not; its state counts them, too.)
 
 *No state.* A member that has asked for a state itself, and got none yet, answers so (`Nothing`). When every other
 member of the newest view has answered so in this view, no member has the state: all that had it have died, and the
@@ -33,8 +33,9 @@ before the JOIN (no member asks or answers this incarnation earlier), commits no
 request is taken if it is newer than the last one of its sender, a chunk if it is the next one, which is go-back-N
 again. So neither reader has a position that the other could move.
 
-The cost: a member with `get_state` reads its inbox partition all the time. A state stays in the inbox topic, as every
-letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW chunks in the supplier's letter table.
+The cost: a member with `get_state` or `set_state` reads its inbox partition from `connect` to `close`. A state stays in
+the inbox topic, as every letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW chunks in the
+supplier's letter table.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class StateTransfer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the threads. The joiner of an incomplete answer asks another member."""
+        """End the threads, and a running `fetch`. The joiner of an incomplete answer asks another member."""
         self._stopping.set()
         self.joiner.close()
         self.supplier.close(self.connection.timeout)
@@ -144,7 +145,7 @@ class StateTransfer:
             joined: this member's first view.
             current: returns the newest view.
             timeout: seconds to wait for a state.
-            hub: the member's casts, if it takes part in fifo and causal order.
+            hub: the process's hub, if the member takes part in fifo and causal order.
 
         Raises NotOrderedInTime if no state comes in time, UsageError if the member is closed, and the errors of `send`
         and `set_state`.
