@@ -1,8 +1,8 @@
 """A JSON codec for the values of the agreement, driven by the declared types of their fields.
 
-A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number, a truth value, or None.
-Records become lists in the order of their fields. `decode` reads input from elsewhere: anything that `encode` would not
-write for the type raises ProtocolViolation, and never another error.
+A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number from 0 to MAX_NUMBER, a
+truth value, or None. Records become lists in the order of their fields. `decode` reads input from elsewhere: anything
+that `encode` would not write for the type raises ProtocolViolation, and never another error.
 
 A record may come from another version. Fields behind the known ones are passed over. An added field has a default,
 which it takes in records of earlier versions. 0.1.0 passes over no field. So `LATER` fields of a dataclass, and the
@@ -26,7 +26,7 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MAX_NUMBER
 
 MAX_PLACES = 1_024
-"""A bound above the number of processes in a view, where each process answers for each run."""
+"""Largest number of places in a `Places`, far above the number of processes in any view."""
 
 _TEXT = "~"
 """The prefix of bytes that are written as text."""

@@ -23,7 +23,7 @@ class Exclusions:
         self.waiting += [each for each in exclusions if each not in known]
 
     def due(self, view: int) -> list[Exclusion]:
-        """Return the exclusions to carry out in this view, and count them as done."""
+        """Return the exclusions to carry out in this view, and count them as done. Drops the ones for earlier views."""
         now = [each for each in self.waiting if each.view == view]
         self.done = [each for each in self.done if each.view == view] + now
         self.waiting = [each for each in self.waiting if each.view > view]

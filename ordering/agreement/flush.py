@@ -76,7 +76,7 @@ def _ordered(reports: Sequence[ViewReport], sender: int) -> int:
 
 
 def next_view(view: View, reports: Mapping[int, ViewReport], joiners: Iterable[ProcessIncarnation]) -> NextView:
-    """Return a new value: the reporting members stay, the joiners join, and the view ends by the reports."""
+    """Return a new value: the reporting members stay, at most as many joiners join, and the reports end the view."""
     settled = settle([reports[place] for place in sorted(reports)])
     last = max(report.delivered for report in reports.values())
     rows = dict(view.rows)

@@ -1,6 +1,6 @@
 """A group at a site that agrees with other sites, as both engines drive it: from records read to records written.
 
-    records read ─→ `arrived`, `hear`, `exclude`, `tick` ─→ `end_step` ─→ the entry
+    records read ─→ `arrived`, `hear`, `exclusions`, `tick` ─→ `end_step` ─→ the entry
     `due` ─→ the engine passes the run's records through `ordering.sequencer.sequencer` ─→ `decided` ─→ DATA
 
 A group is an `ordering.agreement.site` with the job's own knowledge: how far each partition is read, and which DATA is
@@ -10,8 +10,7 @@ Invariant. Whenever a job ends, the site's log has everything that any other sit
 keeps this order of writing:
 
 1. It writes an entry when all DATA and dead letters before it are in Kafka: the entry says so (`complete`), and may
-have
-   a snapshot that counts them.
+   have a snapshot that counts them.
 2. It writes DATA, and begins the next step, when the entry is in Kafka.
 
 An engine need not wait if it passes all records to one partition in this order, and Kafka never has one without all
@@ -70,7 +69,7 @@ class Reading(NamedTuple):
 
 class DecidedRun(NamedTuple):
     """The result of a decided run: the DATA that ends it, the number of its DATA records that are written already, and
-    whether this site writes its dead letters, as the site of their senders does.
+    whether this site has to write its dead letters: the site that submitted the run does, once.
     """
 
     closing: tuple[Data, ...]
@@ -195,7 +194,7 @@ class Group:
         return next(iter(self.site.place(name).marks), CopyMark(0, 0))
 
     def start_of(self, name: str, beginning: int, *, is_copy: bool, is_changed: bool = False) -> int:
-        """Return the offset here at which to read a partition of FORWARD, which begins at `beginning`.
+        """Begin to read a partition of FORWARD, which begins at `beginning`. Return the offset here to read from.
 
         `is_changed`: the partition is a copy, and no longer has the records that its mark names.
         """
@@ -221,7 +220,7 @@ class Group:
     def arrived(self, name: str, first: int, last: int, at: int, *, is_idle: bool = False) -> int:
         """Take records with these first and last offsets at home, read up to `at` here. Return the offset to keep from.
 
-        `is_idle`: all of them are heartbeats.
+        Call `start_of` first. `is_idle`: all of the records are heartbeats.
         """
         reading = self._readings[name]
         if reading.is_cut:
@@ -253,7 +252,7 @@ class Group:
             self.site.take(Heard(site, at, record.epoch, entry))
 
     def tick(self, elapsed_ms: int) -> None:
-        """Advance the clock: at least so much time has passed since the last tick."""
+        """Advance the clock by the time since the last tick, but at most by LONGEST_STEP_MS."""
         self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
 
     # Output
@@ -324,9 +323,9 @@ class Group:
         return snapshots
 
     def decided(self, state: SequencerState, *, is_refused: bool) -> DecidedRun:
-        """Record that the due run was decided, with `state` after it. The engine writes its DATA that is missing.
+        """Record that the due run was decided, with `state` after it. The engine then writes the run's missing DATA.
 
-        `is_refused`: some of its records are dead letters.
+        `is_refused`: some of the run's records are dead letters.
         """
         before = self.site.sequenced.state.seqno
         closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)

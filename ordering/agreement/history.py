@@ -73,11 +73,11 @@ class History:
 
     @property
     def is_filling(self) -> bool:
-        """Whether deliveries wait for earlier ones."""
+        """Whether earlier deliveries are missing, so that `add` holds new ones."""
         return self.last < self._gap_end
 
     def miss(self, last: int) -> None:
-        """Note that the others have delivered all up to `last`, and ask for the missing ones."""
+        """Note that the others have delivered all up to `last`: `question` asks for the missing ones at once."""
         self._gap_end = max(self._gap_end, last)
         self._refusals = {}
         self._asked_at_ms = 0
@@ -105,7 +105,7 @@ class History:
         return others[self._turn % len(others)], Ask(self.last + 1)
 
     def answer(self, asked: Ask) -> MissedDeliveries:
-        """Return the asked deliveries, as far as this process has them."""
+        """Return the asked deliveries, as far as this process has them and one answer holds them."""
         kept_from = self._kept[0].seqno if self._kept else self.last + 1
         if self.is_filling and asked.seqno > self.last:
             kept_from = self._gap_end + 1
@@ -122,7 +122,7 @@ class History:
     def fill(
         self, sender: ProcessIncarnation, answer: MissedDeliveries, members: Iterable[ProcessIncarnation]
     ) -> tuple[DeliverRun | Gone, ...]:
-        """Take an answer. Return the deliveries and losses that come out."""
+        """Take an answer. Return the deliveries that come out, in order, and the seqnos that no member has any more."""
         out: list[DeliverRun | Gone] = []
         for delivery in answer.deliveries:
             if self.is_filling and delivery.seqno == self.last + 1:

@@ -104,7 +104,7 @@ class HoldBackQueue:
         return self._held.get(run_id)
 
     def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
-        """Insert a received run under the process's own proposal. `known`: given for a run restored from a state."""
+        """Insert a run under `proposal`. `known`: given for a run restored from a state; else its proposer alone."""
         if run_id in self._held:
             return Insertion.REPEATED
         if len(self._held) >= self.capacity:
@@ -114,7 +114,7 @@ class HoldBackQueue:
         return Insertion.INSERTED
 
     def count(self, run_id: RunId, proposal: Key) -> None:
-        """Count another process's proposal; the final number is not below it. A final run does not change."""
+        """Count another process's proposal for a run. Nothing changes if the run is final, or not in the queue."""
         held = self._held.get(run_id)
         if held is None or held.is_final:
             return

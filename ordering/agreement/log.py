@@ -4,9 +4,9 @@ An *entry* is one record: the site's promises (its state), its messages to other
 then. Relays carry the log, so a letter leaves a site only within an entry that is in its log. So no promise is known to
 others that a crash can still make the site forget.
 
-A log is a *chain*: each entry names the digest of the one before it. A digest covers the entry's state and, by that
-name, all before it. If a site loses its log and begins a second one, their digests differ from where they part, though
-epochs and numbers may be the same.
+A log is a *chain*: each entry names the digest of the one before it. A digest covers the entry's state and, through
+that older digest, all earlier entries. If a site loses its log and begins a second one, their digests differ from where
+they part, though epochs and numbers may be the same.
 
 Invariant. A reader takes the entries of one chain only: `read_on` takes entry n + 1 if it names the digest of the taken
 entry n. An entry that does not follow is left out, and the row is `is_broken` until one follows. A reader that starts
@@ -154,7 +154,8 @@ class SiteMessage(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """The place up to which another site's log was read: the state of the reading rule, and the offset to read on here.
+    """The place up to which another site's log was read: the state of the reading rule, and `at`, the offset here to
+    read on from.
 
     `digest` is the last taken entry's. `is_broken`: the next entry did not follow it. `known` is the number of the last
     entry of this site that the other is known to have read.
@@ -209,7 +210,7 @@ class Entry(NamedTuple):
 
     @property
     def has_seqno(self) -> bool:
-        """Whether the entry has a seqno."""
+        """Whether `seqno` is set, as in format 2."""
         return self.readable_from > FIRST.number
 
     @property
@@ -262,7 +263,10 @@ def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
 
 
 def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
-    """Judge a record as `judge` does, with its content: an entry counts if it follows the last one that did."""
+    """Judge a record as `judge` does, with its content: an entry counts if it follows the last one that did.
+
+    `entry` is None for a seal. An entry that does not follow makes the row `is_broken`.
+    """
     bare = Data(EPOCH, epoch) if entry is None else Data(ENTRY, epoch, local_seqno=entry.number)
     behind, counts = judge(row, bare)
     if entry is None or not counts:

@@ -39,8 +39,8 @@ class ProcessState:
     end of the view before. `promised` and `vote` concern the next view, and `attempt` is its own ballot. Times: `heard`
     has each member's last message, `joiners` each incarnation's last request to join, `hears` each member's last report
     of joiners, `told` each process's last copy of the view. `excluded` has the operator's exclusions. `patience_ms` is
-    the time to open a ballot, 0 without a reason. `slower` has the processes that suspect later than this one, and
-    after how long.
+    the time at which it opens a ballot, 0 without a reason. `slower` has the processes that suspect later than this
+    one, and after how long.
     """
 
     me: ProcessIncarnation
@@ -88,7 +88,7 @@ def member(
     suspect_after_ms: int = SUSPECT_AFTER_MS,
     resend_after_ms: int = RESEND_AFTER_MS,
 ) -> ProcessState:
-    """Return a process that begins in a given view: a site, whose file names the members of the first one."""
+    """Return a process that begins as a member of a given view, as a site does, whose file names the first members."""
     rows, place = [0] * len(view.members), view.members.index(me)
     return ProcessState(
         me=me,

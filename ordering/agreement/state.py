@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ordering.agreement.hold_back import Key, Places, Run, RunId
 
 RESEND_AFTER_MS = 40
-"""Longest wait for an answer before the question is sent again; it doubles each time without an answer. The value is
-for processes of one machine; sites, with a relay between them, take a larger one."""
+"""Wait for an answer before the question is sent again, in ms. It doubles each time without an answer, up to
+`ordering.agreement.isis.MAX_PATIENCE` times this. Sites, with a relay between them, take a larger value."""
 
 
 def window_for(size: int) -> int:
-    """Return the number of runs that a process may have in flight: about 2,000 for all processes of a view together."""
+    """Return the number of runs that a process may have in flight: 16 to 512, and about 2,000 for a view together."""
     return max(16, min(512, 2048 // size))
 
 
@@ -154,8 +154,9 @@ class AgreementState:
     `accepted` has the last run of each sender that the process has proposed for, and `ordered` the last one that it has
     delivered, or that was ordered before the view. `proposals` has its proposals for runs that some process has not
     delivered, and `recent` the deliveries that some process has not made. `delivered_by` has the last seqno that each
-    process is known to have delivered. `own` has the process's runs that are not delivered everywhere, and `backlog`
-    the ones it has not sent yet. `told` is the last of its seqnos that it has told the others.
+    process is known to have delivered. `counter` is the highest number proposed or seen here. `own` has the process's
+    runs that are not delivered everywhere, and `backlog` the ones it has not sent yet. `told` is the last of its seqnos
+    that it has told the others.
     """
 
     view: int

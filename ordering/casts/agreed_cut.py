@@ -23,7 +23,7 @@ class AgreedCut:
         self.limit = list(limit) if limit is not None else None
 
     def agree(self, clock: Clock) -> bool:
-        """Count the casts up to a DATA record's clock as agreed. Return whether more of them may be delivered now."""
+        """Count the casts up to a DATA record's clock as agreed. Return whether a flush runs, whose limit may rise."""
         self.agreed = list(map(max, self.agreed, clock))
         if self.limit is None:
             return False

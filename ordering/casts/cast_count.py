@@ -20,7 +20,7 @@ class CastCount:
         return self.sent
 
     def acknowledge(self, local_seqno: int) -> None:
-        """Note that Kafka has acknowledged the casts up to `local_seqno`; an earlier process may have sent more."""
+        """Note that the casts up to `local_seqno` are in a log. Higher ones than `sent` do not count."""
         self.written = max(self.written, min(local_seqno, self.sent))
 
     def restart(self, local_seqno: int) -> None:

@@ -29,11 +29,12 @@ NO_VIEW = 0
 
 
 class Cast(NamedTuple):
-    """A message in FIFO or causal order. `local_seqno` counts the casts of an incarnation, apart from its broadcasts.
+    """A message in FIFO or causal order.
 
-    The cast was sent in `view`. In causal order, `clock` has the number of casts that its sender had delivered from
-    each member of that view (`ordering.casts.clocks`; the sender's own entry is `local_seqno`), and `after` is the
-    highest seqno that it had delivered.
+    `local_seqno` numbers an incarnation's casts in views, and apart from these its casts outside of views; broadcasts
+    have numbers of their own. The cast was sent in `view`. In causal order, `clock` has the number of casts that its
+    sender had delivered from each member of that view (`ordering.casts.clocks`; the sender's own entry is
+    `local_seqno`), and `after` is the highest seqno that it had delivered.
     """
 
     sender: str
@@ -60,9 +61,10 @@ def size_of(cast: Cast) -> int:
 
 
 class Depends(NamedTuple):
-    """The casts that a total message depends on, because its sender had delivered or sent them: a clock of a view.
+    """The casts that a total message depends on because its sender had delivered or sent them: a clock of a view.
 
-    The clock is written in full, not as a difference. A message without it depends on the same as its sender's last.
+    The clock is written in full, not as a difference. A message without it depends on the same casts as its sender's
+    last in this view.
     """
 
     view: int
@@ -70,7 +72,7 @@ class Depends(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """An incarnation that a view has ended, and the number of its casts that were delivered."""
+    """An incarnation that a view has ended, and the agreed number of its casts, which all members that go on have."""
 
     member: MemberIncarnation
     local_seqno: int
@@ -113,15 +115,15 @@ class CastVerdict(Enum):
     DISCARD = "discard"
     """(5): a duplicate."""
     OVER = "over"
-    """The cast's incarnation or view is over: no receiver will deliver it any more."""
+    """The cast's incarnation or view is over here, or is before a newcomer's first view: it is not delivered here."""
     FULL = "full"
-    """The cast would have to wait, but the queue is full. Nothing has changed: read it again when there is room."""
+    """The record would have to wait, but the queue is full. Nothing has changed: read it again when there is room."""
     MALFORMED = "malformed"
     """The cast's clock can't be read. All receivers find that, so all drop it, and its number counts as taken."""
 
 
 class CastStep(NamedTuple):
-    """The effects of one record: deliveries in order, and `dropped` casts, which no receiver delivers any more."""
+    """The effects of one record: deliveries in order, and `dropped` casts, which this receiver will not deliver."""
 
     verdict: CastVerdict
     deliveries: tuple[Cast | OrderedRecord, ...] = ()

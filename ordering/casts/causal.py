@@ -46,9 +46,10 @@ class CausalState:
     """A consistent cut of all orders: the deliveries so far. O(members), and the last clocks for the differences.
 
     `seqno` is the last DATA record's. `flush` is the seqno of the current flush's START_FLUSH, and 0 outside of a
-    flush. In a flush, casts up to `limit` are delivered. `clocks` has the last clock of each member's causal casts in
-    this view, by the member's index; it is empty when a view begins. `is_new`: the vector is not known before the next
-    view, or before the view `new_before` if that is later.
+    flush. `agreed` and `limit` are the agreed cut's (`ordering.casts.agreed_cut`), and `settled` has the newest ended
+    incarnations. `clocks` has the last clock of each member's causal casts in this view, by the member's index; it is
+    empty when a view begins. `is_new`: the vector is not known before the next view, or before the view `new_before` if
+    that is later.
     """
 
     view: int = NO_VIEW
@@ -162,12 +163,15 @@ class CausalReceiver:
         return self._index.get(member)
 
     def delivered_of(self, member: MemberIncarnation) -> int | None:
-        """Return the number of a member's casts that were delivered here, or None if new or not in the view."""
+        """Return the number of a member's delivered casts; None if it is not in the view, or this receiver is new."""
         index = self._index.get(member)
         return None if index is None or self.is_new else self._vector[index]
 
     def pass_message(self, seqno: int) -> bool:
-        """Deliver a DATA message that depends on nothing, if it is next and nothing waits. Return whether it was."""
+        """Deliver a DATA message that depends on nothing if it is next, no DATA waits, and no cast waits for a seqno.
+
+        Return whether it was delivered. If not, nothing has changed, and the caller passes it to `step`.
+        """
         suspended = self.held.suspended
         if self._queue.records or seqno != self.seqno + 1 or (suspended and TOTAL_ORDER in suspended):
             return False

@@ -32,7 +32,7 @@ class DeliveryStatus(Enum):
 
 
 def fate_of_record(hub: CausalReceiver, record: Cast | OrderedRecord) -> DeliveryStatus:
-    """Return the status of a record that another reader has delivered. A cast of no view counts as delivered."""
+    """Return the status of a record that another reader has delivered. A cast outside of views counts as delivered."""
     if isinstance(record, OrderedRecord):
         return DeliveryStatus.DELIVERED if hub.seqno >= record.seqno else DeliveryStatus.NOT_YET
     if record.view == NO_VIEW:

@@ -1,7 +1,7 @@
 """The numbers of delivered casts of incarnations that a view has ended.
 
-Invariant. `settled` is the same at all receivers: it has the agreed numbers. The receiver's own numbers may be higher,
-if it was in no later view. Only the newest MAX_SETTLED of both are kept.
+Invariant. `settled` has the agreed numbers, the same at all receivers, as far back as each goes. The receiver's own
+numbers may be higher, if it was in no later view. Only the newest MAX_SETTLED of both are kept.
 """
 
 from __future__ import annotations

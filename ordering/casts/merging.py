@@ -57,7 +57,10 @@ class MergedState:
 
 
 def newcomer(state: SequencerState, since: int) -> MergedState:
-    """Return the state of a reader that begins at a state of DATA. Incarnations up to `since` may have cast before."""
+    """Return the state of a reader that begins at a state of DATA outside of a flush.
+
+    Incarnations up to `since` may have cast outside of views before.
+    """
     membership = state.membership
     members = membership.members if membership.settings.flush else ()
     nothing = (0,) * len(members)
@@ -92,12 +95,12 @@ class Merger:
 
     @property
     def progress(self) -> int:
-        """A number that grows whenever a cast that was FULL may go."""
+        """A number that grows whenever a cast in a view that was FULL may be taken."""
         return self.causal.progress
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether there is room for more than a few casts."""
+        """Whether at least half of the room for held casts is free, in and outside of views."""
         return self.causal.held.budget.is_half_empty and self.fifo.room.is_half_empty
 
     def held(self) -> list[Cast]:
@@ -115,5 +118,5 @@ class Merger:
         return self.causal.step(record)
 
     def pass_message(self, seqno: int) -> bool:
-        """Whether the next DATA record, a message without dependencies, is delivered at once: nothing waits."""
+        """Deliver a DATA message without dependencies as `CausalReceiver.pass_message` does; return whether it was."""
         return self.causal.pass_message(seqno)

@@ -86,12 +86,12 @@ class Outgoing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything given to it is sent, and its casts are written: FLUSH_OK may follow."""
+        """Whether nothing waits to be sent, and all casts are written: FLUSH_OK may follow."""
         return not self._queue.entries and self._all_written
 
     @property
     def knows_its_count(self) -> bool:
-        """Whether it may cast. In a view in which an earlier process has cast under its incarnation, it may not."""
+        """Whether casts are possible now: not in a view in which an earlier process may have cast under `member`."""
         self._look_who_is_in()
         return self._uncounted_in is None
 
@@ -101,7 +101,7 @@ class Outgoing:
 
     @property
     def was_put_out(self) -> bool:
-        """Whether a view came without it. Its casts are dropped here; the next incarnation casts them."""
+        """Whether a view came without the incarnation. Its casts leave the queue; the next incarnation casts them."""
         return self._was_in and bool(self._receiver.members) and self._receiver.index_of(self.member) is None
 
     @property
@@ -110,7 +110,7 @@ class Outgoing:
         return in_views.written == in_views.sent and outside.written == outside.sent
 
     def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
-        """Add a message; it must have `has_room`. Raises UsageError for an order that can't be kept.
+        """Add a message, if the caller has seen `has_room`. Raises UsageError for an order that can't be kept.
 
         A control record (`kind`) is total, and always finds room.
         """
@@ -167,7 +167,7 @@ class Outgoing:
         return True
 
     def release(self) -> Iterator[Cast | Broadcast]:
-        """Yield the messages that may be written now, in order."""
+        """Yield the messages that may be written now, in order. Each is taken out of the queue when it is yielded."""
         self._look_who_is_in()
         queue = self._queue
         while queue.entries and self._may_go(*queue.entries[0][:2]):

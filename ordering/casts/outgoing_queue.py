@@ -26,7 +26,7 @@ class OutgoingQueue:
         return len(self.entries) < self.max_records
 
     def put(self, order: str, kind: str, payload: bytes, headers: Headers) -> None:
-        """Put a message at the end."""
+        """Put a message at the end, even if there is no room."""
         self.entries.append((order, kind, payload, headers))
         self.totals += order == TOTAL
 

@@ -26,7 +26,7 @@ from ordering.membership.membership import MemberIncarnation
 
 
 class Course(Enum):
-    """The course of an unsent cast."""
+    """The course of an unwritten cast."""
 
     WAIT = "wait"
     """Wait for the next view."""
@@ -50,7 +50,7 @@ class InheritedCast(NamedTuple):
 def course_of(
     inherited: InheritedCast, own: MemberIncarnation, hub: CausalReceiver, settled: Mapping[MemberIncarnation, int]
 ) -> Course:
-    """Return the course of the first unsent cast. `settled`: for incarnations that ended before the hub began
+    """Return the course of the first unwritten cast. `settled`: for incarnations that ended before the hub began
     (`settled_since`).
     """
     cast = inherited.cast

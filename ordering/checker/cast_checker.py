@@ -87,7 +87,7 @@ class _Log:
 
 
 class CastChecker:
-    """A checker of casts. Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
+    """A checker of casts. Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish` once."""
 
     def __init__(self) -> None:
         self._members: dict[int, tuple[MemberIncarnation, ...]] = {}

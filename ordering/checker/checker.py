@@ -53,9 +53,11 @@ _ID_BITS = 0xFFFF_FFFF << 32
 
 
 class Checker:
-    """A checker of one group. Feed it with `data`, `ledger`, `delivery` and `sent`, then ask `finish`. Not thread-safe.
+    """A checker of one group. Feed it with `data`, `ledger`, `delivery` and `sent`, then ask `finish` once.
 
-    With `causal`, it also checks each message sent with a known context (`after_seqno`).
+    Not thread-safe.
+
+    With `causal`, it also checks each message sent with a known context (`after_seqno`) or payload.
     """
 
     def __init__(self, *, causal: bool = False) -> None:
@@ -112,7 +114,7 @@ class Checker:
         kind: str = MESSAGE,
         source: str = "ledger",
     ) -> None:
-        """Take a row of the ledger, in any order."""
+        """Take a row of the ledger `source`, in any order. Rows of kinds without a seqno are passed over."""
         if kind in WITHOUT_SEQNO:
             return
         if kind != MESSAGE:

@@ -27,7 +27,7 @@ class IncarnationOrder:
     seqnos: array[int] = field(default_factory=lambda: array("q"))
 
     def missing(self, upto: int) -> set[int]:
-        """Return the local seqnos up to `upto` that this source lacks within its range. Bounded like `holes`."""
+        """Return the local seqnos from `first` to `upto` that this source lacks, at most LISTED_SEQNOS of each hole."""
         return self.holes | set(range(self.highest + 1, min(upto, self.highest + LISTED_SEQNOS) + 1))
 
 

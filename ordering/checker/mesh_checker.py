@@ -2,7 +2,7 @@
 
 Pure and streaming, like `ordering.checker.checker`, which checks each site by itself. It reads the DATA of all sites in
 any interleaving. A site's own order of its members' messages is the reference for all other sites. If an origin was not
-read, the site with most of its messages is the reference. The cost is 16 bytes a message and site.
+read, the site with the latest of its messages is the reference. The cost is 16 bytes a message and site.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MeshChecker:
         return [anomaly for site, origin, row in self._copies() for anomaly in self._compare(site, origin, row)]
 
     def lacking(self) -> list[Shortfall]:
-        """Return the lag of each site; it is normal while messages are under way."""
+        """Return the lag of each site that lacks messages, which is normal while these are under way."""
         found = []
         for site, origin, row in self._copies():
             last = max(row.seqnos, default=0)

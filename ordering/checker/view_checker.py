@@ -75,7 +75,7 @@ class ViewChecker:
         """The incarnations that are over (`ordering.membership.membership`). O(suspected members)."""
 
     def next(self, record: Data) -> str:
-        """Take the next record; return the promise that it breaks, or ''."""
+        """Take the next effective record; return a phrase ("has …") for the promise that it breaks, or ''."""
         self.runs.add(record.seqno, record.view)
         expected = self._view_id if record.kind != VIEW or self._view_id is None else self._view_id + 1
         self._view_id = record.view

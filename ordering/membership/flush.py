@@ -49,7 +49,8 @@ class Flush:
 
     `id` is the seqno of the flush's last START_FLUSH; 0 if none runs. `requested`: a member asked for it and ends it
     (`member.flush()`). Otherwise the sequencer runs it for a view, in the name of the oldest member that stays.
-    `answered` has the addresses of the members whose FLUSH_OK was read.
+    `answered` has the addresses of the members whose FLUSH_OK was read. An event that the phase does not allow raises
+    ProtocolViolation.
     """
 
     phase: FlushPhase = FlushPhase.RUNNING

@@ -42,7 +42,7 @@ def to_payload(rows: Iterable[SenderRow]) -> bytes:
 
 
 def from_payload(payload: bytes) -> tuple[SenderRow, ...] | None:
-    """Return the inverse of `to_payload`, or None for any other payload."""
+    """Return the inverse of `to_payload`, or None for any other payload, and for more than MAX_NAMED rows."""
     try:
         rows = tuple(SenderRow(*row) for row in json.loads(payload)["senders"])
     except (ValueError, KeyError, TypeError, RecursionError):

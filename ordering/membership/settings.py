@@ -47,7 +47,7 @@ class Settings:
         return replace(after, unknown={**self.unknown, **unknown}) if unknown else after
 
     def updated(self, raw: bytes) -> Settings:
-        """Return the settings changed by the JSON object `raw`. Raises UsageError."""
+        """Return the settings changed by the JSON object `raw`. Raises UsageError for unknown names and bad values."""
         changes = _changes(raw)
         if not set(_SETTINGS).issuperset(changes):
             raise UsageError(_NOT_SETTINGS)

@@ -1,11 +1,11 @@
 """The sequencer's `step` on columns: a batch as numpy arrays, without Python per row where the rows are regular.
 
-Equal to `ordering.sequencer.sequencer.step` (property-tested). Payloads and headers never enter. Plain duplicates are
-dropped first. A row is then *regular* if it is the next one of its sender. Array arithmetic decides the senders whose
-rows are all regular; only the rows of the other senders are walked one by one.
+Equal to `ordering.sequencer.sequencer.step` (property-tested). Payloads and headers of messages never enter. Plain
+duplicates are dropped first. A row is then *regular* if it is the next one of its sender. Array arithmetic decides the
+senders whose rows are all regular; only the rows of the other senders are walked one by one.
 
-Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records and flushes are rare: `step`
-itself decides a piece of a batch that has such a record, or lies inside a flush.
+Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Rare pieces of a batch are decided by `step`
+itself: those with a control record, inside a flush, with a sender that may be forgotten, or with a full table.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def carry_each(record: Data, source: str, session: int, carries: Callable[[str],
 
 
 def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord:
-    """Return the relay's copy of a DATA record of site `source`. `carries`: whether it carries an origin's messages."""
+    """Return the relay's copy of a DATA record of site `source`. `carries`: whether it copies an origin's messages."""
     origin = origin_of(record.sender)
     has_number = record.link is not None or origin == source  # a record without a link has no origin seqno
     if record.kind == MESSAGE and has_number and carries(origin):

@@ -45,7 +45,7 @@ class Pipeline:
         return cls(state, state.seqno, depth=depth)
 
     def begin(self) -> Begun | None:
-        """Begin the next batch; None if the oldest batch in flight has to be acknowledged first."""
+        """Begin the next batch; None if the oldest in flight (before a snapshot: all) must be acknowledged first."""
         state, opening = begin_batch(self.state)
         if self.in_flight and (opening or len(self.in_flight) >= self.depth):
             return None

@@ -68,15 +68,16 @@ from ordering.sequencer.links import LinkTable
 from ordering.sequencer.state import SequencerState
 
 SNAPSHOT_EVERY_RECORDS = 16_384
-"""Least number of FORWARD records between two snapshots; about the most that a successor has to read again."""
+"""Number of FORWARD records after which a snapshot is due; with up to 2,048 senders, about the most that a successor
+reads again."""
 
 SNAPSHOT_EVERY_MS = 3_600_000
-"""Longest time of the log between two snapshots, in ms. It bounds the age of records that retention must keep because
-no newer snapshot covers them. Time passes only with records in FORWARD."""
+"""Time of the log after which a snapshot is due, in ms, however few records it had. It bounds the age of records that
+retention must keep because no newer snapshot covers them. Time passes only with records in FORWARD."""
 
 SNAPSHOT_RECORDS_PER_SENDER = 8
-"""Least number of FORWARD records between two snapshots, for each sender in the table: a snapshot has a row a sender,
-and its cost should stay a small share of the work."""
+"""Number of FORWARD records for each sender in the table, if together they are more than SNAPSHOT_EVERY_RECORDS. A
+snapshot has a row a sender, and its cost should stay a small share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
 FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of senders that were forgotten"
@@ -284,7 +285,7 @@ def is_snapshot_due(state: SequencerState) -> bool:
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
-    """Begin a batch: return the records before its first `step`, a snapshot if one is due."""
+    """Begin a batch: return the state for its first `step`, and a snapshot to write before it, if one is due."""
     if not state.snapshot_ms:  # unknown: count from here
         state = replace(state, snapshot_ms=state.latest_ms)
     if not is_snapshot_due(state):
@@ -295,7 +296,9 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
 
 
 def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
-    """End a batch: return the records after its last `step`, views and steps of a flush. None without members.
+    """End a batch: return the state after it, and the records to write behind its last `step`.
+
+    These are views, steps of a flush, and changes of remote views; none if nobody is watched (`Membership.is_watched`).
 
     A batch that is cut off before this is not ended later. Its accepted records are in DATA, so the end of the next
     batch, or of a successor's first one, decides the same from them.
@@ -337,7 +340,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     Only effective records count (`ordering.base.reader`). An empty state takes the snapshot that the records begin
     with, which must be in force at its place. Any later snapshot counts only at its own seqno: a failed attempt of the
     same epoch may have repeated an old snapshot, or written one after losing DATA before it.
-    Raises LaterVersion at a seal with an unknown format.
+    Raises LaterVersion at a seal or snapshot that only later versions know, and ProtocolViolation for a snapshot that
+    can't be read, or DATA that no sequencer writes.
     """
     base_expected = state.epoch == 0 and state.seqno == 0
     reader = Reader(state.epoch, state.seqno)

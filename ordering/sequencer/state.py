@@ -41,10 +41,11 @@ class SequencerState:
     """The state of a sequencer for one group; O(senders + takeovers), no payloads.
 
     `positions` has, for each partition, the first offset that is not considered yet; in a state that DATA tells, the
-    offset from which a successor reads. `decided` has the first offset behind all sources of DATA records. It may be
-    further: the records between the two are read a second time.
+    offset from which a successor reads. `decided` has the first offset behind all sources of DATA records. It may lie
+    beyond `positions`: a successor reads the records between the two a second time.
     `seals` has (epoch, first seqno) of every takeover that has decided something, and of the last one. `unsnapped`
-    counts the FORWARD records considered since the last snapshot.
+    counts the FORWARD records considered since the last snapshot, and `duplicates` all records dropped as repeats, as
+    too early, or in a flush, except records that a takeover has read again.
     In a mesh, `links` has the link rows by neighbour and `origins` the origin rows by site; `own_seqno` is the seqno of
     the last message of the site's own members (`ordering.sequencer.links`).
     `latest_ms` is the newest broker timestamp of a considered FORWARD record, and `snapshot_ms` its value at the last
@@ -75,7 +76,10 @@ class SequencerState:
     aged: Mapping[Partition, Age] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return gzip'd JSON for a snapshot's payload and Spark's state store: equal states give equal bytes."""
+        """Return gzip'd JSON for a snapshot's payload and Spark's state store: equal states give equal bytes.
+
+        In a group of format 1 it lacks the fields that its readers would stop at.
+        """
         body: dict[str, Any] = {
             "format": min(SNAPSHOTS),
             "group": self.group,
