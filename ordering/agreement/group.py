@@ -148,7 +148,7 @@ class Group:
         self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
 
     def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
-        """Set `kept`, which yields in their order the offsets of a range's records that `arrived` told to keep."""
+        """Set `kept`, which yields the offsets of a range's kept records, as (first, end) pairs in their order."""
         self._kept, self.site.contents = kept, self._contents
 
     def _contents(self, part: Range) -> Contents | None:
@@ -273,11 +273,11 @@ class Group:
                 yield Dropped(name)
 
     def due(self) -> OrderedRun | None:
-        """Return the next ordered run whose records this site has read; None if there is none.
+        """Return the next ordered run if this site has read its records; otherwise None.
 
-        It is to be decided from `site.sequenced.state`. Call this only when the entry that `end_step` returned is in
-        Kafka. Raises HistoryUnavailable if retention has dropped records of the run, and
-        Disagreement if this site has read other records of it than the site that submitted it.
+        The run is to be decided from `site.sequenced.state`. Call this only when the entry that `end_step` returned is
+        in Kafka. Raises HistoryUnavailable if retention has dropped records of the run, and Disagreement if this site
+        has read other records of the run than the site that submitted it.
         """
         run = self.site.due()
         if run is None:

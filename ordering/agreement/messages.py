@@ -150,7 +150,7 @@ class To(NamedTuple):
 
 
 class DeliverRun(NamedTuple):
-    """A run in the total order: its first seqno, its id, its final number, and the proposer of that number."""
+    """A run in the total order: its first seqno, id (`sender`, `number`), final number `key`, and who proposed it."""
 
     seqno: int
     sender: ProcessIncarnation
@@ -180,7 +180,7 @@ class Outside(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The notice of a minority: only `reached` answer, and `needed` are. Nothing is ordered until more are back."""
+    """The notice of a minority: only `reached` answer, and `needed` must. Nothing is ordered until more are back."""
 
     view: View
     reached: tuple[ProcessIncarnation, ...]

@@ -6,7 +6,7 @@ A process that takes part in casts reads the group twice. Its *hub* sends FLUSH_
 *application* gets the same deliveries at its own pace, from a second reader. A late joiner's application begins with
 the *state* of another member's application.
 
-Invariant. An application gets exactly what its hub delivers, from its beginning on, in an order that holds. So the
+Invariant. From its beginning on, an application gets exactly the deliveries of its hub, each behind its causes. So the
 deliveries that a member reports in its FLUSH_OK are the ones of its application. A crash changes nothing: the status is
 a function of two states. docs/protocols/casts.md ("Hub and application") has the cases.
 """

@@ -7,8 +7,9 @@ is when it is *sent*. FLUSH_OK is one of them; after it nothing leaves until the
 
 Invariant. A message that is released depends only on records that are in a log already. So every member can deliver it,
 even if the sender dies next. A crash loses the messages that were not acknowledged, unless an outbox keeps them
-(`ordering.casts.unwritten_casts`). An incarnation that goes on in another process does not know its count of casts: it
-casts under another one (`in_no_view`) until the next view tells the count.
+(`ordering.casts.unwritten_casts`). An incarnation that goes on in another process does not know its count of casts:
+outside of views it casts under another incarnation (`in_no_view`), and in a view it waits for the next one, which tells
+the count.
 docs/protocols/casts.md ("Sending") has the cases and the proof.
 """
 

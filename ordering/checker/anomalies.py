@@ -33,7 +33,7 @@ LISTED_SEQNOS = 20
 class Anomaly(NamedTuple):
     """A broken promise at one source: its name, one sentence, and the first seqnos concerned.
 
-    `seqnos` has at most `LISTED_SEQNOS` of them. It is empty for `lost`: a lost message has no seqno.
+    `seqnos` has at most `LISTED_SEQNOS` of them. It is empty for casts, and for a message that was never ordered.
     """
 
     name: str

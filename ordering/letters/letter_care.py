@@ -77,7 +77,7 @@ class InboxEntry(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Offsets: all letters below `old` are older than letters are kept; no transfer is under way below `settled`."""
+    """Offsets: letters below `old` are older than letters are kept; no state transfer needs one below `settled`."""
 
     old: int
     settled: int

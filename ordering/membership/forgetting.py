@@ -65,7 +65,10 @@ def forgettable(
     is_kept: Callable[[str], bool],
     at_ms: int,
 ) -> tuple[SenderRow, ...]:
-    """Return the rows that a `forget` record of time `at_ms` drops. `is_kept`: members, joiners, relays."""
+    """Return the rows that a `forget` record of time `at_ms` drops: only of incarnations older than CLOCK_AHEAD_MS.
+
+    `is_kept`: whether a sender is a member, a joiner or a relay.
+    """
     youngest = (at_ms - CLOCK_AHEAD_MS) * INCARNATIONS_A_MS if at_ms > 0 else MAX_NUMBER
     return tuple(
         row

@@ -23,7 +23,7 @@ class ParticipantPhase(Enum):
     ASKED_AGAIN = "quiet, and asked again"  # the flush starts over; block() has returned before
     LEAVING = "leaving"  # has sent LEAVE, if there was anything to leave
     EXCLUDED = "excluded"  # a view came without it; its pending messages may be ordered as a stranger's
-    OVER = "over"  # a view came without it, and nothing more of this incarnation is ordered
+    OVER = "over"  # nothing more of this incarnation is ordered: a view, a `forget` or a lost JOIN has ended it
     FORGOTTEN = "forgotten"  # its row was dropped while it was in no view and had not asked to join
     GONE = "gone"  # has left, or was closed
 
