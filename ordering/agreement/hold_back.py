@@ -124,7 +124,7 @@ class HoldBackQueue:
             heappush(self._heap, (proposal, run_id))
 
     def set_deliverable(self, run_id: RunId, final: Key) -> None:
-        """Give a run its final number. Raises ProtocolViolation if the queue lacks the run, or it is too low."""
+        """Give a run its final number. Raises ProtocolViolation if the queue lacks the run, or not `may_be_final`."""
         held = self._held.get(run_id)
         if held is None or not may_be_final(held, final):
             raise ProtocolViolation(f"{final} is not a final number of {run_id}: the process has {held}.")

@@ -109,7 +109,7 @@ def awake(state: ProcessState, now_ms: int) -> ProcessState:
 
 
 def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState:
-    """Return the process with another `suspect_after_ms`. The others may still have its old one, until they say so."""
+    """Return the process with another `suspect_after_ms`. The others may have the old one, until they tell theirs."""
     others = (member.name for member in state.view.members if member != state.me)
     slower = {**dict.fromkeys(others, state.suspect_after_ms), **dict(state.slower)}
     kept = tuple(sorted((name, ms) for name, ms in slower.items() if ms > suspect_after_ms))

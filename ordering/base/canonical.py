@@ -25,7 +25,7 @@ def inflated(raw: bytes, limit: int, known: bytes | None = None) -> bytes:
     """Decompress gzip, or the result of `deflated` if its dictionary `known` is given.
 
     Raises ValueError for other or cut off bytes, for bytes behind the compressed ones, and for a result over `limit`
-    bytes, which never takes more memory than that.
+    bytes. It is refused before it takes more memory than that.
     """
     plain, rest = inflated_first(raw, limit, known)
     if rest:

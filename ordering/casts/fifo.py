@@ -40,7 +40,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class FifoState:
-    """The delivered casts: each sender's newest incarnation, and its highest local seqno."""
+    """The delivered casts: each sender's newest incarnation, and its highest local seqno. `since`: see the module."""
 
     received: Mapping[str, ReceivedRow] = field(default_factory=dict)
     since: int = 0

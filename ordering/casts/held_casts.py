@@ -90,7 +90,7 @@ class HeldCasts:
     def begin_view(self, view: int, members: int, place: Callable[[Cast], int | None]) -> list[Cast]:
         """Begin a view; return the dropped casts: all of the last view, and each without a `place` in this one.
 
-        `place` gives the index of a cast's sender in the view, or None if no receiver delivers the cast.
+        `place` gives the index of a cast's sender in the view, or None if the cast is not to be delivered here.
         """
         dropped = [cast for casts in self.by_number for cast in casts.values()]
         self.by_number, self.suspended = [{} for _ in range(members)], {}

@@ -33,8 +33,8 @@ from ordering.membership.membership import ReceivedRow
 class Base(NamedTuple):
     """A receiver's table from all letters below an offset of its inbox partition.
 
-    `lost`: the offset behind the last letter that was deleted although it was not taken; 0 if none was. `is_damaged`:
-    the base was noted, and can't be read.
+    `lost`: the offset behind the last letter of an application that was deleted although it was not taken; 0 if none
+    was. `is_damaged`: the base was noted, and can't be read.
     """
 
     below: int = 0

@@ -107,7 +107,7 @@ class LinkTable:
         return True
 
     def follow(self, source: Source, expected: int) -> None:
-        """Check that the next record of a partition has the offset `expected`; a hole ends the link's session."""
+        """End the link's session if the next record of its partition is behind `expected`, the offset that follows."""
         if source.offset > expected:
             self.lose(source.topic)
 
