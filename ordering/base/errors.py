@@ -58,7 +58,7 @@ class TopicMissing(AbcastError):
 
 
 class ForwardTableFull(AbcastError):
-    """The sender's forward table stayed full for the whole timeout: DATA does not come back fast enough."""
+    """The sender's forward table stayed full for the whole timeout, or for a cast, the queue of casts to Kafka did."""
 
     retriable = True
 
@@ -114,18 +114,18 @@ class Superseded(AbcastError):
 
 
 class Fenced(AbcastError):
-    """A sequencer with a newer epoch has taken over the group. This one must leave it, and stop if it has no other."""
+    """A sequencer with a newer epoch takes over the group. This one must leave it, and stop if it has no other."""
 
 
 class HistoryUnavailable(AbcastError):
-    """Records that are needed are gone, and no ledger was given to read them from.
+    """Records that are needed are gone, and no ledger that this call may read has them.
 
-    Retention has dropped them, or a copy or a note of them is damaged.
+    Retention has dropped the records, or a copy or a note of them is damaged.
     """
 
 
 class PositionLost(AbcastError):
-    """Kafka no longer has the position up to which a member had delivered. Only the application can choose a new one.
+    """A member's position in Kafka is gone, or its seqno is not known. Only the application can choose a new one.
 
     `deliveries(from_seqno=n, remember=True)` goes on at `n`; for letters, `inbox(from_beginning=True)` starts over.
     """

@@ -209,7 +209,10 @@ class ParticipantStep(NamedTuple):
 
 
 def step(now: Participant, event: Event) -> ParticipantStep:
-    """Return the participant after an event, and its actions. Raises ProtocolViolation, without any change."""
+    """Return the participant after an event, and its actions.
+
+    Raises ProtocolViolation for an event that the phase does not allow.
+    """
     if isinstance(event, Data):
         return _send_again(now, _take(now, event))
     if isinstance(event, CaughtUp):

@@ -340,8 +340,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     Only effective records count (`ordering.base.reader`). An empty state takes the snapshot that the records begin
     with, which must be in force at its place. Any later snapshot counts only at its own seqno: a failed attempt of the
     same epoch may have repeated an old snapshot, or written one after losing DATA before it.
-    Raises LaterVersion at a seal or snapshot that only later versions know, and ProtocolViolation for a snapshot that
-    can't be read, or DATA that no sequencer writes.
+    Raises LaterVersion at a seal or snapshot that only later versions know, ProtocolViolation for a snapshot that can't
+    be read, and the errors of `fold` for DATA that no sequencer writes.
     """
     base_expected = state.epoch == 0 and state.seqno == 0
     reader = Reader(state.epoch, state.seqno)
