@@ -3,7 +3,8 @@
 A message may have to wait for the end of a flush, for room in the forward table, and for the first view.
 
 Invariant. When a wait returns, all its conditions hold at once: while a message waits for one, another may cease to
-hold. A wait that fails has accepted nothing. Its error says which condition did not come true, and what to do.
+hold. A wait that fails has accepted nothing. Its error says which condition did not come true, and what to do. If the
+incarnation ends before, each wait raises the error that ended it.
 
 The lock. All methods are called under `Incarnations.changed`, and release it while they wait.
 """

@@ -19,7 +19,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """A queue of calls, and its thread, which starts with the first call. Thread-safe. `close` it."""
+    """A queue of calls, and its thread, which starts with the first call. Thread-safe. `close` it.
+
+    An error of a call is logged; the next call is made.
+    """
 
     def __init__(self, address: str, block: Callback | None = None, unblock: Callback | None = None) -> None:
         self._address = address
@@ -35,7 +38,7 @@ class Callbacks:
         return threading.current_thread() is self._thread
 
     def block(self) -> None:
-        """Queue a call that lets the application finish sending."""
+        """Queue a call of the application's `block`, which finishes sending."""
         self._put(self._block)
 
     def then(self, call: Callback) -> None:
@@ -43,7 +46,7 @@ class Callbacks:
         self._put(call)
 
     def unblock(self) -> None:
-        """Queue a call that lets the application go on."""
+        """Queue a call of the application's `unblock`: it may send again."""
         self._put(self._unblock)
 
     def close(self) -> None:

@@ -99,7 +99,8 @@ class Driver:
     def accept(self, payload: bytes, headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
         """Add a record to the pending messages and the send queue. Raises EnvironmentProblem: then it is not accepted.
 
-        The caller has seen to room for a message. A control record needs none: they are few, and none may wait.
+        The caller has checked that the table has room for a message. A control record needs no room: they are few, and
+        none may wait.
         """
         pending_messages, send_queue = self._pending_messages, self._send_queue
         if not pending_messages.has_receipts:

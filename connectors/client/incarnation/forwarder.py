@@ -90,7 +90,7 @@ class Forwarder:
         begin_anew: BeginAnew,
         opened: IncarnationResources,
     ) -> None:
-        """Send nothing yet. `begin_anew` is called, once, when the group takes this incarnation for dead."""
+        """Send nothing yet. `begin_anew` is called, once, when the next incarnation has to take over."""
         begun = opened.beginning
         self.connection = connection
         self.group = group
@@ -138,9 +138,7 @@ class Forwarder:
     ) -> Forwarder:
         """Begin an incarnation, or continue the outbox's; send all pending messages, and subscribe to DATA.
 
-        `unsent` is handed over by the last incarnation in this process, if there was one.
-
-        Raises BrokerUnreachable, TopicMissing, Superseded.
+        `unsent` is handed over by the last incarnation in this process, if there was one. Raises as `open_resources`.
         """
         with contextlib.ExitStack() as to_close:
             opened = open_resources(connection, group, incarnations, unsent, to_close)
@@ -205,9 +203,10 @@ class Forwarder:
     # --- called by applications ---
 
     def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
-        """Give the message its local seqno, keep it, and send it.
+        """Give the message its local seqno, keep it, send it, and return its receipt.
 
-        Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable for the first message after FRESH_S.
+        Raises ForwardTableFull, Blocked, Excluded, Superseded, EnvironmentProblem; BrokerUnreachable if this is the
+        first message, more than FRESH_S after the incarnation began.
         """
         with self._lock:
             lifecycle = self._lifecycle
@@ -222,7 +221,8 @@ class Forwarder:
     def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
         """Send the message straight to the members, in fifo or causal order.
 
-        Raises ForwardTableFull, Blocked, Excluded, Superseded, UsageError (causal order without a view).
+        Raises ForwardTableFull, Blocked, Excluded, Superseded, EnvironmentProblem; UsageError if the member has no
+        casts, or is in no view that causal order needs.
         """
         with self.changed:
             lifecycle, admission, send_queue = self._lifecycle, self._admission, self._send_queue
@@ -282,7 +282,10 @@ class Forwarder:
             self._driver.step(FlushWanted(self._pending_messages.table.last + 1))
 
     def wait_ordered(self, timeout: float | None) -> int | None:
-        """Wait until everything broadcast so far is ordered; return the last seqno, if any. Raises NotOrderedInTime."""
+        """Wait until everything in the forward table is ordered; return the seqno of the last own record, if any.
+
+        Raises NotOrderedInTime, and the error that ends the incarnation.
+        """
         with self.changed:
             pending_messages, last = self._pending_messages, self._pending_messages.count
             self.changed.wait_for(lambda: self.has_ended or pending_messages.done >= last, timeout)

@@ -16,7 +16,8 @@ An incarnation begins with the process, or continues the outbox's. Each message 
 * *An incarnation that the group has forgotten* is over, but the log's state has lost how far it was ordered
   (`ordering.membership.forgetting`). DATA tells. If retention has dropped that part of DATA, nothing is sent again. The
   incarnation ends, and its receipts fail (HistoryUnavailable). An outbox keeps the messages, and the next start raises
-  Superseded. It also does if a later incarnation than the outbox's was claimed: which messages that one sent is lost.
+  Superseded. So does a start that finds that a later incarnation than the outbox's was claimed: nothing tells which of
+  the messages that one has sent.
 * *An incarnation that has sent nothing* when the group's floor rises above its number would be ignored. It is replaced
   by a new one before its first record.
 * *A name that another process has taken* is not taken back: all incarnations of this process are `claimed`.
@@ -139,7 +140,8 @@ class Incarnations:
             unsent: handed over by the last incarnation in this process; None at the process's start.
             history: read only if the outbox may differ from it.
 
-        Raises BrokerUnreachable, EnvironmentProblem, HistoryUnavailable, ProtocolViolation, Superseded.
+        Raises BrokerUnreachable, EnvironmentProblem, HistoryUnavailable, ProtocolViolation, Superseded; UsageError if
+        the name can't be used any more (`IncarnationNumbers.claim`).
         """
         ordered = state.ordered(str(self.address))
         carried: Sequence[HandedOver] | None = None

@@ -53,7 +53,7 @@ class PendingMessages:
         """Find out why nothing is ordered, in a second at most; return a sentence, or ""."""
         self._begun_behind = self._seen = seqno
         self.last_seqno: int | None = None
-        """The seqno of the last message ordered in this incarnation, or None."""
+        """The seqno of the last record of this incarnation, a message or a control record; None if there is none."""
         self._taken_out = 0  # entries that the earlier incarnation was found to have ordered
         self.take(begun)
 
@@ -62,7 +62,7 @@ class PendingMessages:
         self.incarnation, self.table, self._receipts = begun.incarnation, begun.table, begun.receipts
         self._identity = MemberIncarnation(self._name, begun.incarnation)
         self.has_accepted_nothing = not self._receipts
-        """Whether nothing of this incarnation was accepted in this process."""
+        """Whether the incarnation began without an entry, and has accepted none."""
 
     # --- state ---
 
@@ -73,7 +73,7 @@ class PendingMessages:
 
     @property
     def done(self) -> int:
-        """Return how many of these are ordered."""
+        """Return how many of the entries in `count` are ordered."""
         return self._taken_out + self.table.acknowledged
 
     @property
@@ -167,8 +167,9 @@ class PendingMessages:
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         """Remove the messages that are ordered according to the log's state: retention has dropped their DATA.
 
-        Their receipts fail, as their seqnos are lost. Raises HistoryUnavailable if the state does not tell, because the
-        group has forgotten the sender: then the messages may be ordered or not. Raises HistoryChanged.
+        Their receipts fail with HistoryUnavailable, as their seqnos are lost. Raises HistoryUnavailable if the state
+        does not tell, because the group has forgotten the sender: then the messages may be ordered or not. Raises
+        HistoryChanged if fewer are ordered than before.
         """
         ordered = state.ordered(self._name)
         if ordered.incarnation == self.incarnation and ordered.local_seqno < self.table.acknowledged:
@@ -191,7 +192,8 @@ class PendingMessages:
     def catch_up_with_the_earlier_incarnation(self, gone: HistoryUnavailable, state: SequencerState) -> int:
         """Remove the carried-over messages that are ordered according to the log's state; return how many.
 
-        Raises HistoryUnavailable if the state does not tell which messages of the earlier incarnation were ordered.
+        Their receipts fail with HistoryUnavailable. Raises HistoryUnavailable if the state does not tell which messages
+        of the earlier incarnation were ordered.
         """
         ordered = state.ordered(self._name)
         before = {was[0] for was in map(carried_from, self.table.pending()) if was is not None}

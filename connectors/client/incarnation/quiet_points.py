@@ -1,4 +1,4 @@
-"""The quiet points of a member: one `with` at a time. The thread inside it may not send."""
+"""The quiet points of a member, one at a time: each is a `with`, in which its own thread may not send, either."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class QuietPoints:
 
     @contextmanager
     def point(self, session: Session | None, timeout: float) -> Iterator[None]:
-        """Hold a quiet point, as `Member.flush` says. `session` is the newest incarnation's; None before `connect`."""
+        """Hold a quiet point, and raise, as `Member.flush` says. `session` is the newest one; None before `connect`."""
         if session is None:
             raise UsageError(f"{self.address} is not a member: call connect() first.")
         if self._callbacks.is_calling:

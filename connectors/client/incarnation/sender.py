@@ -68,7 +68,7 @@ class Sender:
 
     @property
     def hub(self) -> CastHub | None:
-        """Return the hub of this process, if the member has casts."""
+        """Return the hub of this process; None if the member has no casts, or no forwarder yet."""
         return self.forwarder.hub if self.forwarder is not None else None
 
     @property
@@ -79,7 +79,7 @@ class Sender:
 
     @property
     def known(self) -> KnownGroup:
-        """Return the newest incarnation's knowledge of the group."""
+        """Return the newest incarnation's knowledge of the group; NOTHING_KNOWN if there is no incarnation."""
         return self.forwarder.participant.known if self.forwarder is not None else NOTHING_KNOWN
 
     @property
@@ -103,7 +103,7 @@ class Sender:
     def start(self) -> Forwarder:
         """Return the newest forwarder; begin the first one if there is none.
 
-        Raises BrokerUnreachable, TopicMissing, Superseded, UsageError.
+        Raises as `Forwarder.begin` does; UsageError if the member is closed.
         """
         with self.lock:
             self.check_open()
@@ -112,9 +112,9 @@ class Sender:
             return self.forwarder
 
     def start_letters(self) -> LetterSender:
-        """Return the letter sender; make it if there is none.
+        """Return the letter sender; make it if there is none. Raises as `start`.
 
-        Raises BrokerUnreachable, TopicMissing, Superseded, UsageError.
+        If the incarnation continues the outbox's, letters get an incarnation of their own.
         """
         forwarder = self.forwarder or self.start()
         with self.lock:
@@ -166,7 +166,10 @@ class Sender:
         return None
 
     def shut(self, timeout: float) -> bool:
-        """Take no more messages, once no rejoin is in progress or the time is over. Return False if it was shut."""
+        """Wait up to `timeout` seconds for the end of a rejoin; then take no more messages.
+
+        Return False if it was shut before.
+        """
         self._rejoin.wait(timeout)
         with self.lock:
             was_closed, self.is_closed = self.is_closed, True

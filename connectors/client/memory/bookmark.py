@@ -32,7 +32,7 @@ class PositionMark(NamedTuple):
 
 
 Remember = Callable[[int, int], object]
-"""A function that commits a mark. Raises AbcastError."""
+"""A function that commits a mark: its number, and its next offset. Raises AbcastError."""
 
 
 class Bookmark:
@@ -50,7 +50,7 @@ class Bookmark:
         self._has_warned = False
 
     def begin(self, taken: PositionMark, committed: int, remember: Remember | None) -> None:
-        """Begin a run behind `taken`. Without `remember`, nothing is ever committed."""
+        """Begin a run behind `taken`. Only numbers above `committed` are committed, and none without `remember`."""
         self._taken, self._committed, self._remember = taken, committed, remember
 
     def hand_out(self, number: int, next_offset: int) -> None:
@@ -73,12 +73,15 @@ class Bookmark:
             self._taken = (number, next_offset)
 
     def commit_if_due(self) -> None:
-        """Commit the bookmark, at most every COMMIT_EVERY_S seconds."""
+        """Commit the bookmark, if COMMIT_EVERY_S seconds have passed since the last commit."""
         if time.monotonic() >= self.due_at:
             self.commit()
 
     def commit(self) -> None:
-        """Commit the bookmark, if it has moved. A failure is only logged: the next commit makes up for it."""
+        """Commit the bookmark, if it has moved, or REFRESH_EVERY_S have passed.
+
+        A failure is only logged: the next commit makes up for it.
+        """
         taken, now = self.taken, time.monotonic()
         self.due_at = now + COMMIT_EVERY_S
         needs_refresh = 0 < taken.number == self._committed and now - self._committed_at > REFRESH_EVERY_S

@@ -3,7 +3,7 @@
 The last claim is in the metadata `incarnation=N` of the committed offset of partition 0 of the FORWARD topic. Kafka may
 forget it (`connectors.client.memory.member_memory`), and needs no note: DATA has every incarnation that was ever
 ordered. For letters, and for a name without an ordered message, the time makes each start higher than all before,
-unless the clock was set back by more than Kafka's memory.
+unless the clock was set back by more than the time after which Kafka forgets.
 
 The clock of this machine may be wrong. So it is compared with the clock of the broker that stores this name's records.
 If they are more than a day apart, the earlier one counts: an incarnation from a clock ahead would be this name's for
@@ -67,7 +67,9 @@ class IncarnationNumbers:
 
         It is added to `claimed` before the commit, which may succeed although it raises. Two processes that claim at
         the same instant get different incarnations, so that one supersedes the other. For a name that Kafka has
-        forgotten, the clock makes the new one higher than earlier ones. Raises BrokerUnreachable, UsageError.
+        forgotten, the clock makes the new one higher than earlier ones.
+
+        Raises BrokerUnreachable; UsageError if no higher incarnation can be ordered, so that another name is needed.
         """
         remembered = self.latest()
         if self.is_of_a_wrong_clock(remembered):
@@ -92,7 +94,10 @@ class IncarnationNumbers:
         return incarnation > highest_incarnation(self.broker_ms)
 
     def _time_ms(self) -> int:
-        """Return the time of this machine, in ms; another one if its clock is wrong."""
+        """Return the time of this machine, in ms.
+
+        If it is more than a day from the broker's, return the earlier one; the broker's if this machine has no clock.
+        """
         own_ms, broker_ms = time.time_ns() // 1_000_000, self.broker_ms
         if not broker_ms or abs(own_ms - broker_ms) <= CLOCK_AHEAD_MS:
             return own_ms
@@ -108,9 +113,10 @@ class IncarnationNumbers:
 
     @cached_property
     def broker_ms(self) -> int:
-        """Return the time, in ms, of the broker that stores this name's records; 0 if it does not answer.
+        """Return the time, in ms, of the broker that stores this name's records; 0 if that broker does not answer.
 
-        It is asked by a heartbeat of incarnation 1, which no member has.
+        The broker is asked once, by a heartbeat of incarnation 1, which no member has. Raises BrokerUnreachable if no
+        broker answers at all.
         """
         headers = forward_headers(1, 1, kind=HEARTBEAT)
         with contextlib.suppress(KafkaError, KafkaRefused):

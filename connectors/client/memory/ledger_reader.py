@@ -26,10 +26,10 @@ def check_can_read_a_ledger() -> None:
 def read_ledger(
     directory: Location, group: str, from_seqno: int, events: EventReader | None = None
 ) -> Iterator[list[Place]]:
-    """Yield the ledger's rows of the group from `from_seqno` on, as places in the order.
+    """Yield the ledger's rows of the group from `from_seqno` on, as places in the order, chunk by chunk.
 
-    The place of a message has its delivery. With `events`, the place of a view or of another event has that. Raises as
-    `read_rows` does.
+    The place of a message has its delivery. With `events`, the place of a view or another event has the event. Raises
+    as `read_rows` does.
     """
     for rows in read_rows(directory, group, from_seqno):
         yield [_place(row, events) for row in rows]

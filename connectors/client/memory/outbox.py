@@ -31,7 +31,7 @@ from ordering.participant.forward_table import Pending
 
 FORGET_RECORDS = 1000
 FORGET_SECONDS = 1.0
-"""Acknowledged rows are deleted when there are this many, or this long after the last deletion."""
+"""Acknowledged rows are deleted when there are FORGET_RECORDS, or FORGET_SECONDS after the last deletion."""
 
 _APPLICATION_ID = 0x61626361  # "abca": tells our file from another application's
 _SCHEMA = f"""
@@ -67,8 +67,8 @@ class KeptCast(NamedTuple):
 class Outbox:
     """The outbox file of one member. Not thread-safe: the member calls it under its lock.
 
-    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted. `seqno` is None
-    in a file of an earlier version.
+    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted. Every row is
+    ordered behind `seqno`, if at all; None in a file of an earlier version.
     """
 
     def __init__(self, path: Path | str, group: str, member: str) -> None:
@@ -164,8 +164,8 @@ class Outbox:
     def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
         """Delete the messages up to `local_seqno`, which are ordered; later ones are ordered behind `seqno`, if at all.
 
-        Deletions are batched, unless `at_once`. `seqno` is None if it is no better known than before. Raises
-        EnvironmentProblem.
+        Deletions are batched, unless `at_once`: most calls change nothing. `seqno` is None if it is no better known
+        than before. Raises EnvironmentProblem.
         """
         ordered = local_seqno - self.acknowledged
         now = time.monotonic()

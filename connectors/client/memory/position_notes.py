@@ -1,4 +1,4 @@
-"""Notes in the group's memory topic that a name has a position, for the day on which Kafka forgets the position.
+"""Notes in the group's memory topic that a name has a position, in case Kafka forgets the position.
 
 Invariant: no name begins at the first message, or letter, again unless the application asks for it. Before the first
 position of a name above the beginning is committed, a *note* that it has one is written to the group's memory topic,
@@ -31,7 +31,7 @@ from ordering.base.names import Address, Topic
 
 DELIVERIES = "deliveries"
 LETTERS = "letters"
-"""The positions that a name may have a note of."""
+"""The kinds of position that a name may have a note of."""
 
 TIMEOUT_S = 2.0
 _logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class PositionNotes:
         """Make sure that the note of the position `what` is written, before a position above 0 is committed at `place`.
 
         If there is neither a position nor a note yet, commit offset 0 first, with `beginning` as its metadata. Without
-        a memory topic no note is written.
+        a usable memory topic no note is written, with a warning. Raises BrokerUnreachable.
         """
         if self._written is None:
             self._written = self._known()
@@ -71,7 +71,7 @@ class PositionNotes:
         self._written.add(what)
 
     def has(self, what: str) -> bool:
-        """Whether the topic has a note, so that there was a position above the beginning."""
+        """Whether the topic has a note, so that there was a position above the beginning. Raises BrokerUnreachable."""
         if self._found is None and self._is_usable():
             try:
                 self._found = self._read()
