@@ -28,7 +28,7 @@ RETRY_S = 0.05
 
 
 class MemoryProducer:
-    """A producer with a batch for each record, written before `send` returns unless it is refused."""
+    """A producer with a batch for each record, written before `send` returns unless `MemoryTopics` has a fault."""
 
     def __init__(self, kafka: MemoryTopics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
@@ -46,7 +46,10 @@ class MemoryProducer:
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> MemoryFuture:
-        """Append a record, unless it is refused. Without a partition, the key's hash chooses one."""
+        """Append a record, unless it is refused or its partition is away. Without a partition, the key's hash chooses.
+
+        Raises MessageSizeTooLargeError, IllegalStateError after `abandon`.
+        """
         if self._is_closed:
             raise IllegalStateError("the producer is closed")
         if len(key or b"") + len(value or b"") > self._max_bytes:
@@ -90,7 +93,7 @@ class MemoryProducer:
             self._let_in(place)
 
     def close(self, timeout: float | None = None) -> None:
-        """Do nothing, here and below: there is no thread."""
+        """Do nothing: there is no thread to end."""
 
     def abandon(self) -> None:
         """Fail the records on their way, and take no more."""
@@ -140,7 +143,7 @@ class MemoryConsumer:
         return self.kafka.numbers(topic)
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
-        """Read these partitions, from their beginnings."""
+        """Read these partitions, each from offset 0, until `seek`."""
         self.next = dict.fromkeys(places, 0)
         self._restarts = self.kafka.restarts
 
@@ -161,7 +164,7 @@ class MemoryConsumer:
         places: Iterable[TopicPartition],
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
-        """Return the offsets of the next records."""
+        """Return the end offset of each partition; for committed readers, the first offset of an open transaction."""
         asked = self._asked(places, timeout_ms)
         return {place: self._end(place) for place in asked}
 
@@ -170,7 +173,11 @@ class MemoryConsumer:
         return min(end, self.kafka.open.get(place, end)) if self._of_committed else end
 
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
-        """Return the partitions. Fails if one of them gives no offsets: the real clients then answer for none."""
+        """Return the partitions as a list.
+
+        Raises UnknownTopicOrPartitionError; LeaderNotAvailableError, after a wait, if one partition gives no offsets:
+        the real clients then answer for none.
+        """
         asked = list(places)
         for place in asked:
             if place not in self.kafka.partitions:
@@ -181,7 +188,7 @@ class MemoryConsumer:
         return asked
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record of each partition that is not older."""
+        """Return the first record with the given timestamp, in ms, or a later one, for each partition; else None."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         self._asked(times)
         for place, at_ms in times.items():
@@ -192,7 +199,10 @@ class MemoryConsumer:
         return found
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
-        """Return the next records, at most 500 a partition; wait for the first."""
+        """Return the next records, at most 500 a partition; wait up to `timeout_ms` for the first.
+
+        Raises OffsetOutOfRangeError below the beginning or beyond the end, KafkaConnectionError after a restart.
+        """
         found: dict[TopicPartition, list[PlainRecord]] = {}
 
         def look() -> bool:

@@ -37,6 +37,9 @@ class MemoryGroup:
         self._cleanup.__exit__(kind, error, traceback)
 
     def member(self, name: str, **options: Any) -> Member:
-        """Return a new `Member` of that name at the group's site. `options`: as for `Member`. It may close early."""
+        """Return a new `Member` of that name at the group's site. `options`: as for `Member`.
+
+        The group closes it at the end; a test may close it earlier.
+        """
         member = Member(self.name, f"{self.site}/{name}", connection=self.connection, **options)
         return self._cleanup.enter_context(member)

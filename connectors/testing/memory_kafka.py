@@ -1,7 +1,7 @@
 """Kafka in this process's memory, as far as the client code uses it.
 
-It has what the code relies on: offsets, the broker's timestamps, a bounded poll, committed positions. The connection's
-`topics` hold the records, and cause the faults that a test asks for (`connectors.testing.memory_topics`).
+It has offsets, the broker's timestamps, a bounded poll, committed positions. The connection's `topics` hold the
+records, and cause the faults that a test asks for (`connectors.testing.memory_topics`).
 """
 
 from __future__ import annotations
@@ -104,6 +104,6 @@ class MemoryMetadataClient(MetadataClient):
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_s: float,  # noqa: ARG002 - as MetadataClient has it
     ) -> None:
-        """Store the offsets under the group's name."""
+        """Store the offsets under the name of the consumer group."""
         for place, offset in offsets.items():
             self.kafka.committed[group_id, place] = offset

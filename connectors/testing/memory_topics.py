@@ -44,18 +44,18 @@ class MemoryTopics:
         self.clock: Callable[[], float] = time.time
         """The broker's clock, by default this machine's."""
         self.ahead_ms = 0
-        """The broker's clock is ahead of this machine's by this much."""
+        """The broker's clock is ahead of `clock` by this much."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
         """Partitions with operations that are away."""
         self.leaders = Counter[str]()
         """By topic: the number of the broker that leads it."""
         self.silence_s = 0.1
-        """The time after which a client gives up on a partition that is away."""
+        """The seconds after which a client gives up on asking a partition that is away for its offsets."""
         self._in_flight: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
 
     def take_away(self, topic: str, *what: str, partition: int = 0) -> None:
-        """Take operations of a partition away: READS return nothing, WRITES stay on their way, OFFSETS fail; by default
-        all.
+        """Take operations of a partition away, by default all: READS return nothing, WRITES stay on their way, OFFSETS
+        fail.
         """
         self.away[TopicPartition(topic, partition)] = frozenset(what or (READS, WRITES, OFFSETS))
 
@@ -70,7 +70,7 @@ class MemoryTopics:
             self.changed.notify_all()
 
     def lacks(self, place: TopicPartition, what: str) -> bool:
-        """Whether that operation is away."""
+        """Whether the operation `what` of the partition is away."""
         return what in self.away.get(place, ())
 
     def keep(self, sent: MemoryFuture, *record: Any) -> None:
@@ -87,13 +87,13 @@ class MemoryTopics:
         self.beginnings[place] = max(below, self.beginnings.get(place, 0))
 
     def truncate(self, topic: str, end: int) -> None:
-        """Drop the records from `end` on, as a power failure does."""
+        """Drop the records of partition 0 from `end` on, and restart the broker, as a power failure does."""
         with self.changed:
             del self.partitions[TopicPartition(topic, 0)][end:]
             self.restart()
 
     def make_anew(self, topics: Iterable[str]) -> None:
-        """Delete the topics, with the positions in them, and create them again."""
+        """Delete the topics, with the positions in them, create them again, and restart the broker."""
         with self.changed:
             names = set(topics)
             for place in self.partitions:

@@ -29,7 +29,8 @@ class TinySequencer:
     """Orders one group at one site in a thread: the records of its members, and of relays.
 
     `drop` may return True for a FORWARD record, to lose it as if it had never reached Kafka. `repeat` writes every
-    batch of DATA twice, as Spark's sink does after a retry.
+    batch of DATA twice, as Spark's sink does after a retry. An error in the thread ends it; the end of the `with`
+    raises that error.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class TinySequencer:
             raise self.problem
 
     def write(self, records: Iterable[Data]) -> None:
-        """Write DATA records; return when Kafka has them."""
+        """Write DATA records; return when Kafka has them. Raises KafkaTimeoutError after 10 s."""
         for record in records:
             key, value, headers = encode_data(record)
             self._producer.send(self.data_topic, key=key, value=value, headers=headers)

@@ -3,16 +3,16 @@
 An incarnation begins with the process, or continues the outbox's. Each message is ordered under one of them, once:
 
 * *An incarnation that continues* keeps its number. So a message that is sent again keeps its id.
-* *An incarnation that can't continue* hands its messages to a new one, under new ids, if the log shows that none of
-  them will be ordered under the old ids. So it is if the incarnation is over (`ordering.membership.membership`); if it
-  is *stranded* (`ordering.participant.participant`): the group is closed, and records that it does not take come before
-  the JOIN that the incarnation would need; and if its number is from a clock that was more than a day ahead. The log
-  was read beyond that decision, so it is known which messages were ordered. The outbox changes over in one step, before
+* *An incarnation that can't continue* hands its messages to a new one, under new ids, if none of them will be ordered
+  under the old ids. There are three cases: the incarnation is over (`ordering.membership.membership`); it is *stranded*
+  (`ordering.participant.participant`), since the group is closed, and takes none of the records before the JOIN that
+  the incarnation needs; or its number is from a clock that was more than a day ahead. The log was read beyond the
+  record that decides this, so the sender knows which messages were ordered. The outbox changes over in one step, before
   anything is sent.
-* *A stranded incarnation is ordered further if the group is opened again.* So each message handed over keeps a note of
-  its old id (`forward_table.carried_over`), in the outbox, too. None is sent before the new incarnation's JOIN is
-  ordered, and messages that DATA has of the old incarnation before that JOIN are removed. A crash in between changes
-  nothing: the next start reads DATA from where the new incarnation began, and removes the same.
+* *Messages of a stranded incarnation may still be ordered, if the group is opened again.* So each message handed over
+  keeps a note of its old id (`forward_table.carried_over`), in the outbox, too. None is sent before the new
+  incarnation's JOIN is ordered, and messages that DATA has of the old incarnation before that JOIN are removed. A crash
+  in between changes nothing: the next start reads DATA from where the new incarnation began, and removes the same.
 * *An incarnation that the group has forgotten* is over, but the log's state has lost how far it was ordered
   (`ordering.membership.forgetting`). DATA tells. If retention has dropped that part of DATA, nothing is sent again. The
   incarnation ends, and its receipts fail (HistoryUnavailable). An outbox keeps the messages, and the next start raises
@@ -20,15 +20,16 @@ An incarnation begins with the process, or continues the outbox's. Each message 
   the messages that one has sent.
 * *An incarnation that has sent nothing* when the group's floor rises above its number would be ignored. It is replaced
   by a new one before its first record.
-* *A name that another process has taken* is not taken back: all incarnations of this process are `claimed`.
+* *A name that another process has taken* is not taken back: an incarnation that is higher than all `claimed` by this
+  process ends the sender with Superseded.
 
 *A message is ordered if DATA has it*, with its kind, its payload, and the headers that the sender gave. Its id in DATA
 is not enough. The id may have been used for another message: by a copy of the outbox or of the machine, or by an
-earlier process whose outbox has lost its end (a power failure, a backup). So each record that comes back, now or from
-the time before the start, is compared with the message that was sent (`is_same`). If they differ, the incarnation ends
-with Superseded, and so does every receipt that it still has. The message is not sent again under another id: later
-messages may yet be ordered under their old ids, and it would come twice, or behind its successors. (Two copies that
-send the same bytes under one id have sent one message.)
+earlier process whose outbox has lost its end (a power failure, a backup). So each own record in DATA, written before or
+after the start, is compared with the message that was sent (`is_same`). If they differ, the incarnation ends with
+Superseded, and so does every receipt that it still has. The message is not sent again under another id: it might come
+twice, or behind later messages, which may still be ordered under their old ids. (Two copies that send the same bytes
+under one id have sent one message.)
 """
 
 from __future__ import annotations

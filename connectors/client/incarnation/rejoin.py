@@ -30,7 +30,7 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, Excluded, NotOr
 from ordering.participant.participant_table import ParticipantPhase
 
 REJOIN_PATIENCE_S = 10.0
-"""Seconds that an excluded member without an outbox waits until its messages are ordered."""
+"""Seconds that an excluded member without an outbox waits at most until its messages are ordered."""
 
 RETRY_S = 1.0
 JOIN_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ class Rejoin:
         self._in_progress = 0
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until no rejoin is in progress; return whether that came in time."""
+        """Wait up to `timeout` seconds until no rejoin is in progress; return whether none is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._in_progress, timeout)
 
@@ -98,7 +98,7 @@ class Rejoin:
             _logger.warning("%s: its messages were not ordered within %g s", self.address, patience_s)
 
     def _begin_anew(self, old: Forwarder) -> Forwarder | None:
-        """Hand over to a new incarnation; return its forwarder if that joins at once.
+        """Hand over to a new incarnation; return its forwarder if that has a JOIN, else None.
 
         Raises only errors that a retry would not help: UsageError (the member was closed), Superseded,
         EnvironmentProblem …

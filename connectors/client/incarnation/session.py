@@ -79,7 +79,10 @@ class Session:
             raise Excluded(f"{self.address} was taken for dead before it could leave.")
 
     def start_flush(self, timeout: float) -> FlushRequest:
-        """Ask for a quiet point and wait for it. Raises FlushFailed, Excluded."""
+        """Ask for a quiet point and wait for it. After any error the flush is given up.
+
+        Raises FlushFailed, Excluded, UsageError if the member is closed, and the error that has ended the incarnation.
+        """
         self._forwarder.want_flush()
         try:
             self._wait(lambda now: _is_decided(now) or not _is_in(now), timeout)
@@ -96,7 +99,7 @@ class Session:
         return request
 
     def give_up_flush(self) -> None:
-        """Stop the quiet point, unless it is over. Does not wait until it has ended."""
+        """Ask the group to end the quiet point, unless it is over; don't wait for that. An error is only logged."""
         try:
             if _is_in(self._participant) and self._participant.request is not None:
                 self._forwarder.tell(FlushUnwanted())
@@ -106,7 +109,8 @@ class Session:
     def stop_flush(self, timeout: float) -> None:
         """Let all members send again, and wait until the end of the quiet point is ordered.
 
-        Raises FlushFailed or Excluded if the quiet point was over before, NotOrderedInTime if its end is not ordered.
+        Raises FlushFailed or Excluded if the quiet point was over before, NotOrderedInTime if its end is not ordered
+        within `timeout` seconds.
         """
         try:
             if _is_in(self._participant):

@@ -1,4 +1,4 @@
-"""A member's memory in Kafka between two runs: its incarnation, its position, and the letters that it has taken.
+"""A member's memory in Kafka between two runs: its incarnation, and its positions in the order and in its inbox.
 
 All three are committed offsets of one consumer group (`connectors.client.memory.committed_offsets`). Two have their
 number in the commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic
@@ -65,7 +65,10 @@ class MemberMemory:
     # --- the position in the total order ---
 
     def taken(self) -> int | None:
-        """Return the last seqno that the application took; None if Kafka has none. Raises BrokerUnreachable."""
+        """Return the last seqno that the application took; None if Kafka has none from a member.
+
+        Raises BrokerUnreachable.
+        """
         return self._offsets.number(self._data, _SEQNO)
 
     def position(self) -> int:

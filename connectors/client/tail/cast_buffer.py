@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from ordering.casts.casts import Cast, size_of
 
 BUFFERED = 10_000
-"""The most records that wait to be taken, apart from one more fetch."""
+"""The count of waiting records above which the reader's thread reads no more; one fetch may go beyond it."""
 
 BUFFERED_BYTES = 64 * 1024 * 1024
 
@@ -70,7 +70,7 @@ class CastBuffer:
         return taken
 
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Ask the reader's thread to go back to these offsets; return everything from there once more."""
+        """Ask the reader's thread to go back to these offsets: `take` returns everything from there once more."""
         with self._lock:
             kept = [found for found in self._found if found.place not in offsets]
             self._found, self._bytes = deque(kept), _size(kept)
@@ -91,7 +91,7 @@ class CastBuffer:
             self._new += partitions
 
     def add(self, read: Iterable[Found]) -> None:
-        """Add the casts that were read, but for a partition that the thread has to go back in."""
+        """Add the casts that were read, except in partitions in which the thread has yet to go back."""
         with self._lock:
             fresh = [found for found in read if found.place not in self._again]
             self._found.extend(fresh)

@@ -94,6 +94,7 @@ class CastHub:
         """Held while the receiver is read or changed. Only `CastBuffer._lock` is taken under it."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
+        """The place of the first view of each incarnation that `add` was called for."""
         self._topics = CastTopics(connection, metadata, group, site)
         self._tailer = tailer
         self._starting = threading.Lock()
@@ -111,7 +112,10 @@ class CastHub:
         return self._log.merger.causal
 
     def acquire(self) -> None:
-        """Acquire a reference; start the thread with the first. Raises BrokerUnreachable, TopicMissing."""
+        """Acquire a reference; the first one starts the thread.
+
+        Raises BrokerUnreachable, TopicMissing, HistoryChanged.
+        """
         with self._starting:
             if self._thread is None:
                 self._log = MergedLog(self._tailer, self._topics, self._begin())
@@ -156,7 +160,7 @@ class CastHub:
         return self._delivery_status(fate_of_record, record, timeout)
 
     def delivery_status_of_state(self, state: CausalState, timeout: float) -> DeliveryStatus:
-        """Return the same for everything that another member's state counts."""
+        """Return whether the hub has delivered everything that a member's state counts. As `delivery_status` else."""
         return self._delivery_status(fate_of_state, state, timeout)
 
     def _delivery_status(
@@ -180,7 +184,7 @@ class CastHub:
             raise AbcastError(f"the casts of {self.group} can't be delivered: {self._failure}") from self._failure
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
-        """Wait until `seqno` is delivered here. Raises NotOrderedInTime after `timeout` seconds, or if the hub ends."""
+        """Wait until the hub has delivered `seqno`. Raises NotOrderedInTime after `timeout` seconds, or if it ends."""
         with self.lock:
             stopping = self._stopping
             self.lock.wait_for(
@@ -190,7 +194,10 @@ class CastHub:
                 raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for casts that it depends on.")
 
     def wait_for_begin(self, member: MemberIncarnation, timeout: float) -> Begin | None:
-        """Wait for the first view of an incarnation; return the place where its deliveries begin, or None."""
+        """Wait for the first view of an incarnation; return the place where its deliveries begin.
+
+        Return None if the view does not come within `timeout` seconds, or the hub has failed.
+        """
         with self.lock:
             self.lock.wait_for(lambda: self._failure is not None or member in self.begins, timeout)
             return self.begins.get(member)
@@ -206,7 +213,10 @@ class CastHub:
         return Begin(start, newcomer(state, since_now()), offsets)
 
     def _before_the_flush(self, start: Start, state: SequencerState) -> tuple[Start, SequencerState]:
-        """Return the place before the flush in hand: the hub has to read what members have answered in it."""
+        """Return the place before the running flush: the hub has to read the members' answers in it.
+
+        If retention has dropped that place, return the given one.
+        """
         with DataLog(self.connection, self.group, self.site) as log:
             try:
                 begin = log.after(state.membership.flush.id - 1)

@@ -111,7 +111,7 @@ class CastReader:
         return self._buffer.take()
 
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read again from these offsets, and return everything from there once more."""
+        """Read again from these offsets: `take` returns everything from there once more."""
         self._buffer.again(offsets)
 
     def close(self) -> None:

@@ -31,7 +31,9 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 
 FAILED_RESEND_S = 0.2
 MAX_RESEND_S = 30.0
-"""Seconds before a failed produce request is repaired; that and `resend_after_s` double up to MAX_RESEND_S."""
+"""FAILED_RESEND_S is the time before a failed produce request is repaired. That time and `resend_after_s` double with
+each resend, up to MAX_RESEND_S.
+"""
 
 STUCK_PRODUCER_S = 150.0
 """Seconds after which a producer is replaced: by then it should have given up on its record, which takes 120 s."""
@@ -97,7 +99,7 @@ class GoBackN:
         return sent
 
     def note_failure(self, why: object) -> None:
-        """Note that a record of the table has failed, or is not where it should be."""
+        """Note that a record of the table has failed, or is not where it should be: send nothing until the repair."""
         if not self.has_failed and not self._is_closed:
             _logger.warning("%s: a produce request failed (%r); sending again soon", self._who, why)
         self.has_failed = True
@@ -112,7 +114,10 @@ class GoBackN:
         self._resends = 0
 
     def send_again_if_due(self) -> None:
-        """Send the table again after a failure, or after too long without progress. Called without the lock."""
+        """Send the table again after a failure, or after too long without progress. Called without the lock.
+
+        After a failure, first change to a new producer. If none can be opened, warn, and leave that to a later call.
+        """
         now = time.monotonic()
         waited = now - self._progress_at
         if not self.has_failed and self._newest is not None and not self._newest.is_done:

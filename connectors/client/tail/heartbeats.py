@@ -25,7 +25,7 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats of a member."""
 CHANGE_S = 5.0
-"""The shortest time between two changes of a failing producer: if the right to write is missing, changing is no use."""
+"""The shortest time between two changes of a failing producer: if the right to write is missing, none helps."""
 
 _logger = logging.getLogger(__name__)
 

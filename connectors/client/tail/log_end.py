@@ -21,7 +21,7 @@ from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 
 RELATED_RECORDS = 4_096
-"""A known state is brought up to date by reading on, if at most this many records have come since."""
+"""The most records since a known state that are read to bring it up to date; with more, the state is read anew."""
 
 
 class LogEnd:

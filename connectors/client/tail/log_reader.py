@@ -66,13 +66,13 @@ class LogReader:
         self._is_failing = False
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
-        """Wait up to `timeout` seconds for a condition other than more DATA, which `LogTailer.wake` checks."""
+        """Wait up to `timeout` seconds until `until` is true; `LogTailer.wake` lets it check."""
         self._tailer.cache.pause(timeout, until)
 
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
         """Return the next effective records; none if none come within `timeout` seconds, or no broker answers.
 
-        It stops waiting when `or_when` is true and the tailer is woken (`LogTailer.wake`).
+        A reader of the cache also stops waiting when `or_when` is true; `LogTailer.wake` lets it check.
 
         Raises as `DataCursor.poll` does, and HistoryChanged if the tailer has found that the log is another one;
         KafkaRefused if a right is missing.

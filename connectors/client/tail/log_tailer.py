@@ -66,7 +66,7 @@ class LogTailer:
         self.cache = TailCache()
 
     def wake(self) -> None:
-        """Let readers check a condition other than more DATA."""
+        """Let waiting readers check their conditions (`or_when`, `until`)."""
         self.cache.wake()
 
     # --- users ---
@@ -74,7 +74,7 @@ class LogTailer:
     def subscribe(self, address: Address) -> Subscription:
         """Subscribe a sender to the records from here on. `begin` the subscription, and `close` it.
 
-        Raises BrokerUnreachable, TopicMissing.
+        Raises BrokerUnreachable, TopicMissing, HistoryChanged.
         """
         self.acquire()
         subscription = Subscription(self, str(address).encode("ascii"))
@@ -132,7 +132,7 @@ class LogTailer:
     # --- the state of the log ---
 
     def end(self) -> tuple[Start, SequencerState]:
-        """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing."""
+        """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing, HistoryChanged."""
         return self._end.read()
 
     def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:

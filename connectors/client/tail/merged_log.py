@@ -4,9 +4,9 @@ Invariant. A delivered record stays in `ready` until the caller takes it from th
 last delivery: a reader that begins there delivers exactly the later records.
 
 Bounded, as docs/protocols/causal.md says. A cast that finds the queue full is read again later: when there is room, or
-when the merger has moved and no more casts come. Since they may never cease to come, the wait ends after AGAIN_AFTER_S.
-Each reading in vain doubles that, since the cast that is needed may lie far behind. While the queue for DATA is full,
-no more DATA is read.
+when the merger has moved and no more casts come. If casts do not cease to come, it is read again after AGAIN_AFTER_S.
+Each reading in vain doubles that time, since the cast that is needed may lie far behind. While the queue for DATA is
+full, no more DATA is read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MergedLog:
         return self._log_reader.position
 
     def read(self, timeout: float) -> list[Found]:
-        """Read on, and return the casts that came; wait up to `timeout` seconds if nothing comes.
+        """Read on; return the casts that came, and keep the DATA for `step`. Wait up to `timeout` seconds for either.
 
         Raises as `LogReader.poll` and `CastReader.take` do.
         """
@@ -175,7 +175,7 @@ def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
 
 
 def ordered(record: Effective) -> OrderedRecord:
-    """Return a record of DATA as the core's `OrderedRecord`. Raises ProtocolViolation."""
+    """Return a record of DATA as the core's `OrderedRecord`. Raises ProtocolViolation for a view that is unreadable."""
     depends = depends_of(record.headers) if record.headers else None
     if record.kind != VIEW:
         return OrderedRecord(

@@ -27,7 +27,10 @@ class Producers:
         self._users: dict[int, int] = {}  # the count of leases by the producer's `id`
 
     def lease(self, instead_of: Producer | None = None) -> Producer:
-        """Return a producer, other than `instead_of`, to use until it is released. Raises BrokerUnreachable."""
+        """Return a producer, other than `instead_of`, to use until it is released.
+
+        Opens one if there is none, or `instead_of` is the current one. Raises BrokerUnreachable, KafkaRefused.
+        """
         unused = None
         with self._lock:
             if self._current is None or self._current is instead_of:

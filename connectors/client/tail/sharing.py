@@ -19,13 +19,13 @@ from connectors.kafka.connection.connection import Connection
 
 LINGER_MS = 10
 BATCH_BYTES = 256 * 1024
-"""A producer collects records into one batch for this time, or up to this size. Ordering takes far longer. With 5 ms,
+"""A producer collects records into one batch for LINGER_MS, or up to BATCH_BYTES. Ordering takes far longer. With 5 ms,
 member and broker took a quarter of a core more for their requests at 1,000 records/s.
 """
 
 CAST_LINGER_MS = 0
-"""Casts are not collected, since nothing else delays them. One request is in flight at a time, and records that come
-before its answer go with the next one. So requests grow with the load.
+"""A producer of casts does not wait for more, since nothing else delays casts. One request is in flight at a time, and
+records that come before its answer go with the next one. So requests grow with the load.
 """
 
 BEATS = ".heartbeats"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from connectors.kafka.log.effective import Effective
 
 KEPT_RECORDS = 1_000
-"""The records that the cache keeps, even if all readers have read them, for readers that are about to join."""
+"""The count of last records that the cache keeps even if all readers have read them, for readers about to join."""
 
 NEAR_RECORDS = 50_000
 """A reader of Kafka that is at most this far back is about to join: new records stay for it."""
@@ -83,7 +83,7 @@ class TailCache:
         self._position, self._count, self._bytes = position, 0, 0
 
     def wake(self) -> None:
-        """Let readers check a condition other than more records."""
+        """Let waiting readers check their conditions (`or_when`, `until`)."""
         with self._changed:
             self._changed.notify_all()
 
@@ -141,7 +141,10 @@ class TailCache:
     def batch_at(
         self, who: object, offset: int, timeout: float, or_when: Callable[[], bool] = bool
     ) -> TailBatch | None:
-        """Return the batch at `offset`; an empty one if none comes within `timeout` seconds, None if it is older."""
+        """Return the batch at `offset`; None if the cache does not reach back to there, or is closed.
+
+        If none comes within `timeout` seconds, or `or_when` is true first, return an empty batch.
+        """
         with self._changed:
             self._read_up_to[who] = offset
             if self._is_open and offset >= self._position:
