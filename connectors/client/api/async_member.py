@@ -120,8 +120,8 @@ class AsyncStream(Generic[T]):
 class AsyncMember:
     """A member of a group, for asyncio. Use it with `async with`.
 
-    Each method does the same as the method of `Member` with its name, and raises the same errors; outside of `async
-    with`, UsageError. `member` is the `Member` itself, for everything else: `view`, `incarnation`, `flush` … Use
+    Each method does the same as the method of `Member` with its name, and raises the same errors; before `async with`,
+    it raises UsageError. `member` is the `Member` itself, for everything else: `view`, `incarnation`, `flush` … Use
     `member.flush` in a thread, since it blocks the event loop.
     """
 

@@ -106,12 +106,13 @@ class Member(SendingHalf, ReadingHalf):
                 resend in vain doubles the time, up to 30 s.
             block: a function without arguments, called when a flush begins, in a thread of the member. It may
                 broadcast the messages that have to come before the flush. When it returns, sending is blocked until
-                the flush is over.
-            unblock: a function without arguments, called in that thread when the flush is over.
+                the flush is over. Its errors are only logged.
+            unblock: the same for the end of the flush: a function without arguments, called in that thread.
             get_state: a function without arguments that returns the application's state as bytes, for a member that
                 joins: the effect of all messages that `deliveries()` (without `from_seqno`) has returned so far. The
-                thread that iterates calls it, between two messages. Give it only to a member with the whole state: a
-                member of the group's first view, or one that connects with `state`, `from_ledger` or `from_seqno`.
+                thread that iterates `deliveries()` calls it, between two messages; while none does, no state is
+                supplied. Give it only to a member with the whole state: a member of the group's first view, or one that
+                connects with `state`, `from_ledger` or `from_seqno`.
             set_state: a function that takes such bytes. `connect(state=True)` calls it.
             serializer: a function that makes bytes of each payload given to `broadcast` and `send`.
             deserializer: a function that makes the `value` of a delivery or letter from its payload, when `value` is
@@ -240,8 +241,8 @@ class Member(SendingHalf, ReadingHalf):
         message instead.
 
         Raises (`set_state`'s own errors, too):
-            UsageError: `state` was given without `set_state`; `state` or `from_seqno` to a connected member; more than
-                one of `state`, `from_ledger` and `from_seqno`; the member was closed.
+            UsageError: `state` was given without `set_state`; `or_history` without `state`; `state` or `from_seqno` to
+                a connected member; more than one of `state`, `from_ledger` and `from_seqno`; the member was closed.
             StateUnavailable: there were messages, and no member has their state. This one has joined nevertheless:
                 call `connect` again, with another choice.
             NotOrderedInTime: no view came within `timeout` seconds, or no state. In the second case this one has

@@ -66,7 +66,7 @@ class StartPosition:
         self._newest: Deliveries | None = None  # the last run, which the next one continues
 
     def check(self, choice: Choice) -> None:
-        """Check that the arguments of `connect` fit together. Raises UsageError."""
+        """Raise UsageError if the arguments of `connect` exclude each other, or come too late."""
         from_ledger, state, or_history, from_seqno = choice
         if state and (self.transfer is None or self.transfer.joiner.set_state is None):
             raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
