@@ -70,7 +70,7 @@ from ordering.participant.participant_table import Cause, Do, ParticipantPhase
 from ordering.participant.rejoin import begins_returning, newest_answer
 
 FRESH_S = 5.0
-"""Seconds after which an incarnation checks, before its first record, whether it may still begin."""
+"""The age, in seconds, from which on an incarnation checks before its first record that the group will take it."""
 
 BeginAnew = Callable[["Forwarder"], None]
 """A function that begins the next incarnation in a thread of its own. It is called under the lock."""
@@ -408,7 +408,7 @@ class Forwarder:
         return self._lifecycle.sends_messages or self.participant.may_send(pending)
 
     def _see_that_it_is_not_ignored(self) -> None:
-        """Take a new incarnation, before the first record of this one, if the group's floor has risen above it."""
+        """Change to a new number, before the first record, if the group's floor has risen above the present one."""
         if time.monotonic() - self._begun_at > FRESH_S:
             _, state = self._subscription.end()
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:

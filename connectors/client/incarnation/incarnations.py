@@ -106,8 +106,8 @@ class Beginning(NamedTuple):
 class Incarnations:
     """State shared by all incarnations of a sender in this process.
 
-    `changed`, over `lock`, is the one condition of all their receipts. The order of locks is in
-    docs/protocols/locks.md.
+    `changed`, over `lock`, is the one condition of all their receipts; docs/protocols/locks.md has the order of locks.
+    `claimed` has the numbers of the incarnations that this process has begun or continued.
     """
 
     address: Address
@@ -166,10 +166,10 @@ class Incarnations:
         return self._anew(incarnation, carried or (), state.seqno, joins=joins)
 
     def renewed(self, numbers: IncarnationNumbers, state: SequencerState, incarnation: int) -> Beginning | None:
-        """Return a new incarnation in place of one that has sent nothing and would be ignored; None if it would not.
+        """Return a new incarnation, if the sequencer would ignore `incarnation`, which has sent nothing; else None.
 
-        It is ignored if the sequencer has no row of this name, and its floor has risen above the incarnation. Raises
-        BrokerUnreachable, EnvironmentProblem, Superseded.
+        That is so if there is no row of this name, and the group's floor has risen above `incarnation`.
+        Raises BrokerUnreachable, EnvironmentProblem, Superseded.
         """
         ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor
         if ordered.incarnation or incarnation > floor:
@@ -222,7 +222,7 @@ class Incarnations:
     def _take_out_ordered(outbox: Outbox, history: History) -> None:
         """Remove carried-over messages that were ordered under their old ids, before this incarnation's JOIN.
 
-        None of them was sent under a new id. Raises Superseded if DATA does not tell any more.
+        None of them was sent under a new id. Raises Superseded if DATA does not tell any more which were ordered.
         """
         pending = list(outbox.pending())
         if not begins_returning(pending) or outbox.seqno is None:
@@ -374,7 +374,7 @@ class Incarnations:
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether the record that DATA has under the id of `ours` is that message.
+    """Whether the record that DATA has under the id of `ours` is the message `ours`.
 
     `kind`, `payload` and `headers` are the record's. An instrumentor, a proxy or a gateway on the way may have added
     headers; the sender's are all there, in their order. For a refused record DATA keeps the kind only.

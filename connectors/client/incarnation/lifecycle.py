@@ -93,7 +93,7 @@ class LifecycleState:
             raise UsageError(f"{self.address} is closed.")
 
     def wait(self, condition: Callable[[], object], timeout: float | None) -> bool:
-        """Wait for a condition; return whether it came in time. Raises the error that ends the incarnation before."""
+        """Wait for a condition; return whether it came in time. If the incarnation ends first, raise its error."""
         came = self.changed.wait_for(lambda: condition() or self.has_ended, timeout)
         self.check()
         return bool(came)

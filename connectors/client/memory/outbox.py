@@ -57,7 +57,7 @@ _KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
 
 
 class KeptCast(NamedTuple):
-    """A cast in the file. If it was sent, DATA was delivered up to `seqno` then."""
+    """A cast in the file. `seqno` is the last one that was delivered when the cast was sent; 0 if it was not sent."""
 
     place: int
     inherited: InheritedCast

@@ -108,7 +108,7 @@ class StateTransfer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Read the inbox from its end on. Call it before the JOIN. Raises BrokerUnreachable, TopicMissing."""
+        """Start to read the inbox, from its end on. Call it before the JOIN. Raises BrokerUnreachable, TopicMissing."""
         if self._thread is not None:
             return
         consumer = self.connection.consumer()

@@ -1,4 +1,4 @@
-"""Limits of the messages that a sender has in flight, and the time after which it sends them again."""
+"""Limits of the messages and letters that a member has in flight, and the time after which it sends messages again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ordering.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class SendingLimits:
-    """Bounds of the forward table, in records and bytes, and the seconds without progress before it is sent again."""
+    """Bounds of the forward table, in records and bytes, and the seconds without progress before it is sent again.
+
+    The tables of casts and of letters have the same bounds, each for itself. Casts are sent again after the same time.
+    """
 
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
