@@ -59,10 +59,10 @@ _NOTHING = _Log(set(), is_whole=True)
 def check_casts(
     group: str, connections: Mapping[str, Connection], logs: Sequence[Path], *, one_order: bool, settled: bool
 ) -> tuple[dict[str, int], list[Anomaly]]:
-    """Return the number of casts in each delivery log, and the anomalies of casts at these sites.
+    """Return the number of casts in each delivery log that has any, by `CASTS_OF`, and the anomalies of casts.
 
-    `settled`: a cast that one of several sites lacks is lost. If there is nothing to compare, nothing is read. Raises
-    BrokerUnreachable, HistoryUnavailable, TopicMissing.
+    `settled`: a cast that one of several sites lacks is lost. If there is nothing to compare, no Kafka is read. The
+    logs must be valid (`check.check_deliveries`). Raises BrokerUnreachable, HistoryUnavailable, TopicMissing.
     """
     counts = {log.name: sum(map(is_cast, _rows(log))) for log in logs}
     has_casts, compares = any(counts.values()), settled and len(connections) > 1
@@ -91,7 +91,7 @@ def check_casts(
 
 
 def _lost(group: str, found: Mapping[str, Mapping[str, _Log]], *, of_views: bool) -> Iterator[Anomaly]:
-    """Yield the casts of each site that another one lacks. `of_views`: casts of a view, too; a mesh carries none."""
+    """Yield an anomaly for each site that lacks casts of another one. `of_views`: of a view, too; no mesh has these."""
     for origin, there in found.items():
         topic = str(Topic(group, "cast", origin))
         names = {name for name in there.get(topic, _NOTHING).names if of_views or name.view == NO_VIEW}
@@ -135,7 +135,7 @@ def _view(data: Data) -> OrderedRecord:
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:
-    """Return the casts of each cast topic of a Kafka."""
+    """Give the checker all casts in a Kafka; return the casts of each cast topic."""
     found: dict[str, _Log] = {}
     with contextlib.closing(connection.consumer()) as consumer, connection.reachable():
         for topic in connection.topics_of(group, "cast"):

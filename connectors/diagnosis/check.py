@@ -41,7 +41,7 @@ class Unwatched:
     """Ignores the progress."""
 
     def say(self, what: str, total: int | None = None) -> None:
-        """Do nothing, here and below."""
+        """Do nothing."""
 
     def advance(self) -> None:
         """Do nothing."""
@@ -58,7 +58,10 @@ def check_data(
     mesh: MeshChecker | None = None,
     progress: CheckProgress = UNWATCHED,
 ) -> tuple[int, Strays | None]:
-    """Read the whole DATA topic of the site; return the number of its seqnos, and its strays."""
+    """Give the checkers the whole DATA topic of the site; return its highest seqno, and its strays (None without any).
+
+    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
+    """
     with DataLog(connection, group, site) as data:
         beginning, end = data.beginning(), data.end()
         if beginning > 0:
@@ -121,7 +124,7 @@ class SitesVerdict:
 def check_sites(
     group: str, connections: Mapping[str, Connection], *, one_order: bool, progress: CheckProgress = UNWATCHED
 ) -> SitesVerdict:
-    """Read the whole DATA topic of every site."""
+    """Read the whole DATA topic of every site. Raises as `check_data`."""
     verdict = SitesVerdict(connections, one_order=one_order)
     for site, connection in connections.items():
         read, strays = check_data(verdict.checkers[site], connection, group, site, verdict.mesh, progress)
@@ -132,9 +135,9 @@ def check_sites(
 
 
 def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
-    """Return the shortfalls of a mesh's sites that don't get less within `wait_s` although the relay runs.
+    """Wait for `wait_s` seconds; return the shortfalls of a mesh's sites that got no less although the relay runs.
 
-    A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking.
+    A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking. Raises BrokerUnreachable.
     """
     watched = {lack: sites.next_hop(lack.site, lack.origin) for lack in lacks if lack.site in sites.connections}
     if not watched:
@@ -179,7 +182,7 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
 
 
 def check_ledger(checker: Checker, path: Location, group: str, progress: CheckProgress = UNWATCHED) -> int:
-    """Read the group's rows of the ledger, a chunk at a time; return their number."""
+    """Give the checker the group's rows of the ledger, a chunk at a time; return their number: 0 without a table."""
     from pyarrow import dataset as ds
 
     from connectors.ledger.delta_files import dataset_of
@@ -203,7 +206,10 @@ def check_ledger(checker: Checker, path: Location, group: str, progress: CheckPr
 
 
 def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int:
-    """Read a delivery log as `abcast deliver --json` prints it; return the number of its deliveries."""
+    """Give the checker a delivery log as `abcast deliver --json` prints it; return the number of deliveries in it.
+
+    Casts are validated and not counted: `check_casts` reads them. Raises UsageError for an invalid line.
+    """
     count = 0
     for number, line in enumerate(lines, 1):
         try:

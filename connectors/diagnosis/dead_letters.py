@@ -35,7 +35,7 @@ def read_dead_letters(
 ) -> Iterator[StoredLetter]:
     """Yield the dead letters that are still there, oldest first: all, the `last` ones, or the one at `offset`.
 
-    Raises BrokerUnreachable, TopicMissing.
+    Raises BrokerUnreachable, TopicMissing; HistoryUnavailable if retention drops letters during the read.
     """
     topic = str(Topic(group, "dead-letter", site))
     partition = TopicPartition(topic, 0)

@@ -29,8 +29,9 @@ from ordering.checker.mesh_checker import Shortfall
 class Report(NamedTuple):
     """The result of a check of a group.
 
-    `read`: the number of messages in each source. `lacks`: how far sites are behind others. `under_way`: the same, if
-    it is no anomaly. `strays`: the DATA topics with records that are no DATA, which break no promise.
+    `read`: the highest seqno of each DATA topic, the number of ledger rows, and the number of deliveries and of casts
+    in each file. `lacks`: how far sites are behind others. `under_way`: the same, or () if the check was `settled`.
+    `strays`: the DATA topics with records that are no DATA, which break no promise.
     """
 
     read: Mapping[str, int]
@@ -55,7 +56,7 @@ def check_group(
     Args:
         group: the group's name.
         where: one Kafka, or the sites.
-        names: the sites whose DATA to read; all of them if there are none.
+        names: the sites whose DATA to read; if there are none, all sites, or the default site in one Kafka.
         ledger: the directory of a ledger. It is not used for several sites that each have their own order.
         deliveries: the output of `abcast deliver --json`, a file for each member.
         settled: nothing is under way between sites, so messages that one lacks are lost. Otherwise messages that a site

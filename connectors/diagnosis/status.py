@@ -38,7 +38,7 @@ _MAX_TAIL = 20_000
 _MAX_LOOK_BACK = 1000
 _MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_LOOK_BACK = 100
-"""The records and bytes of each FORWARD partition that are searched for gaps, roughly."""
+"""Records of the first window of a search for gaps. It ends at _MAX_LOOK_BACK or _MAX_LOOK_BACK_BYTES, roughly."""
 
 
 class Gap(NamedTuple):
@@ -74,13 +74,14 @@ class AgreementStatus(NamedTuple):
 
 
 class GroupStatus(NamedTuple):
-    """The status of a group. Numbers are counts; `rate` is messages per second over the last minute.
+    """The status of a group. `rate`: records of DATA per second over the last minute.
 
     `members`: in the view. `senders`: remembered addresses that have sent anything, operators and relays included.
-    `lag`: FORWARD records that wait for a seqno or a refusal. `relays`: for each site whose relay brings records here,
-    the seconds since its last sign. `strays`: records in DATA that are no DATA, back to the newest snapshot.
-    `ledger_lag`: seqnos that the ledger lacks; None without a ledger. `gaps`: open gaps of senders. `agreement`: None
-    if no sites agree. `wrong_settings`: of DATA and EPOCH, and how to mend them. `format`: see `ordering.base.formats`.
+    `lag`: FORWARD records that wait for a seqno or a refusal; 0 in a copy. `relays`: for each site whose relay brings
+    records here, the seconds since its last record, None without one. `strays`: records in DATA that are no DATA, back
+    to the newest snapshot. `ledger_lag`: seqnos that the ledger lacks; None without a ledger, or with `other_history`.
+    `gaps`: open gaps of senders. `agreement`: None if no sites agree. `wrong_settings`: of DATA and EPOCH, and how to
+    mend them. `format`: see `ordering.base.formats`.
     `other_history`: what to do if the ledger has another group's history under this name. `trouble`: what the serving
     job reports that it can't do for the group; with `is_left_out`, it does not order it. `acts`: the last acts of
     operators. `open_transactions`: transactions on FORWARD that hold up the records behind them.
@@ -112,12 +113,12 @@ class GroupStatus(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether messages wait and no sequencer orders them."""
+        """Whether messages wait, and no sequencer orders them, or an open transaction holds some up."""
         return self.lag > 0 and (not self._is_served or bool(self.open_transactions))
 
     @property
     def is_failure(self) -> bool:
-        """Whether the job that serves the group is stuck.
+        """Whether messages wait, and the group's sequencer does not work.
 
         A job that reports that it leaves the group out works, and so does one that waits for a client's transaction.
         """
@@ -147,7 +148,10 @@ def read_status(
     in_ledger: Mapping[str, int] | None = None,
     ledger: LedgerEnd | None = None,
 ) -> GroupStatus:
-    """Read the status of a group. `in_ledger`: the last seqno of each group in the ledger, if there is one.
+    """Read the status of a group. `in_ledger`: the last seqno of each group in the ledger, if there is one. `ledger`:
+    compared with DATA for `other_history`.
+
+    A sequencer of another host that looks silent is asked again after 3 s.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
@@ -320,7 +324,7 @@ def _rate(connection: Connection, data: TopicPartition) -> float:
 def _relays(
     connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
 ) -> dict[str, float | None]:
-    """Return the seconds since each neighbour's relay wrote a heartbeat into the topic that it fills."""
+    """Return the seconds since each neighbour's relay wrote into the topic that it fills; None if it never did."""
     heard: dict[str, float] = {}
     for partition, (beginning, end) in _spans(consumer, partitions).items():
         topic = Topic.parse(partition.topic)

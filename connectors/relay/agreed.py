@@ -2,7 +2,7 @@
 
 Records of one may overtake records of the other. A run that arrives before its records waits for them
 (`ordering.agreement.site`, rule 3), and records wait for their run. So each of the two is carried in its own order, and
-a batch has the records that a step of the site has written.
+both in the same batches.
 
 Spark shares a batch among the partitions by their backlogs, with at least one record of each. So even behind a backlog
 of FORWARD, each batch brings an entry of the site. A batch is bounded, as it must end before the site counts as silent.
@@ -58,7 +58,7 @@ class Agreed(Relay):
         )
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Mark each record with its source, and FORWARD also with its broker's time."""
+        """Mark each record with its source, and FORWARD also with its broker's time; leave out decisions."""
         return relay_agreed(rows, self.direction)
 
     def position_in_new(self, partition: TopicPartition, position: int) -> int:

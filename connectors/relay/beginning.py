@@ -14,10 +14,10 @@ _logger = logging.getLogger(__name__)
 
 
 def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], None] | None:
-    """Return a check that raises UsageError if a group would begin at its new home, not go on; None without a hub.
+    """Return a check that raises UsageError if a group would begin at `site`, not go on; None if that is no hub's home.
 
     A new home without a history, started before it was promoted, would give the first numbers again. A promoted one
-    begins if no earlier home has ordered anything. A site that does not answer holds up nothing.
+    begins if no earlier home has ordered anything. A site that does not answer, or refuses, holds up nothing.
     """
     if sites is None or sites.home != site:
         return None

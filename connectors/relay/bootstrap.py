@@ -54,9 +54,10 @@ def bootstrap(
 ) -> int:
     """Write the records of the source's ledger that the target lacks; return the ledger's last seqno.
 
-    `to_write` gets the number of these records once, `written` the number of further ones that were written.
+    `to_write` gets the number of these records once, `written` the number of further ones that were sent.
 
-    Raises UsageError (no ledger, or none of this group), BrokerUnreachable, TopicMissing.
+    Raises UsageError (no ledger of this group, or the target of a hub has a sequencer), LaterVersion for a row of an
+    unknown kind, BrokerUnreachable, TopicMissing.
     """
     state = state_from_ledger(ledger, group)
     if state is None:
@@ -152,7 +153,10 @@ def _session(
 
 
 def _write(connection: Connection, topic: str, records: Iterator[Record], written: TellRecords) -> None:
-    """Append the records in order. The producer never gives up on one, so none is missing in the middle."""
+    """Append the records in order. The producer never gives up on one, so none is missing in the middle.
+
+    Raises KafkaTimeoutError if one is not acknowledged within ACKNOWLEDGED_S.
+    """
     waiting: deque[Future] = deque()
     with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:
         for key, value, headers in records:

@@ -72,7 +72,7 @@ class Casts(Relay):
         return topic
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Copy casts with this relay's mark, unless they have been there; in a mesh, only casts of no view."""
+        """Copy casts that were not in the target's Kafka, with this relay's mark; in a mesh, only casts of no view."""
         at_target = self.in_kafka_of_target(self._at_target.values())
         return relay_casts(rows, self.direction, at_target, of_views=self.sites.one_order)
 
@@ -104,7 +104,10 @@ class Casts(Relay):
         return found
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Return the source's beginning if the copy has nothing. Raises HistoryUnavailable if it has a part."""
+        """Return `position`, or the source's beginning if the copy has nothing; warn if the copy had some once.
+
+        Raises HistoryUnavailable if the copy has a part, and retention has dropped the next casts.
+        """
         if 0 < position < beginning:
             source, target = self.direction
             raise HistoryUnavailable(

@@ -3,7 +3,8 @@
 Stateless, record by record. Nothing here needs to be exactly-once: the neighbour recognises repeats.
 
 * `HomeData` (a hub's home to another site): DATA unchanged, with its epoch records and the records of fenced
-  sequencers. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
+  sequencers, without its strays. The copy is the home's log with runs of it repeated, and the reading rule takes the
+  same records from it.
 * `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
 * `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, by the rules of
   `ordering.sequencer.links`. Messages become FORWARD of their original senders, views become `remote-view`, and all
@@ -15,12 +16,13 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 
 The field RELAYED_FROM names the record that a FORWARD, a letter or a cast was made from. A relay that starts goes on
-behind the last one. Letters and casts have the marks of all relays on their way, the newest first.
+behind the record that the last copy names. Letters and casts have the marks of all relays on their way, the newest
+first.
 
 Invariant, *never back*. A letter or a cast is carried into no Kafka that a relay has brought it out of, so each copy
 has the mark of one Kafka more. None goes round, though each relay follows its own site's file, and these may be of
 different age: a Kafka has at most as many copies of a record as there are ways without a circle. A record that is not
-carried is already in the target's Kafka.
+carried for this reason is already in the target's Kafka.
 
 Spark plans all expressions anew for each batch. So one expression of our own (`conf/scala/Carried.scala`) makes the
 whole row, except for a mesh's DATA.

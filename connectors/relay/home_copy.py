@@ -32,7 +32,7 @@ class HomeCopy:
         self.home = DataLog(home, group, direction.source)
         self.copy = DataLog(there, group, direction.target)
         self._unseen: SequencerState | None = None
-        """The home's epoch at the start, until the copy has it. From then on the copy takes no other home's DATA."""
+        """The home's state at the start, until the copy has its epoch. Then the copy takes no other home's DATA."""
         self._base: SequencerState | None = None
         self._looked_at = 0
 
@@ -44,8 +44,11 @@ class HomeCopy:
     def start(self) -> int:
         """Return the offset at the home from which the copy lacks records.
 
-        A seal of the epoch in force there is written first. Retention may have dropped the home's seal, but not the
-        records that a fenced sequencer wrote behind it.
+        If the copy lacks the epoch in force there, or the home's format, a seal is written first. Retention may have
+        dropped the home's seal, but not the records that a fenced sequencer wrote behind it.
+
+        Raises HistoryUnavailable if retention has dropped records that the copy lacks; UsageError if the copy can't
+        follow this home. If its site was the home before, that one is fenced first.
         """
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
@@ -102,7 +105,8 @@ class HomeCopy:
             )
 
     def post_base(self) -> None:
-        """Post an earlier state of the home, once the copy has all the records that it counts.
+        """Post an earlier state of the home, once the copy has all the records that the state counts. Take the next
+        state SNAPSHOT_EVERY_RECORDS later.
 
         Raises UsageError if the copy has become the home, or another home fills it, too; EndLost if the copy has lost
         records that were carried.

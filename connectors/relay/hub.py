@@ -63,7 +63,7 @@ class HomeData(Relay):
         return relay_home_data(rows, self.direction)
 
     def check(self) -> None:
-        """Post the bases for readers of the copies. Raises UnservableGroups if some are copies no more."""
+        """Post the bases for readers of the copies. Raises UnservableGroups if some are copies no more; EndLost."""
         refused: dict[str, AbcastError] = {}
         for copy in self._copies:
             try:

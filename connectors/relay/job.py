@@ -70,7 +70,7 @@ class Relay(StreamingJob):
 
     @cached_property
     def is_apart(self) -> bool:
-        """Whether the two ends are two Kafkas. In one Kafka, letters and casts need no relay."""
+        """Whether the ends are two Kafkas. In one, letters and casts need no relay. Raises BrokerUnreachable."""
         return self.source.cluster_id() != self.target.cluster_id()
 
     def in_kafka_of_target(self, found: Iterable[Collection[str]] = ()) -> set[str]:
@@ -158,7 +158,11 @@ class Relay(StreamingJob):
         return writer.start()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Return, for every source partition, the offset after the last record that the neighbour has of it."""
+        """Return, for every source partition, the offset to go on from. Create missing topics and partitions to fill.
+
+        The offset comes after the last record that the neighbour has of the partition, unless `position_in_new` or
+        `first_to_carry` moves it. Raises as `ask_each`.
+        """
         with closing(self.source.consumer()) as here:
             found = ask_each(topics, lambda topic: self._positions_of(here, topic))
         return {partition: offset for each in found.values() for partition, offset in each.items()}
@@ -212,7 +216,7 @@ class Relay(StreamingJob):
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Return the offset to go on from if the neighbour lacks `position`, and the source begins at `beginning`.
 
-        Raises HistoryUnavailable.
+        Raises HistoryUnavailable if `beginning` is the higher one.
         """
         if position < beginning:
             source, target = self.direction

@@ -12,7 +12,7 @@ from connectors.relay.mesh import MeshData
 
 
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
-    """Return the kinds of relays that a direction needs."""
+    """Return the kinds of relays that a direction needs: none between agreeing sites with the same servers."""
     if sites.mode == "isis":
         return [] if sites.shares_kafka(*direction) else [Agreed, Letters, Casts]
     if sites.home is None:

@@ -2,8 +2,8 @@
 keeps them.
 
 The neighbour's own log tells, as for a relay that starts (`connectors.relay.link_start`): a hub's copy by the seqno
-that it has reached, a site of a mesh by its rows. Both only grow, so the answer stays true. A neighbour that does not
-answer counts as lacking everything.
+that it has reached, a site of a mesh by its rows. Both only grow, so the answer stays true. A neighbour whose state
+can't be read counts as lacking something, and one without the group as lacking nothing.
 """
 
 from __future__ import annotations

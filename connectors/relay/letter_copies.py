@@ -60,7 +60,7 @@ def purge_copies(
 
 
 def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, settled_s: float) -> int:
-    """Return the offset below which a partition may be deleted."""
+    """Return the offset below which a partition may be deleted: its beginning if nothing may, or that is not known."""
     here = sites.connection(site)
     with here.reachable():
         beginning = int(consumer.beginning_offsets([place])[place])

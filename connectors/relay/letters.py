@@ -78,7 +78,7 @@ class Letters(Relay):
         return relay_letters(rows, self.direction, self.in_kafka_of_target(self._at_target.values()))
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Return the source's beginning if letters before it were deleted and not carried on this way, and warn.
+        """Return `position`, or the source's beginning, with a warning, if letters before it were deleted uncarried.
 
         Inbox topics have no retention, but letters that have arrived are purged (`connectors.relay.letter_copies`). A
         way that is new, or used again, in a sites' file begins behind them.
@@ -100,7 +100,10 @@ class Letters(Relay):
         return super().hidden(topics) if self.is_apart else []
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """Return no topic if both ends share one Kafka. Creates the copies that members at the source write to."""
+        """Select topics as the base class does, but none if both ends share one Kafka. Note the sites in both Kafkas.
+
+        Create missing copies at the source, to which its members write.
+        """
         if not self.is_apart:
             return {}
         there = self.target_finder.count_partitions()

@@ -37,7 +37,7 @@ def known_origins(state: SequencerState, site: str) -> dict[str, int]:
 
 
 def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carries) -> SessionStart:
-    """Return a late offset of DATA before which a neighbour with these origin rows lacks nothing.
+    """Return a late offset of DATA, and the state there: a neighbour with these origin rows lacks nothing before it.
 
     Looks back from the end, in steps that grow, down to the oldest offset with a known state. Raises
     HistoryUnavailable if the neighbour lacks records before that offset.

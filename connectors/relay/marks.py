@@ -54,7 +54,7 @@ def last_relayed(
 def last_copy(
     connection: Connection, topic: str, partition: int, source: Source, below: int | None = None
 ) -> Copy | None:
-    """Return the newest record in `topic` that was made from one of the source; None if none was.
+    """Return the newest record in `topic` that was made from a record of the source's partition; None if none was.
 
     `source` names its topic as `SITE/TOPIC`. `below`: only records below this offset count. If a purge deletes records
     under the search, it begins again: a purge leaves the newest record of each source. Raises BrokerUnreachable;
@@ -134,7 +134,7 @@ def _newest(
 
 
 def _parse_mark(mark: Sequence[bytes]) -> Source | None:
-    """Return the source in RELAYED_FROM, its topic as `SITE/TOPIC`; None if the field is empty."""
+    """Return the source that a mark names, its topic as `SITE/TOPIC`; None if the field is missing or no source."""
     try:
         return Source.parse(b"".join(mark).decode("ascii"))
     except ValueError:

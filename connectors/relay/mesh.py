@@ -58,7 +58,10 @@ class MeshData(SiteForward):
         return self._query
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
-        """Begin a session in each group, at the offset that follows from the neighbour's own rows."""
+        """Begin a session in each group; return the offset of DATA where it begins, by the neighbour's own rows.
+
+        Raises as `ask_each`.
+        """
         assert self._presence is not None
         starts = ask_each(topics, self._start_of)
         # All starts are found first: a session that begins ends the one before.

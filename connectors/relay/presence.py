@@ -39,10 +39,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """Writes these records for the relay of one direction, in some groups. Not thread-safe; `close` it."""
+    """Writes a relay's own records in the groups that had a `begin`. Not thread-safe; `close` it."""
 
     def __init__(self, source: Connection, target: Connection, direction: Direction) -> None:
-        """Raises BrokerUnreachable."""
+        """Open the producer. Raises BrokerUnreachable, KafkaRefused."""
         self._source = source
         self._target = target
         self._direction = direction
@@ -51,7 +51,7 @@ class Presence:
         self._beat_at = 0.0
 
     def begin(self, group: str, beginning: SessionStart, carries: Carries) -> int:
-        """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
+        """Begin a session in a group; return its name, an offset. Raises BrokerUnreachable, TopicMissing."""
         state = beginning.state
         start = link_start(state, self._direction.source, carries)
         session = self._append(group, LINK_START, value=start.to_json())
@@ -63,7 +63,7 @@ class Presence:
         return session
 
     def tell(self) -> None:
-        """Write the heartbeats that are due. Raises BrokerUnreachable if the site's own Kafka does not answer."""
+        """Write the heartbeats that are due. Raises BrokerUnreachable if the relay's source does not answer."""
         is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
         try:
             for name, group in self._groups.items():
@@ -76,7 +76,7 @@ class Presence:
             self._beat_at = time.monotonic()
 
     def farewell(self) -> None:
-        """Write that the relay is stopped. If that gets lost, the neighbour misses the heartbeats."""
+        """Write that the relay is stopped. A failure is only logged: the neighbour misses the heartbeats anyway."""
         try:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)

@@ -1,6 +1,6 @@
 """The promotion of a copy to the home of a hub, when the home is lost or is to be replaced.
 
-1. If another site answers that was a home, it is fenced: a *move* in its EPOCH topic, so that its sequencer stops and
+1. If another site answers and was a home, it is fenced: a *move* in its EPOCH topic, so that its sequencer stops and
    none starts there again; a claim behind the move; and that claim's seal in its DATA, so that readers ignore whatever
    is still written there.
 2. Records that the new home lacks are copied: from the old home up to its seal, or from the copy that reaches furthest.
@@ -55,7 +55,8 @@ _logger = logging.getLogger(__name__)
 class Promotion(NamedTuple):
     """The result of a promotion: the order goes on after `last_seqno`; the last `copied` seqnos were copied just now.
 
-    `not_copied`: sites that did not answer before the move, so that records that only they had are not in the order.
+    `not_copied`: sites that did not answer, or have no DATA; after an earlier promotion also sites with more or other
+    messages than the home. Records that only they have are not in the order.
     """
 
     last_seqno: int
@@ -223,7 +224,7 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
 
 
 def first_difference(one: SequencerState, other: SequencerState) -> int | None:
-    """Return the first seqno that two epochs have decided, or from which on the logs differ; None if there is none.
+    """Return the first seqno that two logs have from different epochs, or from which on they differ; None without one.
 
     An epoch is one sequencer's, and begins with one seqno. So records of the same epoch are the same in both logs, and
     a log in which the epoch begins later has other messages before it.
