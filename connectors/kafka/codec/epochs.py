@@ -157,7 +157,7 @@ def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
 ) -> Claim | Note | Move | Exclusion | Format | None:
-    """Decode a record of an EPOCH topic; None for a base.
+    """Decode a record of an EPOCH topic; None for a base. `above`: ABOVE of the last move before the record.
 
     Raises StrayClaim for a record that no version wrote, LaterVersion for one that only a later version knows.
     """

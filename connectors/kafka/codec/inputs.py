@@ -24,7 +24,7 @@ _RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index
 
 
 class Input(NamedTuple):
-    """A partition to read, and its site. `place` is the FORWARD partition that it has or copies; "" for a log."""
+    """A partition to read, and its site. `place`: the FORWARD partition that this one is, or copies; "" for a log."""
 
     site: str
     place: str

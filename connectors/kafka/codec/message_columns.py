@@ -45,7 +45,7 @@ def messages_numbers(
 ) -> NDArray[np.int64] | None:
     """Return INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS: a row each, a column a record.
 
-    None if one of the records needs to be decoded by itself.
+    None if there are few records, many sources, or a record that needs to be decoded by itself.
     """
     if len(headers) < MIN_RECORDS or not all(map(is_senders, set(keys))):
         return None

@@ -144,7 +144,7 @@ class Connection:
         )
 
     def check_login(self) -> None:
-        """Check the login, unless this process has. A server that is away passes. Raises KafkaRefused, UsageError."""
+        """Check the login, unless this process did. A server that is away passes. Raises KafkaRefused, UsageError."""
         if self.security.protocol == "PLAINTEXT" or self in _checked:
             return
         why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))

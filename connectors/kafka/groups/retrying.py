@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LogThrottle:
-    """Limits repeated log messages: each is logged once, and again from time to time while it stays the same."""
+    """Limits repeated log messages: a text is logged if it differs from the last one, or STILL_FAILING_S later."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -63,7 +63,7 @@ class Retries:
         self._throttle = LogThrottle()
 
     def succeeded(self) -> None:
-        """Count no failure: the attempt ended in order."""
+        """Reset the count of failures: the attempt ended in order."""
         self._failures = 0
 
     def failed(self, error: AbcastError, ran_s: float) -> float:

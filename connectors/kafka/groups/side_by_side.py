@@ -36,7 +36,7 @@ class SideBySide(Generic[_Answer]):
         self._done: queue.SimpleQueue[tuple[str, Future[_Answer | AbcastError]]] = queue.SimpleQueue()
 
     def ask(self, group: str, question: Callable[[Consumer], _Answer]) -> None:
-        """Queue a question about a group."""
+        """Queue a question about a group. The group must not have another one whose answer was not returned yet."""
         self._waiting.add(group)
         asked = self._pool.submit(self._answer, group, question)
         asked.add_done_callback(lambda future: self._done.put((group, future)))

@@ -48,7 +48,7 @@ class SuspendedGroups:
         self._troubles: dict[str, _Trouble] = {}
 
     def suspend(self, group: str, error: AbcastError) -> None:
-        """Suspend a group: the others go on without it."""
+        """Suspend a group, or count another failure of a suspended one. Log the error, if it is new or due again."""
         trouble = self._troubles.setdefault(group, _Trouble())
         now = time.monotonic()
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
@@ -95,5 +95,5 @@ class SuspendedGroups:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """The same, without groups that another sequencer serves."""
+        """The `reasons`, without groups that another sequencer serves."""
         return {group: why for group, why in self.reasons.items() if not self._troubles[group].is_served}

@@ -54,7 +54,7 @@ class TopicFinder:
         return list(self.count_partitions(fresh=fresh))
 
     def count_partitions(self, *, fresh: bool = False) -> dict[Topic, int]:
-        """Return the same with the number of each topic's partitions. Raises BrokerUnreachable."""
+        """Return the topics of `find`, with the number of partitions of each. Raises BrokerUnreachable."""
         with self._lock:
             may_be_old_s = min(self._look_every_s, _LOOK_SOON_S) if self._leaderless else self._look_every_s
             if fresh or time.monotonic() - self._found_at >= may_be_old_s:

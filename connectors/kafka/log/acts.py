@@ -53,7 +53,7 @@ def act_of_this_user(act: str, what: str, why: str = "") -> Act:
 
 
 def act_header(act: Act) -> tuple[str, bytes]:
-    """Return the header that a record of EPOCH has beside its own."""
+    """Return the header that holds the act, for a record of EPOCH that has its own header, too."""
     return ACT_HEADER, json.dumps({name: getattr(act, name) for name in _FIELDS}).encode("ascii")
 
 

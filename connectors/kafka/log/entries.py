@@ -30,7 +30,7 @@ def last_entry(data: DataLog, end: int) -> Entry | None:
 def last_state(data: DataLog, end: int) -> SiteState | None:
     """Return the site's state in its log below offset `end`; None if there is no entry.
 
-    Raises HistoryUnavailable if retention has dropped entries that it takes.
+    Raises HistoryUnavailable if retention has dropped entries that the state takes.
     """
     entries = _counting(data, end, MAX_NUMBER)
     if not entries:

@@ -52,5 +52,5 @@ def first_told(records: Iterable[tuple[int, Data]]) -> SeqnoAtOffset | None:
 
 
 def is_below(told: SeqnoAtOffset, seqno: int, epoch: int) -> bool:
-    """Whether that number, decided by that epoch, lies at the mark or below."""
+    """Whether the record of `seqno`, decided by `epoch`, lies at the mark or below."""
     return (told.epoch, told.seqno) >= (epoch, seqno)

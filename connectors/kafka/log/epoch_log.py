@@ -64,7 +64,7 @@ class Epochs:
     """The offset in EPOCH up to which everything was read."""
 
     def apply(self, entry: Claim | Note | Move | Exclusion | Format | None, offset: int) -> None:
-        """Apply the record at `offset`; None for a base."""
+        """Apply the decoded record at `offset` of EPOCH. `entry` is None for a base."""
         if isinstance(entry, Claim):
             self.claims.append(entry)
             self.format = max(self.format, entry.format)
@@ -81,7 +81,7 @@ class Epochs:
 
     @property
     def newest_claim(self) -> Claim | None:
-        """The claim of the highest epoch."""
+        """The claim of the highest epoch; None without claims."""
         return self.claims[-1] if self.claims else None
 
     @property

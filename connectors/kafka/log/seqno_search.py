@@ -24,8 +24,9 @@ _FIRST_STEP = 2_048
 def where(log: StoredRecords, seqno: int, state: SequencerState) -> int:
     """Return the offset of the effective record of `seqno`, or a lower one. `state` must count that seqno.
 
-    After a mark, each seqno takes at least one offset, in order. Where a record takes several seqnos, this may be too
-    far: then the records themselves are checked, and the search goes back to the mark if need be.
+    After a mark, each seqno takes at least one offset, in order: so the search begins as many offsets behind the mark.
+    Where a record takes several seqnos, that may be too far. Then the records themselves are checked, and the search
+    goes back, to the mark if need be.
     """
     epoch, epochs = epoch_of(state.seals, seqno), log.epochs.read()
     first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)

@@ -47,7 +47,7 @@ def configured(key: str, default: str) -> str:
 
 
 def check_servers(servers: str) -> list[str]:
-    """Split a comma-separated list of servers. Raises UsageError if one is not HOST or HOST:PORT."""
+    """Return the servers in a comma-separated list. Raises UsageError if one is not HOST or HOST:PORT."""
     each = [server.strip() for server in servers.split(",")]
     for server in each:
         found = _SERVER.fullmatch(server)

@@ -23,7 +23,7 @@ _SPARE = 0.8
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python publishes no types
-    """Give kafka-python a valid token. Thread-safe."""
+    """Provides kafka-python with a valid token, fetched anew when it is due. Thread-safe."""
 
     def __init__(self, security: Security) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ _DEFAULT_PORT = 9092
 
 
 class ProbeStep(Enum):
-    """The steps, in order."""
+    """The steps of a probe, in order. Without SASL, the login is any answer to a Kafka request."""
 
     NAME = "name"
     TCP = "TCP"
@@ -67,14 +67,17 @@ def probe(servers: str, security: Security, timeout_s: float = TIMEOUT_S) -> lis
 
 
 def refusal(findings: Sequence[Finding]) -> str:
-    """Return the first refusal, as a sentence; "" if a server let us in, or none answered."""
+    """Return the first refusal, as a sentence; "" if a server lets the client in, or none refuses it."""
     if any(found.failed is None for found in findings):
         return ""
     return next((found.sentence for found in findings if found.is_refusal), "")
 
 
 def obstacle(findings: Sequence[Finding]) -> str:
-    """Return the sentence to show when no server let us in: a failure beyond TCP, or that no name resolves; else ""."""
+    """Return the sentence to show if no server lets the client in: a failure after TCP, or that no name resolves.
+
+    "" otherwise.
+    """
     if any(found.failed is None for found in findings):
         return ""
     names = [found.sentence for found in findings if found.failed is ProbeStep.NAME]

@@ -20,7 +20,7 @@ HOW = "`abcast acl` gives each role the rights that it needs"
 
 
 def may_not(security: Security, operation: str, resource: str) -> str:
-    """Say which right the user lacks, and how to get it."""
+    """Return the sentence that says which right the user lacks, and how to get it."""
     return f"{security.principal} may not {operation} {resource}: {HOW}."
 
 

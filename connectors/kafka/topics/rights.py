@@ -60,7 +60,7 @@ _OF_RELAYED = (_READ, _WRITE, _CONFIGS)
 
 
 class Right(NamedTuple):
-    """The right to an operation on the topics, or consumer groups, of that name; or with that prefix."""
+    """The right to an operation on the topic or consumer group of that name, or on all with that prefix."""
 
     operation: str
     kind: Literal["topic", "group"]

@@ -14,7 +14,7 @@ from ordering.base.formats import NEWEST
 
 
 class Upgraded(NamedTuple):
-    """The group's format before and after, and the first version that knows the latter."""
+    """The group's format before and after, and the first version that knows the format `after`."""
 
     before: int
     after: int
@@ -24,9 +24,9 @@ class Upgraded(NamedTuple):
 def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upgraded:
     """Give the group the newest format at that site. Idempotent.
 
-    The format is one record, which each later claim repeats. It names this process's user, and `why`.
+    The format is one record, which each later claim repeats. The record names this process's user, and `why`.
 
-    Raises UsageError for a copy, LaterVersion, TopicMissing, BrokerUnreachable.
+    Raises UsageError for a copy, or a `why` that is too long; LaterVersion, TopicMissing, BrokerUnreachable.
     """
     with DataLog(connection, group, site) as data:
         if data.is_copy():
