@@ -48,7 +48,7 @@ class HomeCopy:
         dropped the home's seal, but not the records that a fenced sequencer wrote behind it.
 
         Raises HistoryUnavailable if retention has dropped records that the copy lacks; UsageError if the copy can't
-        follow this home. If its site was the home before, that one is fenced first.
+        follow this home. If the copy's site was the home before, this fences that site, and raises UsageError, too.
         """
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")

@@ -48,7 +48,7 @@ class HomeData(Relay):
             raise UnservableGroups({topic.group: error for topic in topics}) from error
 
     def try_again(self, group: str) -> None:
-        """Try whether the copy can go on."""
+        """Try whether the copy can go on. Raises the error if it can't."""
         with closing(HomeCopy(self.source, self.target, group, self.direction)) as copy:
             copy.start()
 
@@ -96,9 +96,10 @@ class SiteForward(Relay):
         return Topic(topic.group, "relayed", self.direction.target, self.direction.source)
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Return the first offset that retention has left, and warn. Lost records were ordered, or are sent again.
+        """Return `position`, or the first offset that retention has left, with a warning.
 
-        A new home has no copy from here, and the former home may have ordered the records that are gone.
+        Lost records were ordered, or are sent again if their sender still runs. A new home has no copy from here, and
+        the former home may have ordered the records that are gone.
         """
         if position < beginning:
             source, target = self.direction

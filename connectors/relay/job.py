@@ -85,7 +85,7 @@ class Relay(StreamingJob):
             super().run()
 
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Return the groups with a partition without a leader, at either end."""
+        """Return an error for each group with a partition without a leader, at either end."""
         filled = {
             str(self.filled(topic))
             for names in found.values()
@@ -168,7 +168,7 @@ class Relay(StreamingJob):
         return {partition: offset for each in found.values() for partition, offset in each.items()}
 
     def try_again(self, group: str) -> None:
-        """Try whether the group can be carried now."""
+        """Try whether the group can be carried now. Raises the error if it can't."""
         for topic in self.topics_of(group):
             with closing(self.source.consumer()) as here:
                 self._positions_of(here, topic)

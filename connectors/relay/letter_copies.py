@@ -41,9 +41,9 @@ def purge_copies(
 ) -> list[Purged]:
     """Delete letters from the copies in the site's Kafka that are older than `settled_s` and have arrived.
 
-    If a Kafka on the way does not answer, or another purge runs there, its letters are left for the next time. Raises
-    BrokerUnreachable for the site's own Kafka; KafkaRefused for a right that is missing here or on the way; AbcastError
-    if Kafka refuses.
+    If a Kafka on the way does not answer, or another purge runs there, the letters on that way are left for the next
+    time. With `dry_run`, nothing is deleted. Raises BrokerUnreachable for the site's own Kafka; KafkaRefused for a
+    right that is missing here or on the way; AbcastError if Kafka refuses.
     """
     here, done = sites.connection(site), list[Purged]()
     for other in sites.copied_inboxes(site):

@@ -72,7 +72,7 @@ class MeshData(SiteForward):
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
     def try_again(self, group: str) -> None:
-        """Try whether a session can begin."""
+        """Try whether a session can begin. Raises the error if it can't."""
         for topic in self.topics_of(group):
             self._start_of(topic)
 

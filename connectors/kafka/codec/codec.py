@@ -91,7 +91,7 @@ DATA_FIELDS = (
     "FORMAT",
     "FORMAT_VERSION",
 )
-"""LINK is present only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
+"""LINK has a value only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
 seal has the group's format and the first version that knows it, unless the format is the first.
 """
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)

@@ -143,7 +143,10 @@ class MetadataClient:
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
-        """Commit the offsets. Raises BrokerUnreachable after `timeout_s`; KafkaRefused, as for groups with members."""
+        """Commit the offsets.
+
+        Raises BrokerUnreachable after `timeout_s`; KafkaRefused for a missing right, or for a group with members.
+        """
 
         def question(client: KafkaAdminClient) -> None:
             for error in client.alter_group_offsets(group_id, dict(offsets)).values():

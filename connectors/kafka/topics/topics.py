@@ -37,8 +37,8 @@ _SETTINGS = {
 }
 
 _COMPRESSION = {"compression.type": "producer"}
-"""With any other setting, a broker inflates a compressed batch as a whole before it looks at its size: a few kilobytes
-end it. With this one it inspects the batch piece by piece, and so do abcast's readers.
+"""With any other setting, a broker inflates a compressed batch as a whole before it looks at the size: a few kilobytes
+may end the broker. With `producer` the broker inspects a batch piece by piece, and so do abcast's readers.
 """
 _WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast", "memory")
 

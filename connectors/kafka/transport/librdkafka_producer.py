@@ -59,7 +59,7 @@ class _Sent:
         self._waiters: list[threading.Event] | None = None  # few records are waited for
 
     def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
-        """Set the outcome. Called by the producer's thread."""
+        """Set the outcome. Called by the producer's thread, or by one that flushes."""
         if error is None:
             self._message = message
         else:

@@ -19,8 +19,8 @@ Every transport promises:
   range raises OffsetOutOfRangeError, whose argument has the partition; the position is never reset.
 * *Opening* a client raises a retriable KafkaError if no broker answers in time.
 
-A consumer is not thread-safe; a producer is. Callbacks come from a thread of the producer's own; they must not wait for
-the producer.
+A consumer is not thread-safe; a producer is. Callbacks come from a thread of the producer's own, or from a caller of
+`flush`, `close` or `abandon`; they must not wait for the producer.
 """
 
 from __future__ import annotations
