@@ -56,8 +56,8 @@ def bootstrap(
 
     `to_write` gets the number of these records once, `written` the number of further ones that were sent.
 
-    Raises UsageError (no ledger of this group, or the target of a hub has a sequencer), LaterVersion for a row of an
-    unknown kind, BrokerUnreachable, TopicMissing.
+    Raises UsageError (no ledger of this group, or a hub's target with a sequencer of its own), BrokerUnreachable,
+    TopicMissing; LaterVersion for a row of an unknown kind.
     """
     state = state_from_ledger(ledger, group)
     if state is None:

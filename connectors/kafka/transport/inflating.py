@@ -24,7 +24,7 @@ _HEAD_BYTES = 1 + 10 + 5
 _VARINT_BYTES = 5
 _INPUT_BYTES = 16 * 1024
 _SNAPPY_AT_MOST = 32
-"""The highest factor by which snappy can inflate. A block that states more is refused."""
+"""A bound for the factor by which snappy inflates. A block that states more is refused."""
 _XERIAL = b"\x82SNAPPY\0"
 
 _Decode = Callable[[bytes | bytearray, int], tuple[int, int]]
