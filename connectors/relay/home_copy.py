@@ -140,7 +140,7 @@ class HomeCopy:
         return has_seqno and any(data.epoch >= base.epoch for data in last)
 
     def _has_lost(self, missing: int) -> bool:
-        """Whether the broker has lost the seqno `missing`. Retention drops it only with all before it."""
+        """Whether the broker has lost the seqno `missing`. If the first one left is higher, retention dropped it."""
         first = (each.data.seqno for each in self.copy.records(self.copy.beginning(), self.copy.end()))
         return next((seqno <= missing for seqno in first if seqno), True)
 

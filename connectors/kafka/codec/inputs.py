@@ -39,7 +39,7 @@ class Neighbours(NamedTuple):
     shared: frozenset[str] = frozenset()
 
     def input(self, topic: Topic, number: int) -> Input | None:
-        """Return the job's view of a partition in this site's Kafka; None if the job does not read it."""
+        """Return the role that a partition in this site's Kafka has for the job; None if the job does not read it."""
         is_shared = topic.site in self.shared
         if topic.role == "forward" and (is_shared or topic.site == self.site):
             return Input(topic.site, str(Partition(str(topic), number)))

@@ -132,8 +132,9 @@ def check_layout(
 ) -> None:
     """Raise UsageError if a group's existing forward topics have another number of partitions, or of replicas.
 
-    Another partition would be no gain. A sender's key would move to it, and partitions are read in no order: a record
-    that is read too early is dropped until its sender sends it again. Not every sender does that, nor at once.
+    None fits any number. Another partition would be no gain. A sender's key would move to it, and partitions are read
+    in no order: a record that is read too early is dropped until its sender sends it again. Not every sender does that,
+    nor at once.
     """
     topics = [str(Topic(check_group(group), "forward", check_site(site))) for site in sites]
     with connection.admin() as admin:
