@@ -26,7 +26,7 @@ _OF_ALL = {
     "transport": "",
     "log_level": "INFO",
 }
-"""The options of all commands besides Kafka's, with their defaults."""
+"""The options that many commands share, besides Kafka's, with their defaults; "" for none."""
 _PREFIX = "ABCAST_"
 _SECRET = ("PASSWORD", "SECRET", "TOKEN")
 

@@ -27,9 +27,9 @@ from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.state import SequencerState
 
 OWN_BYTES = 16 * 1024 * 1024
-"""The payload of a site's own records, read and not sequenced, beyond which it reads no more of its FORWARD."""
+"""The bytes of an own FORWARD partition's records, read and not sequenced, from which on it is not read further."""
 OTHERS_BYTES = 256 * 1024 * 1024
-"""The same for a partition of another site: more than that site may have under way."""
+"""The same for a partition of another site: more than the other site may have under way."""
 _OF_LOGS = tuple(f"{VERSION} {kind} ".encode("ascii") for kind in WITHOUT_SEQNO)
 _IDLE = f"{VERSION} {HEARTBEAT} ".encode("ascii")
 _RECORD_BYTES = 200

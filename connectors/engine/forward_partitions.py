@@ -1,4 +1,4 @@
-"""The forward partitions that a supervisor has its loop read."""
+"""The forward partitions that an engine's loop reads."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class GroupSupervisor:
             self._changes.put(taken)
 
     def _finished_takeovers(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
-        """Return the groups that are taken over by now, and the errors of groups that failed."""
+        """Return the groups that are taken over by now, under maintenance, and the errors of groups that failed."""
         states, topics, unservable = self._takeovers.results(timeout_s)
         if not states:
             return Taken(), unservable

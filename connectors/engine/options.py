@@ -17,9 +17,9 @@ from connectors.takeover.takeover import GroupCheck
 class EngineOptions(NamedTuple):
     """The options of the engine.
 
-    `ledger`: the Delta table; a group whose DATA lacks seqnos that it has is not claimed. `groups`: the groups to
-    serve. `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the process.
-    `check_group`: checks each group before it is claimed.
+    `ledger`: the Delta table; a group is not claimed if its DATA has lost seqnos that the ledger has. `groups`: the
+    groups to serve. `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the
+    process. `check_group`: checks each group before it is claimed.
     """
 
     connection: Connection

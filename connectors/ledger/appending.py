@@ -133,7 +133,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
 def _open_or_rename(spark: SparkSession, path: Location, layout: Layout) -> deltalake.DeltaTable | None:
     """Open the table, after its group's column was renamed if need be; None if there is none.
 
-    Raises LedgerDamaged, LedgerContended.
+    Raises LedgerDamaged, LedgerUnreadable, LedgerContended.
     """
     for _ in range(MAX_ATTEMPTS):
         try:

@@ -120,7 +120,7 @@ class CastLedgerJob(StreamingJob):
             self._writer.check()
 
     def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
-        """Return the offset where each partition goes on: its beginning if it is another log, or retention was there.
+        """Return the offset where each partition goes on: its beginning if it is another log, or has lost the offset.
 
         Raises UnservableGroups, or the error itself if all groups have it.
         """

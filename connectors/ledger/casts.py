@@ -142,7 +142,7 @@ class CastTableState(TableState):
 
 
 def read_cast_state(path: Location) -> CastTableState:
-    """Read the table's state, without payloads; the empty state if there is no table. Raises LedgerDamaged."""
+    """Read the state, without payloads; an empty one if there is no table. Raises LedgerDamaged, LedgerUnreadable."""
     table = open_table(path)
     if table is None:
         return CastTableState()

@@ -54,7 +54,7 @@ class LedgerJob(StreamingJob):
         return (topic.role, topic.site) == ("epoch", self.options.site)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """Return the refusals for groups that have an EPOCH topic at the site."""
+        """Return the refusals to read DATA of groups that have an EPOCH topic at the site."""
         site = self.options.site
         expected = {Topic(topic.group, "data", site) for topic in topics if (topic.role, topic.site) == ("epoch", site)}
         return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
@@ -115,7 +115,7 @@ class LedgerJob(StreamingJob):
 def start_after(
     seqno: int, options: JobOptions, group: str, ledger: LedgerEnd, consumer: Consumer | None = None
 ) -> Start:
-    """Return where in DATA a ledger goes on that has the group up to `seqno`.
+    """Return the place in DATA where a ledger that has the group up to `seqno` goes on.
 
     Raises HistoryChanged if the ledger has the history of another log; HistoryUnavailable if retention has dropped the
     records that follow; NoSnapshot if DATA does not tell before a sequencer has started.

@@ -59,7 +59,7 @@ class TableMaintenance(NamedTuple):
 
 
 def plan_maintenance(data: Location) -> list[TableMaintenance]:
-    """Return what `maintain_tables` would do, without a JVM; nothing if there are no tables. Raises LedgerDamaged."""
+    """Return the plan of `maintain_tables`; [] without tables. Needs no JVM. Raises LedgerDamaged, LedgerUnreadable."""
     return [
         TableMaintenance(
             table.name, sum(_small(opened).values()), len(opened.vacuum(dry_run=True, full=True)), extent, extent
@@ -72,7 +72,10 @@ def plan_maintenance(data: Location) -> list[TableMaintenance]:
 def maintain_tables(
     spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False
 ) -> list[TableMaintenance]:
-    """Merge small files, delete old ones. Raises LedgerDamaged, EnvironmentProblem; StoppedWaiting if `is_ending`."""
+    """Merge small files, delete old ones; return what each table had and has now.
+
+    Raises LedgerDamaged, LedgerUnreadable, EnvironmentProblem; StoppedWaiting if `is_ending`.
+    """
     prepare(spark, data)
     done = []
     for table, opened in _tables(data):

@@ -90,7 +90,7 @@ def percent_done(spark: SparkSession) -> float:
 
 
 def _collect(spark: SparkSession, frame: DataFrame) -> Table:
-    """Return the rows. Ctrl-C cancels Spark's jobs: in this thread, pyspark would wait for their own end."""
+    """Return the rows. Ctrl-C cancels Spark's jobs; in this thread, pyspark would wait until they have ended."""
     with ThreadPoolExecutor(1) as executor:
         asked = executor.submit(frame.toArrow)
         try:

@@ -364,7 +364,10 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         return reached
 
     def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
-        """Append by compare-and-set until the table has everything up to `reached`. The caller holds the lock."""
+        """Append by compare-and-set until the table has everything up to `reached`. The caller holds the lock.
+
+        Raises LedgerContended, LedgerReplaced, DataSkipped.
+        """
         for _ in range(MAX_ATTEMPTS):
             self.look_again()
             held = self.state.last_seqno
@@ -385,6 +388,6 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
 
 
 class DataSkipped(AbcastError):
-    """Spark has skipped records of DATA: the query must start anew, from the table's last seqno."""
+    """Records of DATA were skipped, or the table was set back: the query must go on anew from its last seqno."""
 
     retriable = True

@@ -158,7 +158,7 @@ def read_table_state(path: Location) -> TableState:
 
 
 def read_views_state(path: Location) -> TableState:
-    """Read the state of the table of views, which is small, from its rows. Raises LedgerDamaged."""
+    """Read the state of the table of views, which is small, from its rows. Raises LedgerDamaged, LedgerUnreadable."""
     table = open_table(path)
     if table is None:
         return TableState()

@@ -74,7 +74,9 @@ class EmbeddedBroker:
     `kill` of any node (the operating system, not the JVM, holds the written pages).
 
     Raises:
-        UsageError: the directory holds a cluster of another size, kind or address, or its name has a comma.
+        UsageError: the directory holds a cluster of another size, kind or address, or its name has a comma or a control
+            character; `nodes` is below 1.
+        EnvironmentProblem: the directory's `cluster.json` can't be read.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ HOST = "127.0.0.1"
 _HIGHEST_PORT = 65_535
 
 CHOSEN_PORTS = range(20000, 32000)
-"""Below the range that systems use for outgoing connections (32768 and up on Linux), so that a remembered port isn't in
-use by accident when a node comes back.
+"""The range of free ports: below the range that systems use for outgoing connections (32768 and up on Linux), so that a
+remembered port isn't in use by accident when a node comes back.
 """
 
 
@@ -82,7 +82,8 @@ class LocalCluster:
         Args:
             directory: the cluster's, named in errors.
             nodes: the number of nodes.
-            port: the first node's; the others take the next ones. 0: free ones. None: the present ones, or 9092.
+            port: the first node's; the others take the next ones. 0 or None: the present ones; if there are none, free
+                ones (0), or 9092 and the next ones (None).
             anything_runs: whether a node runs, so that its ports can't change.
 
         Raises:

@@ -127,7 +127,7 @@ class SequencerShard(StreamingJob):
         return self.groups is None or group in self.groups
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Take over every group, then read FORWARD from the positions in their DATA."""
+        """Take over every group, then read FORWARD from the positions in their DATA. Raises like `take_over_groups`."""
         connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)
         check_topics(connection, forward, site)
         self._await_spark()

@@ -22,9 +22,9 @@ SCHEMA = "base binary, changes binary"
 
 MIN_CHANGED_ROWS = 1000
 ROWS_A_CHANGED_ROW = 16
-"""The share of changed rows, one in so many, above which there is a new base, if the minimum is reached, too."""
+"""The rows for each changed one: with fewer, there is a new base once MIN_CHANGED_ROWS have changed."""
 REMEMBERED_BYTES = 16 * 1024 * 1024
-"""The encoded states that a worker caches: it may get any group. Decoded they take some ten times as much."""
+"""The most bytes of encoded states that a worker caches: it may get any group. Decoded they take ten times as much."""
 
 
 class StoredState(NamedTuple):

@@ -114,7 +114,7 @@ class SparkJob(Protocol):
 
 
 class StreamingJob(ABC):
-    """A job with a query over the topics of all groups at a site. `run` blocks until `stop`, from any thread."""
+    """A job with a query over topics of the chosen groups. `run` blocks until `stop`, which any thread may call."""
 
     name: str
     is_principal = True

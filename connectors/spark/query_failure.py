@@ -44,7 +44,7 @@ _OWN = {each.__name__: each for each in (EnvironmentProblem, HistoryUnavailable,
 
 
 def explain(error: Exception, data: Path) -> AbcastError:
-    """Return abcast's error for an exception of Spark."""
+    """Return abcast's error for an exception of Spark. `data`: a directory on the disk that may be full."""
     text = full_text(error)
     if any(words in text for words in _NO_SPACE) or _is_nearly_full(data):
         return disk_full()

@@ -35,7 +35,7 @@ SMALL_FILE_BYTES = 64 * 1024 * 1024
 """The size below which a file of a Delta table is worth merging."""
 
 _MOST_READERS, _FEWEST_READERS = 4096, 64
-"""Spark's own default is the lower one."""
+"""The bounds of `readers_kept`. The lower one is Spark's own default."""
 _FILES_OF_A_READER = 4
 
 

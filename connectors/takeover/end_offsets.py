@@ -1,7 +1,7 @@
 """The end offsets of groups' logs, found with one request about all groups.
 
 If Kafka does not answer that request, the groups with a partition without a leader are suspended, and each leader is
-asked about the others. If a leader does not answer, it is asked about one group after the other, until it counts as
+asked about its groups. If a leader does not answer, it is asked about one group after the other, until it counts as
 away with all its partitions. Suspended groups are asked about apart, so they don't hold up the others.
 """
 
@@ -30,9 +30,9 @@ _ASK_ONE_MS = 500
 _ASK_APART_S = 3.0
 """The time for requests to one leader after the other. The leaders that remain are asked first the next time."""
 _SILENT_GROUPS = 3
-"""A leader counts as away if it answers about none of this many groups."""
+"""The number of groups without an answer from which on their leader counts as away."""
 _UNKNOWN = NO_LEADER - 1
-"""The leader of a topic about which Kafka tells nothing."""
+"""The leader's number of topics about which Kafka tells nothing."""
 
 
 class EndOffsets:
@@ -129,6 +129,6 @@ class EndOffsets:
 
 
 def _unanswered(*topics: str) -> BrokerUnreachable:
-    """Return the error, without its cause: to find that takes seconds for each topic."""
+    """Return the error for topics without an answer. It names no cause: finding that takes seconds for each topic."""
     more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
     return BrokerUnreachable(f"no broker that leads {topics[0]}{more} answers.")

@@ -18,7 +18,7 @@ from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError
 
 _ANSWER_S = 0.5
-"""The time without an answer after which the groups that have not answered are skipped."""
+"""The time without any answer after which the remaining groups are skipped."""
 
 _logger = logging.getLogger(__name__)
 

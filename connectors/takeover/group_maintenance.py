@@ -100,7 +100,7 @@ class GroupMaintenance:
         self.away.forget(group)
 
     def log(self, group: str) -> DataLog:
-        """Return the group's DATA, for the maintenance thread. Raises BrokerUnreachable at once if it is suspended."""
+        """Return the group's DATA, for this thread only. Raises BrokerUnreachable at once if the group is suspended."""
         if not self.away.is_due(group):
             raise BrokerUnreachable(self.away.reasons[group])
         known = self._groups[group]
@@ -216,7 +216,7 @@ class GroupMaintenance:
                     _logger.warning("a tick could not be written to %s: %r", topic, error)
 
     def _look_at_settings(self, now: float) -> list[str]:
-        """Log an error for each group whose DATA or EPOCH Kafka may delete; return them: they need a tick."""
+        """Log an error for each group whose DATA or EPOCH Kafka may delete; return these groups, to be ticked."""
         if now < self._next_look:
             return []
         self._next_look = now + LOOK_AT_SETTINGS_S

@@ -75,7 +75,8 @@ class Claimer:
 
     `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
     group is taken back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites.
-    `check_group`: checks each group before its claim. `ledger`: a group whose DATA lacks seqnos of it is not claimed.
+    `check_group`: checks each group before its claim. `ledger`: a group is not claimed if its DATA has lost seqnos that
+    the ledger has.
     """
 
     connection: Connection

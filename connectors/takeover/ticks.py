@@ -20,7 +20,7 @@ from ordering.base.records import HEARTBEAT
 
 
 def tick(producer: Producer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
-    """Write a tick into each of the topic's partitions, without waiting. DATA has `seqno`. Raises KafkaError."""
+    """Write a tick into each of these partitions, without waiting. `seqno`: one that DATA has. Raises KafkaError."""
     topic = Topic.parse(forward_topic)
     assert topic is not None
     # In a topic that a relay fills, the tick bears the neighbour's name: members there are silent if their relay is.

@@ -48,7 +48,7 @@ class Observer:
 
     @property
     def seqno(self) -> int:
-        """The last seqno that it has delivered."""
+        """The seqno of the last delivery; 0 before the first."""
         return self.taken[-1].seqno if self.taken else 0
 
 

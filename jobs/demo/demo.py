@@ -36,7 +36,7 @@ EARTHQUAKES = Path(__file__).resolve().parent / "earthquakes" / "earthquakes.jso
 GROUP, SITE = "demo", "local"
 MARKER = ".made-by-abcast-demo"
 SUSPECT_AFTER_MS = 4000
-"""Short, so that the audience sees a killed member leave the view."""
+"""The silence after which a member is suspected: short, so that the audience sees a killed one leave the view."""
 
 SPEAKING_SECONDS = 18.0
 """The time over which the members spread their messages."""
