@@ -159,7 +159,7 @@ def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
 
 
 def _lacking(sites: Sites | None, site: str) -> Lacking | None:
-    """Return the check of whether the neighbours have the DATA that is to be deleted."""
+    """Return the check of whether the neighbours have the DATA that is to be deleted; None without other sites."""
     if sites is None:
         return None
     from connectors.relay.lacking import lacking_beside

@@ -2,9 +2,9 @@
 
 Source: Total Order Multicast (docs/sources.md), "Process" and "UDP Client and Server".
 
-It has one thread and one socket. Datagrams that have arrived are taken as one batch, and all messages that result for a
-receiver are packed into as few datagrams as possible. Nothing is acknowledged here: the core repeats a question until
-it is answered, so any datagram may be lost, also because the socket does not take it.
+It has one thread and one socket. Datagrams that have arrived are taken as one batch (at most `BATCH_DATAGRAMS`), and
+all messages that result for a receiver are packed into as few datagrams as possible. Nothing is acknowledged here: the
+core repeats a question until it is answered, so any datagram may be lost, also because the socket does not take it.
 
 A process stores nothing. Killed and restarted, it has a new incarnation: it joins the view of the others, and asks them
 for earlier deliveries (`ordering.agreement.history`). Its incarnation is the time of its start. If the others know of a

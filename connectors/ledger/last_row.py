@@ -89,7 +89,7 @@ def _row(row: dict[str, Any]) -> LedgerRow:
 def other_history(data: DataLog, ledger: LedgerEnd) -> str:
     """Return the fault and what to do if the ledger has another history of the group than DATA; else "".
 
-    Raises LedgerDamaged, BrokerUnreachable.
+    Raises LedgerDamaged, LedgerUnreadable, BrokerUnreachable.
     """
     group = data.topic.group
     try:

@@ -174,7 +174,7 @@ class MaintenanceJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped."""
+        """Work until stopped. Logs an AbcastError, and tries again when the next maintenance is due."""
         while not self._stop.wait(self._every_s):
             began = time.monotonic()
             with contextlib.suppress(StoppedWaiting):

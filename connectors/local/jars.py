@@ -41,7 +41,7 @@ from connectors.local.java import require_java
 from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 Progress = Callable[[str], None]
-"""Called with one sentence on what a slow step does or waits for."""
+"""A function that gets one sentence on each slow step: the work, or the reason for the wait."""
 
 CONFIGURATIONS = {
     "spark": "12 jars, 23 MB",
@@ -131,11 +131,12 @@ def jars_of(configuration: str, progress: Progress = say) -> list[Path]:
 
 
 def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) -> None:
-    """Fetch the missing jars of several configurations at once.
+    """Fetch or compile the missing jars of several configurations at once.
 
     Raises:
         UsageError: there is no configuration of that name; the extra that fetches them is not installed.
-        EnvironmentProblem: no Java, no network, or the directory of the jars can't be written.
+        EnvironmentProblem: no Java, no network, a jar is not the one of conf/jars.lock, or the directory of the jars
+            can't be written.
     """
     unknown = [name for name in configurations if name not in CONFIGURATIONS]
     if unknown:

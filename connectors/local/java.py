@@ -54,7 +54,7 @@ def _find_java() -> Path:
 def java_version(java: Path) -> int | None:
     """Return the feature version of `java` (17, 21, …), or None if it can't be run or prints something unknown.
 
-    A signal that stops all processes of a job kills this one, too. It is run again, so that the job stops in order.
+    A signal to all processes of a job kills that `java`, too. It is run once more, so that the job stops in order.
     """
     for _ in range(2):
         try:

@@ -2,7 +2,7 @@
 
 A group that can't be taken over, or that another sequencer has taken over, does not keep others from it: its shard
 leaves it out, and tries it again later. A shard with no group left fails, and is tried again now and then. If no shard
-is left, the job fails with its error.
+is left, the job fails with the error of one.
 
 All state is in the shards. When a shard is closed and another opens with its groups, these are taken over, as after any
 restart. The closed shard has ended by then. If it had not, readers would ignore its records.

@@ -1,7 +1,7 @@
 """A shard of the sequencer: it takes over its groups, and lets Spark run the query of `connectors.sequencer.query`.
 
-A claim stops the sequencer that has the group now, so a shard that can't work must not make one. Every fault of a start
-is found before the first claim: whether Spark can run a task, and whether the topics and the rights are there.
+A claim stops the sequencer that has the group now, so a shard that can't work must not make one. Before the first
+claim, a start checks whether Spark can run a task, and whether the topics and the rights are there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A change of a query's groups takes a new query, and for a sequencer that is a takeover: all its groups wait for seconds.
 So groups that are found while the job runs get a shard of their own. A shard has a cost (it polls Kafka all the time),
-so there are at most MAX_SHARDS; beyond that the smallest are joined, and taken over once more. The oldest shard, with
+so at most MAX_SHARDS work; beyond that the smallest are joined, and taken over once more. The oldest shard, with
 the groups of the job's start, is left alone.
 """
 

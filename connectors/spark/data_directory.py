@@ -1,4 +1,4 @@
-"""The directory of --data: a check before the start that a job can write there, and that it is still there later."""
+"""The directories of jobs on this machine: a check that a job can write there, and a directory for each query."""
 
 from __future__ import annotations
 

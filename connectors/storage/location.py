@@ -157,7 +157,7 @@ Location = Path | RemotePath
 
 
 def parse_location(text: str | os.PathLike[str]) -> Location:
-    """Return a path, or a URL. Raises UsageError for an unknown scheme, and for impossible settings."""
+    """Return a path, or a URL. Raises UsageError for a place that can't be used, and for impossible settings."""
     found = _URL.fullmatch(os.fspath(text))
     if found is None:
         if one := _ONE_SLASH.match(os.fspath(text)):
@@ -232,7 +232,7 @@ def _of_delta(root: str) -> FileSystem:
 
 
 def delta_options(place: Location) -> dict[str, str] | None:
-    """Return the options with which delta-rs logs in."""
+    """Return the options with which delta-rs logs in to S3; None for any other place."""
     if isinstance(place, RemotePath) and place.scheme == S3:
         return place.storage.for_delta()
     return None

@@ -114,7 +114,7 @@ def engine_job(
 
 
 def tune() -> None:
-    """Set up this process for low latency."""
+    """Set up this process for low latency: its switches of threads, and its collection of garbage."""
     # The thread that orders must not wait for the others, which are not urgent.
     sys.setswitchinterval(SWITCH_S)
     # Loaded modules stay, and a batch makes many values that die with it: each collection would cost milliseconds.

@@ -32,7 +32,7 @@ SAID = "Aborted."
 AGAIN_S = 0.1
 """The time after a signal at which the handler checks that it was taken."""
 ONE_REQUEST_S = 1.0
-"""The time within which a further signal is the same request."""
+"""The time after a signal within which another one is the same request."""
 FORCES = 3
 """The number of requests that ends the process at once."""
 
@@ -86,7 +86,7 @@ def take_back() -> None:
 
 
 def is_asked_to_stop() -> bool:
-    """Whether a signal has come."""
+    """Whether a signal has come, or `ask_to_stop` was called."""
     return _now.requests > 0
 
 
@@ -138,7 +138,7 @@ def has_come() -> bool:
 
 @atexit.register  # the first that is registered, so that it is called last
 def _ignore() -> None:
-    """Ignore signals, and stop the timer: Python takes the handlers back while it ends, and would be killed."""
+    """Ignore signals, and stop the timer: Python takes its handlers back as it ends, and either would kill it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _take()
@@ -231,7 +231,7 @@ def _a_module_is_loaded() -> bool:
 
 
 def _drop_interrupts(dropped: Any) -> None:
-    """Ignore an interrupt in a finalizer silently: it is raised again."""
+    """Say nothing of an interrupt that Python drops in a finalizer: it is raised again. Report any other error."""
     if not isinstance(dropped.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)
 
