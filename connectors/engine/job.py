@@ -90,10 +90,7 @@ class EngineJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable.
-
-        Also raises a failure that may pass, unless it is Kafka's, when it comes too often in a row.
-        """
+        """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`)."""
         options = self.options
         if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
@@ -155,7 +152,7 @@ class Loop:
             raise
 
     def run(self, supervisor: GroupSupervisor) -> None:
-        """Work until stopped; then wait for records in flight. Raises the error that ends the attempt."""
+        """Work until stopped; then wait up to STOP_S for records in flight. Raises the error that ends the attempt."""
         while not self._stop.is_set():
             supervisor.raise_failure()
             for change in supervisor.changes():

@@ -198,7 +198,7 @@ class EmbeddedBroker:
         return bool(missing)
 
     def start_node(self, node: int = 0, timeout: float = 60.0, detached: bool = False) -> None:
-        """Start one node again and wait until it answers. Raises as `start` does."""
+        """Start one node again and wait until it answers; the cluster was started before. Raises as `start` does."""
         asked = self._existing(node)
         java, jars = require_java(), broker_jars(self._progress)
         with self._locked():
@@ -214,11 +214,11 @@ class EmbeddedBroker:
         self._started_here = False
 
     def stop_node(self, node: int = 0, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop one node in order, as a rolling restart does."""
+        """Stop one node in order, as a rolling restart does. Raises UsageError if there is no such node."""
         end([self._existing(node)], signal.SIGTERM, timeout)
 
     def kill(self, node: int = 0) -> None:
-        """End one node at once (SIGKILL), as a crash would."""
+        """End one node at once (SIGKILL), as a crash would. Raises UsageError if there is no such node."""
         end([self._existing(node)], signal.SIGKILL)
 
     # --- inside ----------------------------------------------------------------------------------------------------

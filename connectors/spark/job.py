@@ -4,8 +4,9 @@ Every query starts from the log and the tables, never from an old checkpoint: ea
 deleted after it. (The next start deletes that of a killed query.) So a checkpoint can't be lost, corrupted or shared by
 mistake.
 
-A job is ready when the first batch of its query is done, not when Spark has accepted the query: only then is it known
-that the directory, the workers and the sink work. Spark makes a first batch even for an idle group, without rows.
+A job is ready when the first batch of its query is done (in real time, when its tasks run; without topics, at once),
+not when Spark has accepted the query: only then is it known that the directory, the workers and the sink work. Spark
+makes a first batch even for an idle group, without rows.
 """
 
 from __future__ import annotations
@@ -95,9 +96,10 @@ class JobOptions:
 class SparkJob(Protocol):
     """A job that can run beside others in one Spark application.
 
-    `ready` is set when it works. A job with `keeps_trying` depends on another site: it goes on after any failure except
-    a wrong configuration, and counts as ready all the time. If it ends with an error of `ends_alone_with`, which no
-    restart would mend, the other jobs go on. The application ends when no job with `is_principal` is left.
+    `ready` is set when it works. A job with `keeps_trying` depends on another site: it goes on after any failure but a
+    UsageError or EnvironmentProblem, and a failure makes it count as ready. If a job ends with an error of
+    `ends_alone_with`, which no restart would mend, the other jobs go on. The application ends when no job with
+    `is_principal` is left.
     """
 
     name: str
@@ -151,7 +153,7 @@ class StreamingJob(ABC):
         self._ends.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable."""
+        """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`)."""
         with contextlib.closing(self.finder):
             try:
                 self._run()

@@ -88,7 +88,7 @@ class RunningQuery:
         """Stop after the current batch. If a further batch has begun, it is cut off, and the next start repeats it.
 
         A batch in real time is not awaited: it handles each record at once, and ends only when its time is over. Nor is
-        a batch that waits for a partition without a leader.
+        a batch without progress for STUCK_S, which may wait for a partition without a leader.
         """
         if not self._in_real_time and self._stuck_s < STUCK_S:
             self._await_current_batch()

@@ -151,8 +151,8 @@ def build_session(
 
     `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query). `archive_to`: the
     file into which the JVM writes an archive of its classes when it ends. `data`: the place of the tables, which may
-    need more jars and settings. Raises EnvironmentProblem if Java or the jars are missing, UsageError if a setting of
-    the user breaks a promise.
+    need more jars and settings. Raises EnvironmentProblem if Java or the jars are missing, or the JVM does not
+    start; UsageError if a setting of the user breaks a promise.
     """
     if SUBMITTED:
         join_jvm()

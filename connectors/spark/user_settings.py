@@ -45,7 +45,7 @@ _PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
 
 
 def user_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of spark-defaults and PYSPARK_SUBMIT_ARGS. Raises UsageError for an unreadable file."""
+    """Return the settings of spark-defaults and PYSPARK_SUBMIT_ARGS. Raises UsageError if they can't be read."""
     variables = os.environ if environment is None else environment
     arguments, _ = submit_arguments(variables.get("PYSPARK_SUBMIT_ARGS", ""))
     settings = _properties(Path(arguments.properties_file)) if arguments.properties_file else _defaults(variables)

@@ -120,9 +120,9 @@ class Takeover:
 
     `groups`: each with the forward topics it reads. `claims_some`: servable groups are claimed even if others are not.
 
-    Claims begin when all groups have been surveyed: a fault of the job itself must fence no other sequencer. After
-    STALL_S without an answer they begin with the surveyed groups; each other group is claimed after its survey. Used
-    by one thread at a time; close it.
+    Claims begin when all groups have been surveyed: a fault of the job itself must fence no other sequencer. With
+    `claims_some`, they begin after STALL_S without an answer with the surveyed groups; each other group is claimed
+    after its survey. Used by one thread at a time; close it.
     """
 
     def __init__(self, by: Claimer, groups: Mapping[str, Iterable[str]], *, claims_some: bool = True) -> None:
