@@ -236,7 +236,7 @@ class _Columns:
 def _highest_incarnation_of_all(records: Sequence[Read]) -> int:
     """Return the highest incarnation that all records may have; 0 if a payload is bad, to decode all one by one."""
     try:
-        if max(len(raw.value) for raw in records) > MAX_PAYLOAD_BYTES:  # type: ignore[arg-type]  # that is asked
+        if max(len(raw.value) for raw in records) > MAX_PAYLOAD_BYTES:  # type: ignore[arg-type]  # null: TypeError
             return 0
     except TypeError:
         return 0

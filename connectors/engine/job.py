@@ -220,7 +220,7 @@ class Loop:
                 return polled
         until = time.monotonic() + _SOON_S
         assert soon.oldest is not None
-        with contextlib.suppress(WriteFailed):  # the group's turn finds it
+        with contextlib.suppress(WriteFailed):  # raised again in the group's turn
             self._writer.wait(soon.oldest, lambda: time.monotonic() >= until, _SOON_S)
         return {}
 

@@ -134,7 +134,7 @@ class Node:
         settings |= security
         lines = ["# Written anew at each start."]
         lines += [f"{name}={escaped(value)}" for name, value in settings.items()]
-        # The file is worth as much as the passwords in it.
+        # The settings of a secure cluster have passwords.
         self.directory.mkdir(mode=0o700 if secure else 0o777, exist_ok=True)
         self._properties.write_text("\n".join(lines) + "\n", encoding="ascii")
 

@@ -84,7 +84,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # it connects to the one that these name
     gateway.proc = process
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - there is no public way
-    # Before pyspark registers anything, so after all of pyspark.
+    # Registered before anything of pyspark, so called after it.
     atexit.register(_end, gateway, scratch)
 
 

@@ -69,7 +69,7 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     # Spark would infer constraints from filters anew for each batch: a tenth of a small batch's time, for no pruning.
     "spark.sql.constraintPropagation.enabled": "false",
-    # A batch without data would change nothing: time is data.
+    # A batch without data would change nothing: time comes as data.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # A task that failed is never run again inside one epoch: the query ends, and the next one takes over.
     "spark.task.maxFailures": "1",

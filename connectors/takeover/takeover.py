@@ -290,7 +290,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     try:
         claimed_at = _append(data, producer, data.epochs.topic, claim)
     except AbcastError:
-        claimed.pop(group, None)  # it may get there yet: then a newer claim is our own
+        claimed.pop(group, None)  # the record may get there yet: then a newer claim is our own
         raise
     if claimed_at > data.epochs.known.below:  # something came in between
         fencing.check_is_home(data)

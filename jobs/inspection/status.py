@@ -128,7 +128,7 @@ def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: 
         chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
         topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
         leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
-        in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
+        in_ledger = _in_ledger(data)  # before DATA: a lag below zero then shows that the rows are another group's
         ledger = _ledger_end(data) if in_ledger else None
         rows = []
         errors: dict[str, AbcastError] = {}
