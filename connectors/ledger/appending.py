@@ -171,7 +171,7 @@ class AppendOnlyTable(Generic[State]):
         written here, other commits may shorten the log."""
 
     def check(self) -> None:
-        """Raise LedgerReplaced unless the log still has the last known commit."""
+        """Raise LedgerReplaced unless the log still has the last known commit; note newer ones."""
         if not self._seen.is_in_log(self._path):
             raise self._replaced()
         if not self._seen.is_newest(self._path):

@@ -236,7 +236,7 @@ class EmbeddedBroker:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process at a time start nodes here, and explain an error when the directory can't be written."""
+        """Let one process at a time start nodes here, with the newest ports. Turns OSError into EnvironmentProblem."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with (self.directory / "lock").open("w") as lock:

@@ -168,7 +168,7 @@ def _is_complete(configuration: str) -> bool:
 
 
 def _fetch(configuration: str, progress: Progress) -> None:
-    """Fetch one configuration; when it returns, the directory is complete."""
+    """Fetch or compile one configuration, into a complete directory. Raises like `resolve`."""
     jars = jars_directory()
     try:
         jars.mkdir(parents=True, exist_ok=True)

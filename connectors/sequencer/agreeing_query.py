@@ -103,7 +103,7 @@ class StepReport(NamedTuple):
 
 
 def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
-    """Make a row for each group from each `timestamp`, so that its clock goes on."""
+    """Make a row for each group from each `timestamp`, so that the clock of the group goes on."""
     each = times.select("timestamp", F.explode(F.array(*map(F.lit, sorted(groups)))).alias("of"))
     known = {"group": F.col("of"), "forwarded_at_ms": F.unix_millis("timestamp"), "input": F.lit(FROM_TIME)}
     return each.select(

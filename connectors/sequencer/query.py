@@ -366,8 +366,8 @@ def _runs(
 ) -> Iterator[tuple[int, int]]:
     """Yield the (first, end) of every run of rows to write.
 
-    Its rows are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all dead, all
-    in the JVM's buffer or none, and with one incarnation a sender. A control row is a run of its own.
+    The rows of a run are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all
+    dead, all in the JVM's buffer or none, and with one incarnation a sender. A control row is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
     breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
