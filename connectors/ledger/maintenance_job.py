@@ -82,8 +82,8 @@ def maintain(
     """Maintain the tables below --data and the topics of the site's groups. `spark` is called only if it is needed.
 
     A failure of a group, or of the tables, does not stop the rest: `failures` has it in the end. Raises
-    BrokerUnreachable if no broker answers; the error itself if all groups have it; StoppedWaiting if `is_ending`;
-    EnvironmentProblem.
+    BrokerUnreachable if no broker answers; the groups' error if all fail and no table was maintained; StoppedWaiting if
+    `is_ending`; EnvironmentProblem.
     """
     done = Maintained([], [], [], {})
     in_ledger: Mapping[str, int] = {}

@@ -167,7 +167,7 @@ def await_ready(jobs: Sequence[JobThread]) -> None:
 
 
 def _await(jobs: Sequence[JobThread], event: Callable[[JobThread], threading.Event]) -> None:
-    """Wait until all jobs have come to this event, or have ended. Raises like `raise_failures`."""
+    """Wait until all jobs have come to this event, or have ended; a signal stops them. Raises like `raise_failures`."""
     while True:
         if interruption.is_asked_to_stop():
             for job in jobs:
