@@ -282,7 +282,7 @@ class IsisProcess:
 
 
 def counted(process: IsisProcess) -> Iterator[str]:
-    """Describe the rejected datagrams, and the rejected messages of the present view."""
+    """Yield a text for each reason why datagrams, or messages of the present view, were rejected, with their number."""
     for why, count in sorted(process.rejected.items()):
         yield f"{count} datagrams {why}"
     for drop, count in sorted(process.process.dropped.items(), key=lambda item: item[0].value):

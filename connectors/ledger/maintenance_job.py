@@ -153,7 +153,7 @@ def _forget(connection: Connection, group: str, site: str, wanted: MaintenanceOp
 
 
 class MaintenanceJob:
-    """Maintains a site every `every_s` seconds, first after as long. `run` blocks until `stop`."""
+    """Maintains a site every `every_s` seconds, the first time after that long. `run` blocks until `stop`."""
 
     name = "maintain"
     is_principal = False

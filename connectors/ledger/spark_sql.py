@@ -41,7 +41,10 @@ _SQL_ON_FILES = "spark.sql.runSQLOnFiles"
 
 
 def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
-    """Run one query over the tables below `data`; return at most `limit` rows. Raises UsageError, LedgerOutdated."""
+    """Run one query over the tables below `data`; return at most `limit` rows.
+
+    Raises UsageError, LedgerOutdated; PySparkException for a table that Spark can't open.
+    """
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session, names = spark.newSession(), tables_in(data)

@@ -48,7 +48,7 @@ class SequencerJob:
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
     def __init__(self, spark: SparkSession, options: JobOptions, agreement: AgreementSettings | None = None) -> None:
-        """Prepare the job. `agreement`: of a site that agrees with others. Raises UsageError if it is none of them."""
+        """Prepare the job. `agreement`: if sites agree on the order. Raises UsageError if the site is none of them."""
         self.spark = spark
         self.options = options
         self._agreement = agreement.check() if agreement is not None else None
@@ -65,7 +65,7 @@ class SequencerJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, such as Fenced or HistoryUnavailable."""
+        """Work until stopped. Raises a shard's error that will not pass, such as Fenced, if no shard works."""
         options = self.options
         if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return

@@ -91,7 +91,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list[str]:
     """Return the command that starts Spark's JVM. `settings`: with memory, options and class path (`spark.driver.*`).
 
-    A user's settings may be secret, and other users see a command line: they are in files (`write_settings`).
+    A user's settings may be secret, and others see a command line: so the settings are in files (`write_settings`).
     """
     home = _spark_home()
     conf = os.environ.get("SPARK_CONF_DIR", str(home / "conf"))

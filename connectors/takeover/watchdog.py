@@ -1,8 +1,9 @@
 """The watchdog: checks that readers of DATA take the records that a sequencer writes.
 
-A sequencer writes DATA and never reads it. Readers ignore its records if there is a hole before them, if a higher epoch
-is in force, or if the topic was made anew. The sequencer would not notice, and its group would stop. So the watchdog
-compares the number of seqnos that finished batches gave with the seqno that a reader of DATA has reached.
+After its takeover, a sequencer writes DATA and never reads it. Readers ignore its records if there is a hole before
+them, if a higher epoch is in force, or if the topic was made anew. The sequencer would not notice, and its group would
+stop. So the watchdog compares the number of seqnos that finished batches gave with the seqno that a reader of DATA has
+reached.
 
 It is cheap: it looks only at groups with new decisions, only now and then, and only at the end of DATA. So it may miss
 a hole further up.
