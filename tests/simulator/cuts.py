@@ -11,7 +11,9 @@ marks; the broker's clock jumps. Then an operator does what errors say. What mus
 * no reader raises without a reason;
 * at last all waiting messages are ordered, once, and each reader has all.
 
-Not here: a cut between a takeover and the first record that its job writes, which no start refuses.
+Not here: a cut between a takeover and the first record that its job writes, which no start refuses. Nor a reader that
+had a lost record last and looks again only after a purge of that offset: nothing is left to compare. It begins anew,
+as after HistoryUnavailable.
 """
 
 from __future__ import annotations
@@ -183,12 +185,17 @@ class Cuts:
         return given
 
     def see_that_it_stands(self, log: Log) -> None:
+        if (told := self.lost_of(log)) is not None:
+            there = self.effective().get(told.seqno)
+            self.blame(SILENT, f"a reader that had {told} goes on with {log.given[-1]}; DATA has {there}.")
+
+    def lost_of(self, log: Log) -> Told | None:
+        """Return the first record that the reader was given and DATA, dropped records included, does not have."""
         there = self.effective()
         for told in log.given:
-            data = there[told.seqno][0] if told.seqno in there else None
-            if data is None or told != Told(told.seqno, *data.id):
-                self.blame(SILENT, f"a reader that had {told} goes on with {log.given[-1]}, where {data} stands.")
-                return
+            if told.seqno not in there or told != Told(told.seqno, *there[told.seqno][0].id):
+                return told
+        return None
 
     def begin_to_read(self) -> None:
         after = self.dice.choice([None, 0, self.dice.randint(0, max(self.effective(), default=0))])
@@ -300,10 +307,20 @@ class Cuts:
             age = self.dice.choice([0.0, 1.0, LONG_S])
             with suppress(AbcastError):
                 purge_data(self.connection, GROUP, SITE, kept_s=age, in_ledger=known, lacking=lambda *_: "")
+            self.end_the_incomparable()
             return
         place = TopicPartition(*FORWARD)
         begins, end = self.topics.beginnings.get(place, 0), len(self.topics.partitions[place])
         self.topics.drop(place.topic, self.dice.randint(begins, end), place.partition)
+
+    def end_the_incomparable(self) -> None:
+        """End the readers of a lost record whose offset, the last that they read, was purged."""
+        begins = self.topics.beginnings.get(TopicPartition(*DATA), 0)
+        ledger = [self.ledger] if self.ledger is not None else []
+        for log in [*self.readers, *(sender.log for sender in self.senders), *ledger]:
+            if not log.is_told and log.cursor.position == begins and self.lost_of(log) is not None:
+                log.is_told = "incomparable"
+                self.seen.add(log.is_told)
 
     def truncate(self) -> None:
         """The newest records, mostly few, of one log."""

@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
+from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from connectors.kafka.topics.data_purge import purge_data
 from ordering.checker.anomalies import LOST
 from tests.simulator import cuts
-from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT, playing
+from tests.simulator.cuts import DATA, FALSE_ALARM, FORWARD, GIVEN_AGAIN, GROUP, SILENT, SITE, playing
 from tests.simulator.seeds import blocks
 
 SEEDS = 1_000
@@ -80,6 +83,34 @@ def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
             if {anomaly.name for anomaly in cuts.run(seed)} & {*mutation.expected}:
                 return
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected}")
+
+
+@pytest.mark.parametrize("is_purged", [False, True])
+def test_a_reader_of_a_lost_record_begins_anew_if_it_cannot_tell(is_purged: bool) -> None:
+    """The reader compares the record at that offset, unless that is purged before it looks."""
+    with playing(0) as world:
+        world.has_ledger = False
+        world.start()
+        world.topics.append(TopicPartition(*FORWARD), b"s/a", b"", forward_headers(1, 1))
+        world.decide_for_good()
+        log = world.follow(0)
+        assert log is not None
+        assert [told.sender for told in log.given] == ["s/a"]
+        world.readers.append(log)
+        world.kill()
+        world.damaged(DATA.topic)
+        world.topics.truncate(DATA.topic, log.cursor.position - 1)
+        world.topics.make_anew([FORWARD.topic])
+        world.topics.append(TopicPartition(*FORWARD), b"s/b", b"", forward_headers(2, 1))
+        world.start()
+        world.clock += 1
+        world.decide_for_good()
+        if is_purged:
+            purge_data(world.connection, GROUP, SITE, kept_s=0.0, in_ledger=1, lacking=lambda *_: "")
+            world.end_the_incomparable()
+        for _ in range(3):
+            world.take(log)
+        assert (log.is_told, world.anomalies) == ("incomparable" if is_purged else "HistoryChanged", [])
 
 
 def test_a_seed_is_a_history() -> None:

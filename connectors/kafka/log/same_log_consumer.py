@@ -9,8 +9,13 @@ Invariant. Each record returned followed the one returned before it, in the same
 * While a partition is quiet, the reader asks every few seconds for its end. The end must not lie below the reader.
 * A reader that begins in the middle fetches the record before its position, too, and does not return it. So a quiet
   partition also has a last record.
+* If retention has dropped the last record, the reader goes on. It still fetches that offset after each error and each
+  pause: only another log has another record there. A reader without looks forgets the record, because it may have
+  thousands of partitions, and each such fetch is an error that holds up the others.
 
-If retention has dropped that record, or a transaction's marker lies at its offset, a change is not noticed.
+A change is not noticed by a reader without a last record: retention had dropped it before the reader began, or a
+transaction's marker lies at its offset. Nor is a change noticed if retention then drops the last record's offset before
+the reader looks again.
 
 While records arrive, this costs nothing. A crash loses the last records, so a reader that stores a position stores a
 `Trace` with it.
@@ -79,7 +84,7 @@ class SameLogConsumer:
     """Polls a consumer, and compares logs. Not thread-safe."""
 
     def __init__(self, consumer: Consumer, changed: Changed, *, looks: bool = True) -> None:
-        """Wrap the consumer. `looks`: ask for the ends of quiet partitions."""
+        """Wrap the consumer. `looks`: ask about quiet partitions; for readers of few."""
         self._consumer, self._changed, self._looks = consumer, changed, looks
         self._places: Set[TopicPartition] = frozenset()
         self._next: dict[TopicPartition, int] = {}
@@ -130,12 +135,7 @@ class SameLogConsumer:
             self._doubt()
         self._polled_at = now
         try:
-            if self._doubted:
-                self._go_back()
-            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            self._pass_over_dropped(out_of_range(error) & self._places or self._places)
-            return {}
+            polled = self._fetch(timeout_s)
         except AuthorizationError:
             raise
         except KafkaError:
@@ -153,6 +153,20 @@ class SameLogConsumer:
                 self._looked_at, self._quiet = now, set(self._places)
             self._quiet.difference_update(polled)
         return read
+
+    def _fetch(self, timeout_s: float) -> Mapping[TopicPartition, Sequence[Any]]:
+        """Poll the consumer. Where a log is doubted, begin with the last record.
+
+        If polls are rare, each doubts the log. So a reader whose last record was dropped must get on within one call.
+        """
+        for _ in range(2):
+            if self._doubted:
+                self._go_back()
+            try:
+                return self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+            except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+                self._pass_over_dropped(out_of_range(error) & self._places or self._places)
+        return {}
 
     def _without_the_record_before(
         self, polled: Mapping[TopicPartition, Sequence[Any]]
@@ -209,7 +223,9 @@ class SameLogConsumer:
         with unread records dropped, and the error that `changed` makes.
         """
         self._look_at_ends(places)
-        self._doubt()  # if the end is unknown now, the log may grow past its reader before it is known
+        # If the end is unknown now, the log may grow past its reader before it is known.
+        self._doubted |= places & self._last.keys()
+        self._back -= places
         try:
             beginnings = self._consumer.beginning_offsets(list(places))
         except KafkaError:
@@ -227,6 +243,7 @@ class SameLogConsumer:
                 self._consumer.seek(place, max(self._next[place], beginning))
                 self._begun.discard(place)
                 self._doubted.discard(place)
-                self._last.pop(place, None)
+                if not self._looks:
+                    self._last.pop(place, None)
         if unread:
             raise OffsetOutOfRangeError(unread)

@@ -119,6 +119,42 @@ def test_one_partition_is_away_and_another_was_purged() -> None:
     assert len(reader.given[purged]) == 2
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_a_topic_made_anew_whose_last_read_record_was_dropped(seed: int) -> None:
+    """The reader can't compare its last record, yet only a log made anew has a record at such an offset."""
+    dice, reader, clock = random.Random(seed), Read(), Clock()
+    topics, place = reader.kafka.topics, PLACES[0]
+    with mock.patch.object(same_log_consumer, "time", clock):
+        for _ in range(read := dice.randint(2, 9)):
+            topics.append(place, b"k", b"", [])
+        assert reader.goes_on()
+        topics.drop(place.topic, read)
+        for _ in range(dice.randint(1, 4)):  # errors and pauses while the log is the same
+            clock.now += dice.choice((0, 6))
+            topics.restart()
+            assert reader.goes_on()
+            assert reader.goes_on()
+        topics.make_anew([place.topic])
+        topics.ahead_ms += 5_000
+        for _ in range(read + dice.randint(0, 3)):
+            topics.append(place, b"k", b"", [])
+        assert not all(reader.goes_on() for _ in range(3))
+
+
+@pytest.mark.parametrize("pause_s", [1, 6])
+def test_rare_polls_get_the_records_behind_dropped_ones(pause_s: int) -> None:
+    """After a pause the last record is fetched again. That it was dropped takes no further poll."""
+    reader, clock = Read(), Clock()
+    topics, place = reader.kafka.topics, PLACES[0]
+    with mock.patch.object(same_log_consumer, "time", clock):
+        for number in range(1, 9):
+            topics.append(place, b"k", b"", [])
+            clock.now += pause_s
+            assert reader.goes_on()
+            assert len(reader.given[place]) == number
+            topics.drop(place.topic, number)
+
+
 class Clock:
     """A clock that a test sets."""
 
