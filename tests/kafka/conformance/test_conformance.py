@@ -8,6 +8,7 @@ a transaction hides, which error a lost offset gives.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import same_log_consumer
 from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record
+from ordering.base.errors import HistoryChanged
 from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from tests.kafka.conformance.clusters import PARTITIONS, BrokerCluster, Cluster, MemoryCluster
 from tests.waiting import WAIT, eventually
@@ -227,6 +229,33 @@ def test_a_topic_made_anew(topic: str, place: TopicPartition, cluster: Cluster, 
         fill(another, place, 2)
         assert [record.offset for record in read(consumer, place, 0, 2)] == [0, 1]
         out_of_range(consumer, place, 5)
+
+
+def test_a_reader_behind_dropped_records(
+    place: TopicPartition, cluster: Cluster, producer: Producer, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader doubts its log at each poll. It goes on, and notices a topic made anew that has grown past it."""
+    monkeypatch.setattr(same_log_consumer, "LOOK_S", -1.0)
+    log = same_log_consumer.SameLogConsumer(consumer, lambda place, what: HistoryChanged(f"{place.topic} {what}"))
+    log.read({place: 0})
+    offsets: list[int] = []
+
+    def has_read(count: int) -> bool:
+        with contextlib.suppress(KafkaError):
+            offsets.extend(record.offset for record in log.poll(0.5).get(place, ()))
+        return len(offsets) >= count
+
+    for end in (3, 6):
+        fill(producer, place, 3)
+        eventually(functools.partial(has_read, end), WAIT, "the reader goes on")
+        cluster.delete_records(place, end)
+    assert not has_read(7)
+    assert offsets == list(range(6))
+    cluster.recreate(place.topic)
+    with contextlib.closing(cluster.connection.producer()) as another:
+        fill(another, place, 8)
+        with pytest.raises(HistoryChanged):
+            eventually(lambda: has_read(7), WAIT, "the reader gets a record, or an error")
 
 
 def has_an_end(consumer: Consumer, place: TopicPartition) -> bool:
