@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.connection.connection import Connection
-from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
 
 Starts = dict[TopicPartition, tuple[str, int]]
 """Partitions, each with its group and the first offset to read."""
@@ -25,9 +25,9 @@ class ForwardPartitions:
     def find(
         self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
     ) -> tuple[Starts, dict[str, AbcastError]]:
-        """Return where to read the partitions of these groups, by `positions`, and the errors of unanswered groups.
+        """Return where to read the partitions of these groups, by `positions`, and the errors of the other groups.
 
-        Raises KafkaRefused.
+        Such a group gets no answer, or lacks a right. Raises BrokerUnreachable, KafkaRefused for Kafka as a whole.
         """
         starts: Starts = {}
         lost: dict[str, AbcastError] = {}
@@ -36,7 +36,7 @@ class ForwardPartitions:
                 try:
                     with self._connection.reachable("READ", " and ".join(names)):
                         backlog = find_backlog(consumer, names, positions)
-                except BrokerUnreachable as error:
+                except (BrokerUnreachable, KafkaRefused) as error:
                     lost[group] = error
                 else:
                     starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}
@@ -44,10 +44,11 @@ class ForwardPartitions:
 
     def find_new(
         self, topics: Mapping[str, list[str]], counts: Mapping[str, int]
-    ) -> tuple[dict[str, list[str]], Starts]:
-        """Return the groups that have grown, and their new partitions. `counts`: the number of partitions by topic.
+    ) -> tuple[dict[str, list[str]], Starts, dict[str, AbcastError]]:
+        """Return the groups that have grown, their new partitions, and the errors of grown groups that lack a right.
 
-        If Kafka does not answer about a group, a later call returns its partitions. Raises KafkaRefused.
+        `counts`: the number of partitions by topic. If Kafka does not answer about a group, a later call returns its
+        partitions. Raises like `find`.
         """
         grown = {
             group: names
@@ -55,9 +56,13 @@ class ForwardPartitions:
             if any((name, number) not in self._known for name in names for number in range(counts.get(name, 0)))
         }
         if not grown:
-            return {}, {}
-        found, _ = self.find(grown, {})
-        return grown, {partition: start for partition, start in found.items() if partition not in self._known}
+            return {}, {}, {}
+        found, lost = self.find(grown, {})
+        refused: dict[str, AbcastError] = {
+            group: error for group, error in lost.items() if isinstance(error, KafkaRefused)
+        }
+        new = {partition: start for partition, start in found.items() if partition not in self._known}
+        return {group: names for group, names in grown.items() if group not in refused}, new, refused
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Note that the loop reads these partitions."""

@@ -227,13 +227,17 @@ class GroupSupervisor:
             suspended.suspend(group, error)
 
     def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
-        """Tell the loop to read the new partitions of known groups. They need no takeover."""
+        """Tell the loop to read the new partitions of known groups. They need no takeover.
+
+        Suspends the groups without the right to read them; raises their error if no other group is served.
+        """
         counts = {str(topic): count for topic, count in self._state.finder.count_partitions().items()}
-        grown, partitions = self._partitions.find_new(topics, counts)
+        grown, partitions, refused = self._partitions.find_new(topics, counts)
         if grown:
             self._maintenance.take(grown)
             self._partitions.add(partitions)
             self._changes.put(Taken(partitions=partitions))
+        self._suspend_unservable(lambda: raise_unservable(refused, self._maintenance.forward))
 
     def _finish_takeovers(self) -> None:
         """Pass groups taken over after the start to the loop. Suspend the groups that failed."""

@@ -12,13 +12,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from deltalake.exceptions import DeltaError
 from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, ONLY_TABLES, Answer, select_messages, tables_in
-from connectors.ledger.delta_files import LedgerOutdated, LedgerUnreadable
-from connectors.ledger.table_state import LedgerDamaged, open_table
+from connectors.ledger.delta_files import LedgerOutdated, LedgerUnreadable, open_delta
+from connectors.ledger.table_state import damaged
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
 
@@ -43,14 +45,12 @@ _SQL_ON_FILES = "spark.sql.runSQLOnFiles"
 def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
     """Run one query over the tables below `data`; return at most `limit` rows.
 
-    Raises UsageError, LedgerOutdated; PySparkException for a table that Spark can't open.
+    Raises UsageError, LedgerOutdated, LedgerDamaged.
     """
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     session, names = spark.newSession(), tables_in(data)
-    for name in names:
-        _check_is_up_to_date(data / name)
-    frames = {name: session.read.format("delta").load(str((data / name).absolute())) for name in names}
+    frames = {name: _open(session, data / name) for name in names}
     for name, frame in frames.items():
         frame.createOrReplaceTempView(name)
     columns = {name: frame.columns for name, frame in frames.items()}
@@ -68,14 +68,22 @@ def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None =
     return Answer(table.column_names, iter(rows), lambda: table.to_reader())
 
 
-def _check_is_up_to_date(path: Location) -> None:
-    """Raise LedgerOutdated if the group's column still has its earlier name. Spark reports all other faults."""
+def _open(session: SparkSession, path: Location) -> DataFrame:
+    """Return the table, which may have features that only Spark reads.
+
+    Raises LedgerOutdated if the group's column still has its earlier name; LedgerDamaged if Spark can't open the table.
+    """
+    why = ""
     try:
-        open_table(path)
+        open_delta(path)
     except LedgerOutdated:
         raise
-    except (LedgerUnreadable, LedgerDamaged):
-        return
+    except (LedgerUnreadable, DeltaError) as error:
+        why = str(error)
+    try:
+        return session.read.format("delta").load(str(path.absolute()))
+    except (PySparkException, Py4JError) as error:
+        raise damaged(path, why or _first_line(error)) from None
 
 
 def percent_done(spark: SparkSession) -> float:
@@ -152,5 +160,9 @@ def _in_a_sentence() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"Spark can't run this: {first.partition(' SQLSTATE')[0].strip()}") from None
+        raise UsageError(f"Spark can't run this: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return first.partition(" SQLSTATE")[0].strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -223,6 +223,55 @@ def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) ->
         is_refused.clear()
         kafka.send("away")
         eventually(lambda: kafka.is_ordered("away"), 30)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("by", ["takeover", "supervisor"])
+def test_all_rights_to_forward_are_taken(
+    kafka: Kafka, engine: str, by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The group is suspended with the sentence of its right, and comes back with the right; the others go on.
+
+    The supervisor finds the loss right behind a takeover, or as FORWARD grows.
+    """
+    poll, beginning_offsets = MemoryConsumer.poll, MemoryConsumer.beginning_offsets
+    is_refused, asked = threading.Event(), threading.Event()
+
+    def check(places: Iterable[TopicPartition]) -> None:
+        if is_refused.is_set() and any(place.topic == name("forward") for place in places):
+            raise TopicAuthorizationFailedError({name("forward")})
+
+    def read(self: MemoryConsumer, timeout_ms: int = 0) -> Any:
+        if by == "takeover":
+            check(self.next)
+        return poll(self, timeout_ms)
+
+    def find(self: MemoryConsumer, places: Iterable[TopicPartition]) -> Any:
+        asked_for = list(places)
+        is_of_supervisor = threading.current_thread().name == "abcast-supervisor"
+        if is_refused.is_set() and is_of_supervisor and any(place.topic == name("forward") for place in asked_for):
+            asked.set()
+        if is_of_supervisor or by == "supervisor":
+            check(asked_for)
+        return beginning_offsets(self, asked_for)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", read)
+    monkeypatch.setattr(MemoryConsumer, "beginning_offsets", find)
+    with serving(kafka, engine) as job:
+        assert job.ready.wait(20)
+        is_refused.set()
+        if by == "supervisor":
+            kafka.topics.partitions[TopicPartition(name("forward"), 1)] = []
+            counts: Any = job._state.finder.count_partitions()
+            counts[Topic("away", "forward", "nyc")] = 2
+        deadline = time.monotonic() + 30
+        while not (asked.is_set() and "may not READ abcast.away.forward.nyc" in caplog.text):
+            assert time.monotonic() < deadline
+            the_other_is_ordered(kafka)
+        the_other_is_ordered(kafka)
+        is_refused.clear()
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 40)
 
 
 def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pyspark.sql import SparkSession
 from connectors.ledger.spark_sql import ask_spark, percent_done
 from connectors.ledger.sql import question
 from connectors.ledger.table import create_tables
-from ordering.base.errors import UsageError
+from ordering.base.errors import AbcastError, UsageError
 from tests.cli.process import abcast, environment
 
 pytestmark = pytest.mark.spark
@@ -150,6 +151,24 @@ def test_what_spark_can_not_run_is_told_in_a_sentence(
         ask_spark(spark, data, sql)
     assert "\n" not in str(caught.value)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("breaks", ["a commit", "the log"])
+def test_a_damaged_table_is_told_in_a_sentence(spark: SparkSession, tmp_path: Path, breaks: str) -> None:
+    """Both engines say the same."""
+    create_tables(spark, tmp_path)
+    (commit,) = (tmp_path / "ledger" / "_delta_log").glob("*.json")
+    if breaks == "a commit":
+        commit.write_text("{ no JSON")
+        for checksum in commit.parent.glob("*.crc"):
+            checksum.unlink()
+    else:
+        shutil.rmtree(commit.parent)
+    with pytest.raises(AbcastError) as by_duckdb, question(tmp_path):
+        pass
+    with pytest.raises(AbcastError) as by_spark:
+        ask_spark(spark, tmp_path, "SELECT 1")
+    assert (type(by_spark.value), str(by_spark.value)) == (type(by_duckdb.value), str(by_duckdb.value))
 
 
 @pytest.mark.slow
