@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import abcast.testing
 import pytest
 from abcast import Member, UsageError
 from abcast.testing import MemoryGroup
+from kafka.errors import OffsetOutOfRangeError
 
+from ordering.base.names import Topic
 from tests.papers import doc, fences
-from tests.waiting import WAIT
+from tests.waiting import WAIT, eventually
 
 
 def test_the_example() -> None:
@@ -43,9 +46,10 @@ def test_members_are_closed_at_the_end() -> None:
 
 
 def test_what_ends_the_sequencer_ends_the_test() -> None:
-    group = MemoryGroup()
-    with pytest.raises(KeyError), group:
-        group.connection.topics.partitions.clear()
+    group, others = MemoryGroup(), set(threading.enumerate())
+    group.connection.topics.drop(str(Topic(group.name, "forward", group.site)), 1)
+    with pytest.raises(OffsetOutOfRangeError), group:
+        eventually(lambda: set(threading.enumerate()) <= others)
 
 
 def test_it_needs_no_spark() -> None:

@@ -148,7 +148,7 @@ class TestWhatIsLeftAlone:
             state = log.state()
             records = list(log.records(0, log.end()))
         lacking = lacking_beside(sites, SITE)
-        assert "sfo lacks something" in lacking("g", state)
+        assert "sfo does not have all of it" in lacking("g", state)
         assert lacking("another", state) == "", "it is not there"
         if mode == "hub":
             for stored in records:
