@@ -58,11 +58,6 @@ def check_site(site: str) -> str:
     return site
 
 
-def is_site(text: str) -> bool:
-    """Whether `text` can be a site's name."""
-    return bool(_SITE.fullmatch(text))
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """A member's address, written `site/name`."""

@@ -23,6 +23,7 @@ from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record
 from ordering.base.errors import HistoryChanged
 from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from tests.kafka.conformance.clusters import PARTITIONS, BrokerCluster, Cluster, MemoryCluster
+from tests.kafka.polling import more, read
 from tests.waiting import WAIT, eventually
 
 MEMORY = "memory"
@@ -334,21 +335,6 @@ def test_an_open_transaction_holds_back_committed_readers(
 def fill(producer: Producer, place: TopicPartition, count: int) -> None:
     for _ in range(count):
         producer.send(place.topic, b"x", partition=place.partition).get(WAIT)
-
-
-def read(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[Record]:
-    """The records from an offset on, up to the record before `end`."""
-    consumer.assign([place])
-    consumer.seek(place, start)
-    return more(consumer, place, end - start)
-
-
-def more(consumer: Consumer, place: TopicPartition, count: int) -> list[Record]:
-    records: list[Record] = []
-    deadline = time.monotonic() + WAIT
-    while len(records) < count and time.monotonic() < deadline:
-        records += consumer.poll(timeout_ms=500).get(place, ())
-    return records
 
 
 def read_to(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[Record]:

@@ -35,6 +35,7 @@ from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import BrokerUnreachable, UsageError
 from ordering.base.records import Headers
+from tests.kafka.polling import read
 from tests.waiting import WAIT
 
 _numbers = itertools.count(1)
@@ -257,16 +258,6 @@ class TestPromises:
             assert [next(member.inbox(timeout=WAIT)).payload for member in (alice, bob)] == [b"to alice", b"to bob"]
         with Member(group, "nyc/alice", connection=other) as alice:
             assert next(alice.deliveries(timeout=WAIT)).seqno == 60, "what was in hand comes again"
-
-
-def read(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[Record]:
-    consumer.assign([place])
-    consumer.seek(place, start)
-    records: list[Record] = []
-    deadline = time.monotonic() + WAIT
-    while (not records or records[-1].offset < end - 1) and time.monotonic() < deadline:
-        records += consumer.poll(timeout_ms=500).get(place, ())
-    return records
 
 
 @pytest.mark.broker
