@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), 60),
     Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), 100),
     Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
-    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),)),
+    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),), 170),
     Mutation("no-rest", "what others have is not copied", ANY, ((f"{_PROMOTION}.copy_rest", nothing),)),
     Mutation("hole-stops", "a relay stops at a retention", ANY, ((_CARRY, Relay.first_to_carry),)),
 )
