@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -12,15 +12,16 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.groups.topic_finder import LOOK_S
-from connectors.kafka.groups.unservable_groups import START_ERRORS, ask_each
+from connectors.kafka.groups.unservable_groups import START_ERRORS, UnservableGroups, ask_each, ask_together
 from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
 from connectors.ledger.job import TRIGGER_S
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.base.errors import AbcastError, KafkaRefused
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 
 _logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class CastLedgerJob(StreamingJob):
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
         of_groups = [topic for topic in topics if topic.role == "cast" and topic.group in groups]
         away = set(self.finder.leaderless())
-        self._look([str(topic) for topic in of_groups if str(topic) not in self._with_casts and topic not in away])
+        self._look([topic for topic in of_groups if str(topic) not in self._with_casts and topic not in away])
         selected: dict[str, list[str]] = {}
         for topic in of_groups:
             if str(topic) in self._with_casts:
@@ -70,19 +71,30 @@ class CastLedgerJob(StreamingJob):
         expected = {Topic(topic.group, "cast", site) for topic in topics if (topic.role, topic.site) == ("data", site)}
         return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
 
-    def _look(self, names: list[str]) -> None:
-        """Find out which of these topics have records."""
-        if not names or time.monotonic() - self._looked_at < LOOK_S:
+    def _look(self, topics: list[Topic]) -> None:
+        """Find out which of these topics have records. Topics without an answer are asked about again later."""
+        if not topics or time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
         try:
-            consumer = self._asking = self._asking or self.options.connection.consumer()
-            with self.options.connection.reachable():
-                places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
-                self._with_casts |= {place.topic for place, end in consumer.end_offsets(places).items() if end}
-        except BaseException:
+            self._with_casts |= self._with_records(list(map(str, topics)))
+        except (UnservableGroups, BrokerUnreachable, KafkaRefused) as error:
             self._stop_asking()
-            raise
+            warn_seldom(_logger, "%s: not looked into: %s", self.name, error)
+            if isinstance(error, UnservableGroups):
+                self._looked_at = float("-inf")
+                self._look([topic for topic in topics if topic.group not in error.errors])
+
+    def _with_records(self, names: Collection[str]) -> set[str]:
+        """Return the topics among these that have, or had, records. Raises as `ask_each`."""
+        consumer = self._asking = self._asking or self.options.connection.consumer()
+
+        def ends(names: Collection[str]) -> dict[TopicPartition, int]:
+            with self.options.connection.reachable("READ", " and ".join(names)):
+                places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
+                return {place: int(end) for place, end in consumer.end_offsets(places).items()}
+
+        return {place.topic for place, end in ask_together(names, ends).items() if end}
 
     def _stop_asking(self) -> None:
         consumer, self._asking = self._asking, None

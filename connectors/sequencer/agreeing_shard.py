@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka.codec.inputs import Input
-from connectors.kafka.connection.backlog import find_backlog
+from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
-from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, raise_unservable
+from connectors.kafka.groups.unservable_groups import each_apart
 from connectors.kafka.log.same_copy import changed_copies
 from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
@@ -44,8 +43,7 @@ from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
 from connectors.takeover.groups import groups_at
 from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.site import MAX_RUN_RECORDS
-from ordering.agreement.site_state import CopyMark
-from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+from ordering.base.errors import AbcastError, EnvironmentProblem
 from ordering.base.names import Topic
 from ordering.base.records import Partition
 from ordering.sequencer.state import SequencerState
@@ -145,15 +143,10 @@ class AgreeingShard(SequencerShard):
         )
 
     def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
-        groups: dict[str, Group] = {}
-        unservable: dict[str, AbcastError] = {}
-        for group, state in states.items():
-            try:
-                groups[group] = after_takeover(known_state(self.options.connection, self._agreement, state), state)
-            except GROUP_ERRORS as error:
-                unservable[group] = error
-        raise_unservable(unservable, states)
-        return groups
+        def known(state: SequencerState) -> Group:
+            return after_takeover(known_state(self.options.connection, self._agreement, state), state)
+
+        return each_apart(states, known)
 
     def _source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
         source = self.kafka_source(names, starts)
@@ -172,43 +165,25 @@ class AgreeingShard(SequencerShard):
 
         Raises BrokerUnreachable; UnservableGroups, or the error itself if all groups have it.
         """
-        consumer = self.options.connection.consumer()
-        try:
-            with self.options.connection.reachable():
-                found = find_backlog(consumer, names, {})
-        finally:
-            consumer.close()
-        starts: dict[TopicPartition, int] = {}
-        unservable: dict[str, AbcastError] = {}
-        changed = changed_copies(self.options.connection, self._marks(found, groups))
-        for partition, offsets in found.items():
-            topic = _topic(partition.topic)
-            source = self._agreement.neighbours.input(topic, partition.partition)
-            if source is None:  # EPOCH, from its beginning
-                continue
-            group, beginning = groups[topic.group], offsets.beginning
-            try:
-                starts[partition] = (
-                    group.start_of(source.place, beginning, is_copy=source.is_copy, is_changed=partition in changed)
-                    if source.place
-                    else group.start_of_log(source.site, beginning)
-                )
-            except HistoryUnavailable as error:
-                unservable[topic.group] = error
-        raise_unservable(unservable, groups)
-        return starts
+        beginnings: dict[str, dict[TopicPartition, int]] = {group: {} for group in groups}
+        for place, offsets in backlog_of_groups(self.options.connection, names, {}).items():
+            beginnings[_topic(place.topic).group][place] = offsets.beginning
+        starts = each_apart(groups, lambda group: self._starts_of(group, beginnings[group.site.group]))
+        return {place: start for of_group in starts.values() for place, start in of_group.items()}
 
-    def _marks(
-        self, places: Iterable[TopicPartition], groups: Mapping[str, Group]
-    ) -> dict[TopicPartition, tuple[Input, CopyMark]]:
-        """Return the marks from which partitions of FORWARD are read."""
-        found: dict[TopicPartition, tuple[Input, CopyMark]] = {}
-        for place in places:
-            topic = _topic(place.topic)
-            source = self._agreement.neighbours.input(topic, place.partition)
-            if source is not None and source.place:
-                found[place] = source, groups[topic.group].mark(source.place)
-        return found
+    def _starts_of(self, group: Group, beginnings: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the starts in these partitions of a group. Raises BrokerUnreachable, HistoryUnavailable."""
+        of_input = self._agreement.neighbours.input
+        found = {place: of_input(_topic(place.topic), place.partition) for place in beginnings}
+        inputs = {place: source for place, source in found.items() if source is not None}  # EPOCH from its beginning
+        marks = {place: (source, group.mark(source.place)) for place, source in inputs.items() if source.place}
+        changed = changed_copies(self.options.connection, marks)
+        return {
+            place: group.start_of(source.place, beginnings[place], is_copy=source.is_copy, is_changed=place in changed)
+            if source.place
+            else group.start_of_log(source.site, beginnings[place])
+            for place, source in inputs.items()
+        }
 
     def check(self) -> None:
         """Make the checks of every shard. Raises RoomAgain, too."""

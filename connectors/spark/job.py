@@ -29,8 +29,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
@@ -328,11 +328,10 @@ class StreamingJob(ABC):
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Return the options of Spark's Kafka source that read from the positions, and other partitions from the start.
 
-        Raises BrokerUnreachable; EnvironmentProblem, HistoryUnavailable because of a record too large for memory.
+        Raises as `ask_each`; EnvironmentProblem, HistoryUnavailable because of a record too large for memory.
         """
         connection = self.options.connection
-        with contextlib.closing(connection.consumer()) as consumer, connection.reachable():
-            backlog = find_backlog(consumer, topics, positions)
+        backlog = backlog_of_groups(connection, topics, positions)
         most = self._batches.begin(backlog, isolation_of(topics))
         starts = {partition: offsets.start for partition, offsets in backlog.items()}
         return source_options(connection, starts, topics, most)

@@ -46,9 +46,13 @@ class EndOffsets:
 
     def prepare(self, group: str) -> None:
         """Fetch the metadata of the group's logs. Raises KafkaError."""
-        for role in LOG_ROLES:
+        for topic in self.logs(group):
             # kafka-python returns no offset of a topic that is younger than its metadata.
-            self._consumer.partitions_for_topic(str(Topic(group, role, self._site)))
+            self._consumer.partitions_for_topic(topic)
+
+    def logs(self, group: str) -> list[str]:
+        """Return the names of the group's logs."""
+        return [str(Topic(group, role, self._site)) for role in LOG_ROLES]
 
     def find(self, role: LogRole, groups: Collection[str], served: Collection[str]) -> dict[str, int]:
         """Return the end of each group's topic of a role, without the groups that get no answer.

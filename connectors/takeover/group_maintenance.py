@@ -31,7 +31,7 @@ from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover.end_offsets import EndOffsets, LogRole
 from connectors.takeover.fencing import check_not_fenced
 from connectors.takeover.ticks import tick
-from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
 
 LOOK_AT_SETTINGS_S = 3600.0
@@ -86,11 +86,14 @@ class GroupMaintenance:
     def take(self, forward: Mapping[str, list[str]]) -> None:
         """Add these groups, each with its forward topics. They replace the topics of a group that is known already.
 
-        Raises BrokerUnreachable, KafkaRefused.
+        A group whose logs may not be read is suspended. Raises BrokerUnreachable.
         """
-        with self._connection.reachable():
-            for group in forward.keys() - self.forward.keys():
-                self._ends.prepare(group)
+        for group in forward.keys() - self.forward.keys():
+            try:
+                with self._connection.reachable("READ", " and ".join(self._ends.logs(group))):
+                    self._ends.prepare(group)
+            except KafkaRefused as error:
+                self.away.suspend(group, error)
         self.forward |= forward
 
     def release(self, group: str) -> None:

@@ -15,6 +15,7 @@ from kafka.errors import (
     MessageSizeTooLargeError,
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from kafka.structs import OffsetAndTimestamp, TopicPartition
@@ -139,8 +140,13 @@ class MemoryConsumer:
         self.next: dict[TopicPartition, int] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """Return the topic's partitions."""
+        """Return the topic's partitions. Raises TopicAuthorizationFailedError."""
+        self._check_rights([topic])
         return self.kafka.numbers(topic)
+
+    def _check_rights(self, topics: Iterable[str]) -> None:
+        if forbidden := self.kafka.forbidden.intersection(topics):
+            raise TopicAuthorizationFailedError(forbidden)
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
         """Read these partitions, each from offset 0, until `seek`."""
@@ -175,10 +181,11 @@ class MemoryConsumer:
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
         """Return the partitions as a list.
 
-        Raises UnknownTopicOrPartitionError; LeaderNotAvailableError, after a wait, if one partition gives no offsets:
-        the real clients then answer for none.
+        Raises TopicAuthorizationFailedError, UnknownTopicOrPartitionError; LeaderNotAvailableError, after a wait, if
+        one partition gives no offsets: the real clients then answer for none.
         """
         asked = list(places)
+        self._check_rights(place.topic for place in asked)
         for place in asked:
             if place not in self.kafka.partitions:
                 raise UnknownTopicOrPartitionError(str(place))
@@ -201,7 +208,8 @@ class MemoryConsumer:
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
         """Return the next records, at most 500 a partition; wait up to `timeout_ms` for the first.
 
-        Raises OffsetOutOfRangeError below the beginning or beyond the end, KafkaConnectionError after a restart.
+        Raises OffsetOutOfRangeError below the beginning or beyond the end, KafkaConnectionError after a restart,
+        TopicAuthorizationFailedError.
         """
         found: dict[TopicPartition, list[PlainRecord]] = {}
 
@@ -209,6 +217,7 @@ class MemoryConsumer:
             if self._restarts != self.kafka.restarts:
                 self._restarts = self.kafka.restarts
                 raise KafkaConnectionError
+            self._check_rights(place.topic for place in self.next)
             for place, offset in self.next.items():
                 log = self.kafka.partitions.get(place)
                 if log is None:  # the topic was deleted

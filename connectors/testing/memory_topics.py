@@ -45,6 +45,8 @@ class MemoryTopics:
         """The broker's clock, by default this machine's."""
         self.ahead_ms = 0
         """The broker's clock is ahead of `clock` by this much."""
+        self.forbidden: set[str] = set()
+        """Topics that the user may neither see nor read."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
         """Partitions with operations that are away."""
         self.leaders = Counter[str]()

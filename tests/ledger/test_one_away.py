@@ -93,3 +93,24 @@ def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) ->
     with pytest.raises(UnservableGroups) as unservable:
         job._positions(topics, state)
     assert list(unservable.value.errors) == ["wrong"]
+
+
+@pytest.mark.parametrize("by", ["right", "leader"])
+def test_casts_of_the_others_are_found(
+    kafka: MemoryConnection, tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look into one group's cast topic that gets no answer ends nothing, and that topic is looked into again."""
+    monkeypatch.setattr("connectors.ledger.cast_job.LOOK_S", 0.0)
+    casts = {group: str(Topic(group, "cast", "nyc")) for group in GROUPS}
+    topics = [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "cast")]
+    for name in casts.values():
+        kafka.topics.append(TopicPartition(name, 0), b"nyc/a", b"x", [])
+    job = CastLedgerJob(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
+    if by == "right":
+        kafka.topics.forbidden.add(casts["wrong"])
+    else:
+        kafka.topics.take_away(casts["wrong"], OFFSETS)
+    assert job.select_topics(topics) == {"fine": [casts["fine"]]}
+    kafka.topics.forbidden.clear()
+    kafka.topics.bring_back(casts["wrong"])
+    assert job.select_topics(topics) == {group: [name] for group, name in casts.items()}

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.sequencer.agreeing_shard import AgreeingShard
+from connectors.sequencer.shard import SequencerShard
+from connectors.spark.job import JobOptions
+from connectors.takeover.agreement import ISIS, AgreementSettings
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
+from ordering.agreement.group import Group
+from ordering.agreement.site_state import CopyMark
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.base.names import Role, Topic
 from ordering.sequencer.state import SequencerState
@@ -207,6 +217,19 @@ class TestMaintenance:
                 maintenance.check_not_fenced()
             assert time.monotonic() - started < 5.0
 
+    def test_rights_that_are_taken_behind_the_takeover(self, kafka: MemoryConnection) -> None:
+        epochs: dict[str, int] = {}
+        take_over_groups(Claimer(kafka, "nyc", claimed=epochs), FORWARD)
+        maintenance = GroupMaintenance(kafka, "nyc", epochs, "process")
+        kafka.topics.forbidden = {name("data"), name("epoch")}
+        maintenance.take(FORWARD)
+        assert self.look(kafka, maintenance)["fine"] == 1
+        assert list(maintenance.away.reasons) == ["away"]
+        assert "may not READ abcast.away" in maintenance.away.reasons["away"]
+        assert set(maintenance.ends_of_data(["fine", "other"])) == {"fine", "other"}
+        kafka.topics.forbidden.clear()
+        eventually(lambda: (self.look(kafka, maintenance), not maintenance.away.reasons)[1], 20)
+
     def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
         def refused(*_: object) -> None:
             raise KafkaRefused("no right to group away")
@@ -216,3 +239,74 @@ class TestMaintenance:
             patch.setattr("connectors.takeover.group_maintenance.check_not_fenced", lambda *_: None)
             with pytest.raises(UnservableGroups, match="no right"):
                 maintenance.check_not_fenced()
+
+
+def spoil(kafka: MemoryConnection, topic: str, by: str) -> type[AbcastError]:
+    """Take a topic away, or the right to it; return the error that tells so."""
+    if by == "right":
+        kafka.topics.forbidden.add(topic)
+        return KafkaRefused
+    kafka.topics.take_away(topic, OFFSETS)
+    return BrokerUnreachable
+
+
+@pytest.mark.parametrize("by", ["right", "leader"])
+class TestSparksSource:
+    """Spark reads the topics of all groups with one query. Its job asks about the groups apart."""
+
+    def test_of_any_job(self, kafka: MemoryConnection, tmp_path: Path, by: str) -> None:
+        spark: Any = None
+        shard = SequencerShard(spark, JobOptions(kafka, "nyc", tmp_path))
+        names = [topic for topics in FORWARD.values() for topic in topics]
+        kafka.topics.silence_s = 0.1
+        error = spoil(kafka, name("forward"), by)
+        with pytest.raises(UnservableGroups) as unservable:
+            shard.kafka_source(names, {})
+        assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": error}
+        assert name("forward") in str(unservable.value)
+        source = shard.kafka_source([topic for topic in names if topic != name("forward")], {})
+        assert json.loads(source["startingOffsets"]).keys() == {name("forward", "fine"), name("forward", "other")}
+        with pytest.raises(error):
+            shard.kafka_source([name("forward")], {})
+
+    def agreeing(self, kafka: MemoryConnection, tmp_path: Path) -> tuple[AgreeingShard, dict[str, SequencerState]]:
+        for group in GROUPS:
+            kafka.create(group, "nyc")
+            copy = TopicPartition(copy_of(group), 0)
+            kafka.topics.partitions[copy] = []
+            kafka.topics.append(copy, None, None, [])
+        spark: Any = None
+        agreement = AgreementSettings(Neighbours("nyc", ("nyc", "sfo")))
+        shard = AgreeingShard(spark, JobOptions(kafka, "nyc", tmp_path), agreement=agreement)
+        return shard, take_over_groups(Claimer(kafka, "nyc", agreement=ISIS), FORWARD)
+
+    def test_the_log_of_a_site_that_agrees(self, tmp_path: Path, by: str) -> None:
+        kafka = MemoryConnection(timeout=0.5)
+        shard, states = self.agreeing(kafka, tmp_path)
+        error = spoil(kafka, name("data"), by)
+        with pytest.raises(UnservableGroups) as unservable:
+            shard._groups(states)
+        assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": error}
+
+    @pytest.mark.parametrize("what", ["forward", "copy", "record"])
+    def test_the_inputs_of_a_site_that_agrees(
+        self, tmp_path: Path, by: str, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kafka = MemoryConnection(timeout=0.5)
+        shard, states = self.agreeing(kafka, tmp_path)
+        groups = shard._groups(states)
+        names = [topic for group in GROUPS for topic in (*FORWARD[group], copy_of(group))]
+        assert len(shard._starts(names, groups)) == 6
+        error: type[AbcastError] = BrokerUnreachable
+        if what == "record":  # the one before the mark of a copy
+            monkeypatch.setattr(Group, "mark", lambda *_: CopyMark(1, 1))
+            kafka.topics.take_away(copy_of("away"), READS)
+        else:
+            error = spoil(kafka, name("forward") if what == "forward" else copy_of("away"), by)
+        with pytest.raises(UnservableGroups) as unservable:
+            shard._starts(names, groups)
+        assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": error}
+
+
+def copy_of(group: str) -> str:
+    return str(Topic(group, "relayed", "nyc", "sfo"))

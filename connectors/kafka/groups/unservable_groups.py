@@ -18,6 +18,8 @@ from ordering.base.errors import (
 )
 from ordering.base.names import Topic
 
+Key = TypeVar("Key")
+Given = TypeVar("Given")
 Answer = TypeVar("Answer")
 
 JOB_ERRORS = (EnvironmentProblem,)
@@ -49,6 +51,21 @@ def raise_unservable(errors: Mapping[str, AbcastError], groups: Collection[str])
     raise first if len(set(map(str, errors.values()))) == 1 else type(first)(_as_text(errors))
 
 
+def each_apart(groups: Mapping[str, Given], ask: Callable[[Given], Answer]) -> dict[str, Answer]:
+    """Call `ask` for each group; return the answers. In the end, raises the errors as `raise_unservable` does."""
+    answers: dict[str, Answer] = {}
+    unservable: dict[str, AbcastError] = {}
+    for group, given in groups.items():
+        try:
+            answers[group] = ask(given)
+        except JOB_ERRORS:
+            raise
+        except AbcastError as error:
+            unservable[group] = error
+    raise_unservable(unservable, groups)
+    return answers
+
+
 def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
     """Ask about each topic; return the answers. In the end, raises the groups' errors as `raise_unservable` does.
 
@@ -68,6 +85,19 @@ def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[
                     raise
     raise_unservable(unservable, {topic.group for topic in topics})
     return answers
+
+
+def ask_together(names: Collection[str], ask: Callable[[Collection[str]], dict[Key, Answer]]) -> dict[Key, Answer]:
+    """Ask about topics of many groups with one question; if that fails, ask about each topic. Return the answers.
+
+    Raises as `ask_each`: Kafka's error about one topic of a question says nothing about the other groups.
+    """
+    try:
+        return ask(names)
+    except (BrokerUnreachable, KafkaRefused):
+        topics = [topic for topic in map(Topic.parse, names) if topic is not None]
+        found = ask_each(topics, lambda topic: ask([str(topic)]))
+    return {key: answer for answers in found.values() for key, answer in answers.items()}
 
 
 def _is_away(error: AbcastError) -> bool:
