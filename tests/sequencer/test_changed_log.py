@@ -299,3 +299,18 @@ def test_the_same_log_is_known_again(kafka: MemoryConnection, tmp_path: Path) ->
         rows.rows[5] = rows.rows[5]._replace(incarnation=7)
         kafka.topics.beginnings.clear()
         assert fit(log, rows) is Fit.OTHER
+
+
+def test_a_clock_that_was_set_back_makes_no_other_log(kafka: MemoryConnection) -> None:
+    """The ledger begins behind what DATA still has, so only the claim and the clock tell: DATA has lost its end."""
+    order(kafka, 5)
+    log = kafka.topics.partitions[TopicPartition(DATA, 0)]
+    for offset in range(len(log) - 4, len(log)):
+        log[offset] = log[offset]._replace(timestamp=log[offset].timestamp - 86_400_000)
+    with DataLog(kafka, "g", SITE) as data:
+        rows = Rows(data)
+        lost = rows.rows[5].offset
+        assert lost is not None
+        rows.rows = {5: rows.rows[5]}
+        kafka.topics.truncate(DATA, lost)
+        assert fit(data, rows) is Fit.LOST

@@ -93,7 +93,7 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
     row = ledger.row(group, common) if common else None
     stands = None if row is None else _stands(data, row, end, state)
     if stands is None and (row := ledger.row(group, last)) is not None:
-        stands = _may_be_of(data, row, state)
+        stands = _may_be_of(data, row, end, state)
     if stands is False:
         return Fit.OTHER
     return Fit.SAME if last <= state.seqno else Fit.LOST
@@ -120,10 +120,11 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
     return None
 
 
-def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
-    """Whether the row may have been in this log, judged by the claims alone.
+def _may_be_of(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> bool:
+    """Whether the row may have been in this log, judged by the claims and their times.
 
-    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning.
+    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning. Where a
+    broker's clock was set back after the claim, the newest record in DATA shows it.
     """
     epochs = data.epochs.read()
     claims = epochs.claims
@@ -132,7 +133,8 @@ def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
     until = [claim for claim in claims if claim.epoch <= row.epoch]
     if not until or (until[-1].epoch < row.epoch and len(until) < len(claims)):
         return False
-    return until[-1].at_ms <= row.at_ms + CLOCKS_APART_MS
+    newest = [stored.timestamp_ms for stored in data.records(max(end - 1, data.beginning()), end)]
+    return min([until[-1].at_ms, *newest]) <= row.at_ms + CLOCKS_APART_MS
 
 
 def check_reach(data: DataLog, end: int, known: Iterable[tuple[int, str]]) -> None:
