@@ -23,7 +23,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
-from ordering.base.errors import BrokerUnreachable
+from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Reader
 
 _logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ class ReadableTail(Protocol):
 
     def release(self) -> None:
         """Release a reference."""
+
+    def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
+        """Return the place to read on behind `seqno`, and the end offset of DATA. Raises as `DataLog.after` does."""
 
 
 class LogReader:
@@ -74,8 +77,8 @@ class LogReader:
 
         A reader of the cache also stops waiting when `or_when` is true; `LogTailer.wake` lets it check.
 
-        Raises as `DataCursor.poll` does, and HistoryChanged if the tailer has found that the log is another one;
-        KafkaRefused if a right is missing.
+        Raises as `DataCursor.poll` does, but HistoryUnavailable only if the dropped records have the next seqno;
+        HistoryChanged also if the tailer has found that the log is another one; KafkaRefused if a right is missing.
         """
         self._tailer.check()
         if self._is_user:
@@ -96,11 +99,39 @@ class LogReader:
             records = cursor.poll(timeout)
         except AuthorizationError as error:
             raise self._tailer.connection.refused(error, "READ", self._tailer.partition.topic) from None
+        except HistoryUnavailable as gone:
+            self._start_behind(gone)
+            return ()
         self.position, self._reader = cursor.position, cursor.reader
         has_caught_up = not records and self.position >= self._end
         if has_caught_up or self._tailer.cache.approach(self, self.position):
             self._join()
         return records
+
+    def _start_behind(self, gone: HistoryUnavailable) -> None:
+        """Go on behind dropped records that had no seqno for this reader, such as snapshots. Raises `gone` otherwise.
+
+        The state tells the epoch that decides the next seqno: its seal may be among the dropped records. If no broker
+        answers, the next poll asks again.
+        """
+        before = self._reader
+        try:
+            start, _ = self._tailer.after(before.last_seqno, or_end=True)
+        except HistoryUnavailable:
+            raise gone from None
+        except BrokerUnreachable:
+            return
+        now = start.reader
+        if now.epoch < before.epoch or now.last_seqno < before.last_seqno:
+            raise HistoryChanged(
+                f"{self._tailer.partition.topic} is in epoch {now.epoch} behind seqno {now.last_seqno}, and was read "
+                f"up to epoch {before.epoch}, seqno {before.last_seqno}: it was recreated, or has lost its end. Make a "
+                "new Member, which begins with what the group has now."
+            )
+        if start.offset <= self.position:
+            raise gone
+        self.position, self._reader, self._quiet = start
+        self.close()
 
     def _connected(self, pause: float) -> DataCursor | None:
         try:

@@ -1,7 +1,8 @@
-"""A reader joins the tail cache at the log's end, and not because Kafka was slow."""
+"""A reader joins the tail cache at the log's end, and not because Kafka was slow; it goes on behind dropped records."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,8 +13,16 @@ from kafka.structs import TopicPartition
 
 from connectors.client.tail.log_reader import LogReader
 from connectors.client.tail.tail_cache import TailBatch, TailCache
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
-from ordering.base.reader import Reader
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
+from ordering.base.reader import Reader, Verdict
+from ordering.base.records import EPOCH, Data, Source
+from ordering.sequencer.sequencer import absorb, seal, snapshot
+from ordering.sequencer.state import SequencerState
+from tests.simulator.broker import Broker, SimulatedLog
 
 
 class Cursor:
@@ -82,3 +91,136 @@ def test_what_the_window_has_is_not_read_a_second_time() -> None:
     taken = [record.seqno for _ in range(2) for record in reader.poll(0.0)]
     assert taken == [10, 11, 12, 13, 14]
     assert reader.position == 20
+
+
+class Log:
+    """A log in memory, filled as sequencers do; `offset` after `offset` may be dropped or written again."""
+
+    def __init__(self) -> None:
+        self.kafka = MemoryConnection()
+        self.kafka.create("g", "nyc")
+        self.place = TopicPartition("abcast.g.data.nyc", 0)
+        self.state, self.records, self.broker = SequencerState("g"), list[Data](), Broker(1)
+        self.is_away = False
+
+    def write(self, *records: Data) -> None:
+        for record in records:
+            self.records.append(record)
+            self.broker.append_data(record)
+            self.kafka.topics.append(self.place, *encode_data(record))
+            self.state = absorb(self.state, [record])
+
+    def take_over(self) -> None:
+        self.broker.append_claim(len(self.records))
+        self.write(seal(self.state.epoch + 1))
+        self.write(snapshot(self.state))
+
+    def message(self, epoch: int, seqno: int) -> Data:
+        source = Source("abcast.g.forward.nyc", 0, seqno)
+        return Data("message", epoch, seqno, 0, "nyc/a", 1, seqno, b"of epoch %d" % epoch, source)
+
+    def go_on(self, dice: random.Random) -> None:
+        state = self.state
+        wanted = dice.choice(["seal", "snapshot", "snapshot", "message", "message", "again", "leftover", "stale"])
+        if wanted == "seal" or not state.epoch:
+            self.take_over()
+        elif wanted == "snapshot":
+            self.write(snapshot(state))
+        elif wanted == "message":
+            self.write(self.message(state.epoch, state.seqno + 1))
+        elif wanted == "again":
+            since = max(
+                offset for offset, record in enumerate(self.records) if record.kind == EPOCH and not record.payload
+            )
+            self.write(*self.records[since + 1 :][-3:])
+        elif state.epoch > 1:
+            old = self.message(state.epoch - 1, state.seqno + 1)
+            self.write(
+                old if wanted == "leftover" else snapshot(absorb(SequencerState("g", old.epoch, state.seqno), []))
+            )
+
+    def drop(self, below: int) -> None:
+        self.broker.beginning = below
+        self.kafka.topics.drop(self.place.topic, below)
+
+    def reader(self) -> LogReader:
+        def after(seqno: int, *, or_end: bool) -> tuple[Start, int]:
+            if self.is_away:
+                raise BrokerUnreachable("no broker")
+            return SimulatedLog(self.broker).after(seqno, or_end=or_end), len(self.records)
+
+        tailer: Any = SimpleNamespace(
+            cache=TailCache(),
+            partition=self.place,
+            has_failed=True,
+            check=lambda: None,
+            cursor=lambda start: DataCursor(self.kafka.consumer(), self.place, start),
+            after=after,
+        )
+        return LogReader(tailer, Start(0, Reader()))
+
+
+def polled(reader: LogReader) -> list[tuple[int, bytes | None]]:
+    return [(record.seqno, record.value) for _ in range(5) for record in reader.poll(0.0)]
+
+
+def test_records_without_a_seqno_that_were_dropped_end_no_reader() -> None:
+    """It is told that the history is gone if its next seqno is, and reads exactly the effective records otherwise."""
+    went_on = told = 0
+    for number in range(400):
+        dice, log = random.Random(number), Log()
+        for _ in range(dice.randint(1, 12)):
+            log.go_on(dice)
+        reader = log.reader()
+        polled(reader)
+        read_up_to, last = reader.position, log.state.seqno
+        for _ in range(dice.randint(1, 12)):
+            log.go_on(dice)
+        rule, wanted, newest_snapshot = Reader(), [], 0
+        for offset, record in enumerate(log.records):
+            verdict = rule.judge(record)
+            if verdict is Verdict.TAKE and record.seqno > last:
+                wanted.append((offset, record))
+            if verdict is Verdict.CONTROL and record.payload:
+                newest_snapshot = offset
+        below = dice.randint(read_up_to, max(read_up_to, newest_snapshot))
+        log.drop(below)
+        try:
+            assert polled(reader) == [(record.seqno, record.payload) for _, record in wanted]
+        except HistoryUnavailable:
+            told += 1
+            assert wanted
+            assert wanted[0][0] < below
+        else:
+            went_on += below > read_up_to
+        reader.close()
+    assert min(went_on, told) > 40
+
+
+def idle_and_purged() -> tuple[Log, LogReader]:
+    log = Log()
+    log.take_over()
+    log.write(log.message(1, 1))
+    reader = log.reader()
+    assert len(polled(reader)) == 1
+    for _ in range(3):
+        log.write(snapshot(log.state))
+    log.drop(len(log.records) - 1)
+    return log, reader
+
+
+def test_it_asks_again_while_no_broker_answers() -> None:
+    log, reader = idle_and_purged()
+    log.is_away = True
+    assert polled(reader) == []
+    log.is_away = False
+    log.write(log.message(1, 2))
+    assert polled(reader) == [(2, b"of epoch 1")]
+
+
+def test_another_log_is_noticed_behind_dropped_records() -> None:
+    log, reader = idle_and_purged()
+    log.broker.data.clear()
+    log.broker.beginning = 0
+    with pytest.raises(HistoryChanged, match="was read up to epoch 1, seqno 1"):
+        polled(reader)
