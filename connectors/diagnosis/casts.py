@@ -21,7 +21,7 @@ from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE, SETTINGS, VIEW, Data
+from ordering.base.records import MESSAGE, SETTINGS, VIEW
 from ordering.casts.casts import NO_VIEW, TOTAL, OrderedRecord
 from ordering.casts.merging import separates
 from ordering.checker.anomalies import LOST, Anomaly
@@ -121,17 +121,11 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
             if data.kind == SETTINGS:
                 flush = Settings(flush=flush).decided(data.payload).flush
             elif data.kind == VIEW:
-                view = _view(data)
+                view = OrderedRecord.of_view(data.seqno, data.view, data.payload)
                 members = view.members if separates(view, members, flush=flush) else ()
                 checker.view(data.view, members)
             elif data.kind == MESSAGE:
                 checker.total(data.seqno, depends_of(data.headers))
-
-
-def _view(data: Data) -> OrderedRecord:
-    body = json.loads(data.payload)
-    members = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
-    return OrderedRecord(data.seqno, VIEW, view=data.view, members=members, is_in_flush=bool(body["flush"]))
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:

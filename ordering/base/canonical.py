@@ -7,6 +7,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""The errors of reading JSON that another process wrote.
+
+It may be no JSON, or nested too deep; a field may be missing or of another type, or a number not finite.
+"""
+
 _GZIP = 16 + zlib.MAX_WBITS
 
 

@@ -12,10 +12,13 @@ docs/protocols/casts.md has the table and the reasons.
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import NamedTuple
 
-from ordering.base.records import MESSAGE, Headers
+from ordering.base.canonical import UNREADABLE
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import MESSAGE, VIEW, Headers
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import message_bytes
 
@@ -98,6 +101,16 @@ class OrderedRecord(NamedTuple):
     is_in_flush: bool = False
     payload: bytes = b""
     record: object = None
+
+    @classmethod
+    def of_view(cls, seqno: int, view: int, payload: bytes, record: object = None) -> OrderedRecord:
+        """Return the record of a view. Raises ProtocolViolation if its payload can't be read."""
+        try:
+            body = json.loads(payload)
+            members, is_in_flush = tuple(map(MemberIncarnation.of, body["members"])), bool(body["flush"])
+        except UNREADABLE as error:
+            raise ProtocolViolation(f"the view of seqno {seqno} can't be read: {error!r:.200}") from error
+        return cls(seqno, VIEW, view=view, members=members, is_in_flush=is_in_flush, record=record)
 
     @property
     def member(self) -> MemberIncarnation:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import le
 
-from ordering.base.canonical import canonical_json, inflated
+from ordering.base.canonical import UNREADABLE, canonical_json, inflated
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import VIEW
 from ordering.casts import clocks
@@ -89,14 +89,14 @@ class CausalState:
             body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
-            body["members"] = tuple(MemberIncarnation(*row[:2]) for row in body.pop("lives"))
-            body["settled"] = tuple(Settled(MemberIncarnation(*row[:2]), row[2]) for row in body["settled"])
+            body["members"] = tuple(MemberIncarnation.of(row) for row in body.pop("lives"))
+            body["settled"] = tuple(Settled(MemberIncarnation.of(row), row[2]) for row in body["settled"])
             body["limit"] = None if body["limit"] is None else tuple(body["limit"])
             for name in ("vector", "agreed"):
                 body[name] = tuple(body[name])
             body["clocks"] = {index: tuple(clock) for index, clock in body["clocks"]}
             return cls(**body)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"not a causal state that this version can read: {error}") from error
 
 

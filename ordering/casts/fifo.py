@@ -28,7 +28,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.errors import ProtocolViolation
 from ordering.casts.casts import Cast, CastStep, CastVerdict
 from ordering.casts.hold_back_budget import MAX_HELD, HoldBackBudget
@@ -59,7 +59,7 @@ class FifoState:
                 raise ValueError("unknown format")
             received = {sender: ReceivedRow(*map(int, row)) for sender, row in body["received"].items()}
             return cls(received, int(body.get("since", 0)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"not a fifo state that this version can read: {error}") from error
 
 

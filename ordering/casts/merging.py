@@ -21,7 +21,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import SETTINGS, VIEW
 from ordering.casts.casts import NO_VIEW, Cast, CastStep, OrderedRecord
@@ -52,7 +52,7 @@ class MergedState:
             body = json.loads(raw)
             causal, fifo = (bytes.fromhex(body[name]) for name in ("causal", "fifo"))
             return cls(CausalState.from_bytes(causal), FifoState.from_bytes(fifo), bool(body["flush"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"not a state of all orders that this version can read: {error}") from error
 
 

@@ -25,6 +25,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ordering.base.canonical import UNREADABLE
 from ordering.base.errors import HistoryUnavailable
 from ordering.letters.inbox import InboxReader
 from ordering.membership.membership import ReceivedRow
@@ -53,7 +54,7 @@ class Base(NamedTuple):
             known = json.loads(text)
             received = {str(sender): ReceivedRow(*map(int, row)) for sender, row in known["received"].items()}
             return cls(below, received, int(known["lost"]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except UNREADABLE:
             return cls(below, is_damaged=True)
 
 

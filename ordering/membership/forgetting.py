@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.names import is_address
 from ordering.base.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_NUMBER
 
@@ -45,7 +45,7 @@ def from_payload(payload: bytes) -> tuple[SenderRow, ...] | None:
     """Return the inverse of `to_payload`, or None for any other payload, and for more than MAX_NAMED rows."""
     try:
         rows = tuple(SenderRow(*row) for row in json.loads(payload)["senders"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except UNREADABLE:
         return None
     return rows if len(rows) <= MAX_NAMED and all(map(_is_row, rows)) else None
 

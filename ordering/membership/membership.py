@@ -16,11 +16,12 @@ docs/protocols/membership.md has the rules for incarnations that are over, kept 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ordering.base.canonical import UNREADABLE
 from ordering.base.capacity import NO_ROOM_FOR_MEMBERS, has_room_for_member
 from ordering.base.errors import ProtocolViolation, UsageError
 from ordering.base.names import is_address, is_relay, relay_of
@@ -69,6 +70,14 @@ class MemberIncarnation(NamedTuple):
 
     address: str
     incarnation: int
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> MemberIncarnation:
+        """Return the member in a row of JSON; a later version may have added values. Raises an UNREADABLE error."""
+        address, incarnation, *_ = row
+        if type(address) is not str or type(incarnation) is not int:
+            raise TypeError(f"{address!r:.40} and {incarnation!r:.40} are no member and its incarnation")
+        return cls(address, incarnation)
 
 
 class FormerMember(NamedTuple):
@@ -184,13 +193,13 @@ class Membership:
         parsed = {
             "incarnations_over": body.pop("lives_over", {}),
             "settings": Settings(**with_unknown(Settings, body["settings"])),
-            "members": tuple(MemberIncarnation(*row[:2]) for row in body["members"]),
-            "joining": tuple(MemberIncarnation(*row[:2]) for row in body["joining"]),
+            "members": tuple(MemberIncarnation.of(row) for row in body["members"]),
+            "joining": tuple(MemberIncarnation.of(row) for row in body["joining"]),
             "leaving": tuple(body["leaving"]),
             "flush": Flush(**flush),
             "left": tuple(FormerMember(*row[:3]) for row in body["left"]),
             "remote": {
-                name: RemoteSite(tuple(MemberIncarnation(*row[:2]) for row in members), is_silent)
+                name: RemoteSite(tuple(MemberIncarnation.of(row) for row in members), is_silent)
                 for name, (members, is_silent, *_) in body["remote"].items()
             },
             "detector": FailureDetector.from_json(times),
@@ -265,11 +274,14 @@ class Fold(NamedTuple):
 
 def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
     """Return the membership after an effective DATA record. Raises ProtocolViolation if no sequencer writes it."""
-    if record.kind == VIEW:
-        return _install(membership, payload_of(record), received)
-    if record.kind == FORGET:
-        return _forget(membership, record, received)
-    return Fold(_changed(membership, record))
+    try:
+        if record.kind == VIEW:
+            return _install(membership, payload_of(record), received)
+        if record.kind == FORGET:
+            return _forget(membership, record, received)
+        return Fold(_changed(membership, record))
+    except (*UNREADABLE, UsageError) as error:
+        raise _unreadable(record, error) from error
 
 
 def _changed(membership: Membership, record: Data) -> Membership:
@@ -303,7 +315,7 @@ def _changed(membership: Membership, record: Data) -> Membership:
 
 
 def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, ReceivedRow]) -> Fold:
-    members = tuple(MemberIncarnation(*row[:2]) for row in view["members"])
+    members = tuple(MemberIncarnation.of(row) for row in view["members"])
     present = {member.address for member in members}
     gone = [member.address for member in membership.members if member.address not in present]
     former = [row for row in membership.left if row.address not in present and row.address not in gone]
@@ -377,7 +389,7 @@ def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | N
     site = relay.partition("/")[0]
     try:
         rows: list[tuple[Any, Any]] = [(address, incarnation) for address, incarnation in json.loads(view)["members"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except UNREADABLE:
         return None
     for address, incarnation in rows:
         if not isinstance(address, str) or not is_address(address) or not address.startswith(f"{site}/"):
@@ -390,9 +402,19 @@ def remote_members(relay: str, view: bytes) -> tuple[MemberIncarnation, ...] | N
 def payload_of(record: Data) -> dict[str, Any]:
     """Parse the payload of a record that the sequencer decided by itself. Raises ProtocolViolation."""
     try:
-        body = json.loads(record.payload)
-    except ValueError as error:
-        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not JSON.") from error
-    if not isinstance(body, dict):
-        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not a JSON object.")
+        body: dict[str, Any] = dict(json.loads(record.payload).items())
+    except UNREADABLE as error:
+        raise _unreadable(record, error) from error
     return body
+
+
+def _unreadable(record: Data, error: Exception) -> ProtocolViolation:
+    return ProtocolViolation(f"the {record.kind} of seqno {record.seqno} can't be read: {error!r:.200}")
+
+
+def refused_kind(payload: bytes) -> str:
+    """Return the kind of the record that a `refused` is about; "" if its payload does not tell."""
+    try:
+        return str(json.loads(payload)["kind"])
+    except UNREADABLE:
+        return ""

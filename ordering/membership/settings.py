@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.errors import UsageError
 from ordering.base.records import MAX_NUMBER
 
@@ -70,7 +70,7 @@ def _changes(raw: bytes) -> dict[str, Any]:
     """Parse a `settings` record. Raises UsageError."""
     try:
         changes = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UsageError("settings are not JSON.") from error
     if not isinstance(changes, dict) or not changes:
         raise UsageError(_NOT_SETTINGS)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ordering.base.canonical import UNREADABLE
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.membership.membership import MemberIncarnation, Membership
@@ -102,7 +103,7 @@ class KnownGroup:
                 requester = sender or str(json.loads(payload)["requester"])
                 event = None if self.flush_id else Block(seqno, requester)
                 return replace(self, flush_id=seqno), event
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"the {kind} of seqno {seqno} can't be read: {error!r}") from error
         if kind == STOP_FLUSH and self.flush_id:
             return replace(self, flush_id=0), Unblock(seqno)
@@ -112,7 +113,7 @@ class KnownGroup:
         """Take a remote view. A repeat of the known one, after a takeover there or by a second relay, is no event."""
         body = json.loads(payload)
         site = sender.partition("/")[0] or str(body["site"])
-        members = tuple(MemberIncarnation(*row[:2]).address for row in body["members"])
+        members = tuple(MemberIncarnation.of(row).address for row in body["members"])
         event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
         before = self.remote.get(site)
         is_new = before is None or before[1:] != event[1:]
@@ -123,7 +124,7 @@ class KnownGroup:
         view = ViewChange(
             seqno,
             view_id,
-            tuple(MemberIncarnation(*row[:2]) for row in body["members"]),
+            tuple(MemberIncarnation.of(row) for row in body["members"]),
             tuple(body["joined"]),
             tuple(body["left"]),
             tuple(body["suspected"]),

@@ -17,7 +17,6 @@ docs/protocols/participant.md has the picture, each invariant, and the proof.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -35,7 +34,7 @@ from ordering.base.records import (
 )
 from ordering.membership.flush import FlushPhase
 from ordering.membership.forgetting import from_payload
-from ordering.membership.membership import MemberIncarnation
+from ordering.membership.membership import MemberIncarnation, payload_of
 from ordering.membership.settings import DEFAULT_SETTINGS, Settings
 from ordering.participant.events import KnownGroup, Unblock, ViewChange
 from ordering.participant.forward_table import Pending, is_control, kind_of
@@ -257,15 +256,15 @@ def _take(now: Participant, record: Data) -> ParticipantStep:
     if record.kind == START_FLUSH:
         return _take_start(here, record)
     if isinstance(event, Unblock):
-        reason = STOPPED if record.sender else str(json.loads(record.payload).get("reason", ""))
+        reason = STOPPED if record.sender else str(payload_of(record).get("reason", ""))
         return _end_flush(here, reason)
     request = now.request
     if request is None:
         return here
-    if record.kind == FLUSH_COMPLETED and request.id and request.id == json.loads(record.payload)["flush"]:
+    if record.kind == FLUSH_COMPLETED and request.id and request.id == payload_of(record).get("flush"):
         return here.but(request=replace(request, is_quiet=True))
     if record.kind == REFUSED and _is_own(now, record) and record.local_seqno == request.local_seqno:
-        refused = replace(request, outcome=json.loads(record.payload)["reason"])
+        refused = replace(request, outcome=str(payload_of(record).get("reason", "")))
         return here.but(request=refused if request.is_wanted else None)
     return here
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.names import Topic, relay_of
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
@@ -72,7 +72,7 @@ class LinkStart(NamedTuple):
         try:
             body = json.loads(raw)
             start = cls(body["epoch"], body["seqno"], dict(body["origins"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except UNREADABLE:
             return None
         numbers = (start.epoch, start.seqno, *start.origins.values())
         return start if all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers) else None

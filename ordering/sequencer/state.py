@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ordering.base.canonical import canonical_json, inflated
+from ordering.base.canonical import UNREADABLE, canonical_json, inflated
 from ordering.base.errors import LaterVersion, ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST, later
 from ordering.base.reader import Seal
@@ -130,7 +130,7 @@ class SequencerState:
             return cls(**with_unknown(cls, body))
         except LaterVersion:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
     def ordered(self, sender: str) -> ReceivedRow:

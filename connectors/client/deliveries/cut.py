@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from ordering.base.canonical import canonical_json
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.errors import ProtocolViolation
 from ordering.casts.merging import MergedState
 
@@ -58,7 +58,7 @@ class Cut(NamedTuple):
                 TopicPartition(str(topic), int(number)): int(offset) for topic, number, offset in body["offsets"]
             }
             return cls(MergedState.from_bytes(bytes.fromhex(body["state"])), offsets, str(body["cluster"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ProtocolViolation(f"not a cut that this version can read: {error}") from error
 
 

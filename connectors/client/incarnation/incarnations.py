@@ -34,7 +34,6 @@ under one id have sent one message.)
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import deque
@@ -51,7 +50,7 @@ from ordering.base.errors import HistoryUnavailable, ProtocolViolation, Supersed
 from ordering.base.names import Address
 from ordering.base.records import MESSAGE, REFUSED, Data
 from ordering.membership.forgetting import is_told
-from ordering.membership.membership import MemberIncarnation, ReceivedRow
+from ordering.membership.membership import MemberIncarnation, ReceivedRow, refused_kind
 from ordering.participant.forward_table import (
     ForwardTable,
     Pending,
@@ -383,7 +382,7 @@ def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[st
         return payload == ours.payload
     own_kind = kind_of(ours)
     if kind == REFUSED:
-        return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
+        return own_kind != MESSAGE and refused_kind(payload) == own_kind
     if kind != own_kind or payload != ours.payload:
         return False
     remaining = iter(headers)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.codec.letter_codec import WrittenLetter
+from ordering.base.canonical import UNREADABLE
 from ordering.base.names import Address
 from ordering.base.records import MAX_NUMBER, Headers
 
@@ -67,7 +68,7 @@ def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | No
     """Decode a letter of the kind `state`; return None if it is malformed."""
     try:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
-    except (KeyError, TypeError, ValueError, RecursionError):  # ten thousand brackets raise the last one
+    except UNREADABLE:
         return None
     if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
         return None

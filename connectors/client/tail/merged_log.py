@@ -11,7 +11,6 @@ full, no more DATA is read.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from connectors.client.tail.log_tailer import LogTailer
 from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
-from ordering.base.errors import ProtocolViolation
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, VIEW
 from ordering.casts.casts import NO_VIEW, Cast, CastStep, CastVerdict, OrderedRecord
@@ -188,10 +186,4 @@ def ordered(record: Effective) -> OrderedRecord:
             payload=b"" if record.kind == MESSAGE else record.value or b"",
             record=record,
         )
-    try:
-        body = json.loads(record.value or b"")
-        members = tuple(MemberIncarnation(*row[:2]) for row in body["members"])
-        is_in_flush = bool(body["flush"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolViolation(f"the view of seqno {record.seqno} can't be read: {error!r}") from error
-    return OrderedRecord(record.seqno, VIEW, view=record.view, members=members, is_in_flush=is_in_flush, record=record)
+    return OrderedRecord.of_view(record.seqno, record.view, record.value or b"", record)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from connectors.kafka.codec.epochs import Note, encode_note, this_host
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
+from ordering.base.canonical import UNREADABLE
 from ordering.base.errors import AbcastError, UsageError, in_short
 from ordering.base.names import Topic
 
@@ -66,7 +67,7 @@ def read_act(headers: Sequence[tuple[str, bytes]], at_ms: int) -> Act | None:
         fields = json.loads(text)
         act, what, who, why = (str(fields.get(name, ""))[:MAX_WHY] for name in _FIELDS)
         return Act(act, what, who, why, at_ms)
-    except (ValueError, AttributeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

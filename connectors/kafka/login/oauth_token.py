@@ -15,6 +15,7 @@ import urllib.request
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from connectors.kafka.login.security import Security
+from ordering.base.canonical import UNREADABLE
 from ordering.base.errors import EnvironmentProblem
 
 TIMEOUT_S = 10.0
@@ -53,5 +54,5 @@ def ask_for_token(security: Security) -> tuple[str, float]:
         return str(found["access_token"]), float(found.get("expires_in", 60))
     except urllib.error.HTTPError as error:
         raise EnvironmentProblem(f"the token server {url} refuses {security.username}: {error.code}.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise EnvironmentProblem(f"the token server {url} gave no token: {error}.") from None

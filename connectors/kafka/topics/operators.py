@@ -12,7 +12,6 @@ ordered, so it can be repeated.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 
@@ -25,6 +24,7 @@ from ordering.base.names import ADMIN_NAME, Address, Topic
 from ordering.base.reader import Verdict
 from ordering.base.records import FORGET, INCARNATIONS_A_MS, MAX_NUMBER, REFUSED, Data
 from ordering.membership.forgetting import from_payload
+from ordering.membership.membership import refused_kind
 
 ORDERED_WITHIN_S = 5.0
 """The seconds within which a working sequencer orders a request, unless it is busy."""
@@ -85,7 +85,7 @@ def _next_incarnation(data: DataLog, sender: str) -> tuple[int, Start | None]:
 def _is_of(ordered: Data, kind: str, payload: bytes) -> bool:
     """Whether this record may be the outcome of such a request."""
     if ordered.kind == REFUSED:
-        return bool(json.loads(ordered.payload)["kind"] == kind)
+        return refused_kind(ordered.payload) == kind
     if ordered.kind == kind == FORGET:
         return set(from_payload(ordered.payload) or ()) <= set(from_payload(payload) or ())
     return (ordered.kind, ordered.payload) == (kind, payload)
