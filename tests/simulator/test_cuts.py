@@ -111,8 +111,3 @@ def test_a_reader_of_a_lost_record_begins_anew_if_it_cannot_tell(is_purged: bool
         for _ in range(3):
             world.take(log)
         assert (log.is_told, world.anomalies) == ("incomparable" if is_purged else "HistoryChanged", [])
-
-
-def test_a_seed_is_a_history() -> None:
-    with patch(f"{_LOG}._doubt", lambda _: None):
-        assert [cuts.run(seed) for seed in range(5)] == [cuts.run(seed) for seed in range(5)]

@@ -130,9 +130,3 @@ def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation | None) -> N
         if mutation is None:
             world.end()
             assert world.anomalies == []
-
-
-def test_a_seed_is_a_hub() -> None:
-    mutation = next(each for each in MUTATIONS if each.name == "no-rest")
-    found = [[anomaly.name for anomaly in hub.run(32, mutation)] for _ in range(2)]
-    assert found[0] == found[1] != []

@@ -75,10 +75,3 @@ def test_a_link_that_is_cut_under_load_heals_by_itself() -> None:
     assert [(seed, found) for seed in seeds if (found := isis.flood(seed))] == []
     broken = isis_mutations.by_name("no-parts")
     assert any(isis.flood(seed, broken) for seed in seeds)
-
-
-@pytest.mark.parametrize(("simulation", "seed", "name"), [(PROCESSES, 3, "minimum"), (SITES, 5, "forget")], ids=name_of)
-def test_a_seed_is_a_history(simulation: Simulation, seed: int, name: str) -> None:
-    """The same seed gives the same run, down to the last anomaly; so a failure can be looked at again."""
-    mutation = next(mutation for mutation in simulation.mutations if mutation.name == name)
-    assert simulation.run(seed, mutation) == simulation.run(seed, mutation)

@@ -33,12 +33,6 @@ def test_a_broken_rule_is_found_out(mutation: MemberMutation) -> None:
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
 
 
-def test_a_seed_is_a_history() -> None:
-    """The same seed gives the same run; so a failure can be looked at again."""
-    mutation = next(mutation for mutation in MEMBER_MUTATIONS if mutation.name == "loud")
-    assert run(mutation.from_seed, mutation) == run(mutation.from_seed, mutation)
-
-
 def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
     """A process that starts again and forgets its FLUSH_OK takes messages behind it. Histories show it rarely."""
     trace = (Path(__file__).parents[1] / "traces" / "member_restart_in_a_flush.txt").read_text(encoding="utf-8")

@@ -61,10 +61,3 @@ def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
         if mutation.expected in {name for name, _ in Orders(seed, mutation.rules).run()}:
             return
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
-
-
-def test_a_seed_is_a_history() -> None:
-    mutation = MUTATIONS[0]
-    assert [Orders(seed, mutation.rules).run() for seed in range(20)] == [
-        Orders(seed, mutation.rules).run() for seed in range(20)
-    ]

@@ -34,13 +34,6 @@ def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
 
 
-def test_a_seed_is_a_history() -> None:
-    """The same seed gives the same run, down to the last anomaly; so a failure can be looked at again."""
-    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "not-lower")
-    assert run(history(3), mutation) == run(history(3), mutation)
-    assert history(3) == history(3)
-
-
 def test_shrinking_keeps_the_anomaly_and_drops_the_rest() -> None:
     mutation = next(mutation for mutation in MUTATIONS if mutation.name == "not-lower")
     shrunk = shrink(history(0), mutation.expected, mutation)

@@ -48,12 +48,6 @@ def test_a_broken_rule_is_found_out(mutation: MeshMutation) -> None:
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
 
 
-def test_a_seed_is_a_mesh() -> None:
-    mutation = next(mutation for mutation in MESH_MUTATIONS if mutation.name == "no-skips")
-    assert run(history(0), mutation) == run(history(0), mutation)
-    assert history(3) == history(3)
-
-
 # Schedules that lost messages once.
 
 
