@@ -68,7 +68,7 @@ class Reading(NamedTuple):
 
 
 class DecidedRun(NamedTuple):
-    """The result of a decided run: the DATA that ends it, the number of its DATA records that are written already, and
+    """The result of a decided run: the DATA that ends it, the number of its seqnos that are in DATA already, and
     whether this site has to write its dead letters: the site that submitted the run does, unless they are in Kafka.
     """
 

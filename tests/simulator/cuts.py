@@ -3,7 +3,8 @@
 It runs what ships on a Kafka in memory (`connectors.testing.memory_kafka`): takeovers, maintenance, the watchdog, the
 process engine's intake, the cursor of members and deliverers. Members send until they see their messages. The end of
 DATA or of FORWARD is cut; either is made anew, or the whole group is; retention takes beginnings; transactions leave
-marks; the broker's clock jumps. Then an operator does what errors say. What must hold:
+marks; the broker's clock jumps; a job of a later version writes records that take several seqnos. Then an operator
+does what errors say. What must hold:
 
 * no reader goes on in silence: all records that it gets, from its beginning on, are the same in the present log, or it
   raises (HistoryChanged, HistoryUnavailable), and gets no more;
@@ -89,8 +90,10 @@ class Sender:
 class Cuts:
     """The world of a seed; it is its own ledger."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, later: float) -> None:
+        """`later`: the share of batches with a record of a later kind."""
         self.dice = random.Random(seed)
+        self.later, self.later_dice = later, random.Random(f"later {seed}")
         self.clock = 1_750_000_000.0
         self.connection = MemoryConnection()
         self.topics = self.connection.topics
@@ -150,12 +153,12 @@ class Cuts:
         self.anomalies.append(Anomaly(name, detail, ()))
 
     def effective(self) -> dict[int, tuple[Data, int, int]]:
-        """Return DATA's decisions by seqno, with offset and time, dropped ones included."""
+        """Return DATA's decisions by their last seqno, with offset and time, dropped ones included."""
         reader, found = Reader(), dict[int, tuple[Data, int, int]]()
         for record in self.topics.partitions[TopicPartition(*DATA)]:
             data = decode_data(record.key, record.value, record.headers)
             if reader.judge(data) is Verdict.TAKE:
-                found[data.seqno] = data, record.offset, record.timestamp
+                found[data.seqno + data.count - 1] = data, record.offset, record.timestamp
         return found
 
     def follow(self, after: int | None = None) -> Log | None:
@@ -229,7 +232,7 @@ class Cuts:
             for told in self.take(self.ledger):
                 if told.seqno in there:
                     data, offset, at_ms = there[told.seqno]
-                    self.rows.append(LedgerRow(data.seqno, data.epoch, *data.id, offset, at_ms, data.forwarded_at_ms))
+                    self.rows.append(LedgerRow(told.seqno, data.epoch, *data.id, offset, at_ms, data.forwarded_at_ms))
 
     def send(self) -> None:
         if len(self.senders) < 3 and self.dice.random() < 0.3 and (log := self.follow()) is not None:
@@ -275,7 +278,9 @@ class Cuts:
         if self.job is None:
             return
         try:
-            if not self.job.decide(self.dice.choice([None, None, None, None, 0, 1, 3])):
+            cut = self.dice.choice([None, None, None, None, 0, 1, 3])
+            is_later = self.later_dice.random() < self.later
+            if not self.job.decide(cut, self.later_dice.choice((1, 2, 3, 7)) if is_later else 0):
                 self.kill()
         except PartitionsFailed:
             self.seen.add("FORWARD is another")
@@ -404,15 +409,15 @@ class Cuts:
 
 
 @contextmanager
-def playing(seed: int) -> Iterator[Cuts]:
-    """A world in which a history can be played."""
-    world = Cuts(seed)
+def playing(seed: int, *, has_later: bool = True) -> Iterator[Cuts]:
+    """A world in which a history can be played. `has_later`: a job may write records of a later kind."""
+    world = Cuts(seed, random.Random(f"has later {seed}").choice((0.0, 0.0, 0.1, 0.6)) if has_later else 0.0)
     with patch("time.time", lambda: world.clock):
         yield world
         world.kill()
 
 
-def run(seed: int) -> list[Anomaly]:
+def run(seed: int, *, has_later: bool = True) -> list[Anomaly]:
     """Run a history; return its violations."""
-    with playing(seed) as world:
+    with playing(seed, has_later=has_later) as world:
         return world.run()

@@ -15,7 +15,7 @@ from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.history import History
 from ordering.agreement.hold_back import NOBODY, HeldRun, HoldBackQueue, Insertion, Key, Places, Run, RunId
 from ordering.agreement.isis import NO_KEY, Agreement
-from ordering.agreement.messages import BallotPromise, NextView, ViewReport
+from ordering.agreement.messages import BallotPromise, DeliverRun, NextView, ViewReport
 from ordering.agreement.state import Placed
 from ordering.agreement.views import Process
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
@@ -32,6 +32,8 @@ class Mutation(NamedTuple):
     """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
     powers: tuple[str, ...] = ()
     """The powers of Kafka without which the broken rule does not show (`tests.simulator.kafka`)."""
+    later: bool = False
+    """Whether sites run a later version, which writes records of several seqnos (`tests.simulator.isis_sites`)."""
 
     @contextmanager
     def broken(self) -> Iterator[None]:
@@ -146,6 +148,16 @@ def miss_nothing(_history: History, _last: int) -> None:
 
 
 _true_promise = Process._own_promise
+
+
+def out_by_one(history: History, delivery: DeliverRun) -> tuple[DeliverRun, ...]:
+    """Take one seqno for a run of several messages."""
+    out = _true_out(history, delivery)
+    history.last = delivery.seqno
+    return out
+
+
+_true_out = History._out
 _AGREEMENT = "ordering.agreement.isis.Agreement"
 _ANY_NUMBER = (("ordering.agreement.isis.may_be_final", yes), ("ordering.agreement.hold_back.may_be_final", yes))
 _UNSAFE = (f"{_AGREEMENT}._is_safe", yes)
@@ -225,6 +237,12 @@ MUTATIONS = (
         "whose clock went back takes no later number",
         DUPLICATE,
         (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
+    ),
+    Mutation(
+        "one-seqno",
+        "a process takes one seqno for a run of several messages",
+        LOST,
+        (("ordering.agreement.history.History._out", out_by_one),),
     ),
 )
 

@@ -16,14 +16,14 @@ from ordering.agreement.log import read_on as true_read_on
 from ordering.agreement.site import Site
 from ordering.base.errors import Disagreement
 from ordering.base.records import EPOCH, Data, Forward, Malformed
-from ordering.checker.anomalies import DIVERGENT, LOST, VIEW_VIOLATION
+from ordering.checker.anomalies import DIVERGENT, GAP, LOST, VIEW_VIOLATION
 from ordering.membership.membership import Membership
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, Job, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
-from tests.simulator.kafka import Away
+from tests.simulator.kafka import Away, TooLarge
 
 _SITES = "tests.simulator.isis_sites"
 _true_append, _true_compare, _true_relay = Job._append, Site._compare, World._relay
@@ -123,6 +123,19 @@ def append_unheeded(job: Any, entry: Entry) -> None:
         _true_append(job, entry)
 
 
+def append_shortened(job: Any, entry: Entry) -> None:
+    """A job drops parts of an entry that is too large for its Kafka."""
+    try:
+        _true_append(job, entry)
+    except TooLarge:
+        _true_append(job, entry._replace(letters=(), ordered=(), snapshot=b""))
+
+
+def without_records(data: Sequence[Data], _before: int, seqnos: int) -> list[Data]:
+    """A job that goes on within a run counts its records, not their seqnos."""
+    return [*data[seqnos:]]
+
+
 def with_holes(world: Any, source: str, target: str) -> None:
     """A relay leaves out a record now and then."""
     copy = world.kafkas[target].copies.get(source)
@@ -207,6 +220,21 @@ MUTATIONS = (
         LOST,
         ((f"{_SITES}.Job._append", append_unheeded),),
         powers=("away",),
+    ),
+    Mutation(
+        "shortened",
+        "a job drops parts of an entry that is too large",
+        WRONG_STATE,
+        ((f"{_SITES}.Job._append", append_shortened),),
+        from_seed=10,
+        powers=("limit",),
+    ),
+    Mutation(
+        "records-counted",
+        "a job that goes on within a run takes each record for one seqno",
+        GAP,
+        ((f"{_SITES}.unwritten", without_records),),
+        later=True,
     ),
 )
 

@@ -5,7 +5,9 @@ relays stop, repeat and begin anew; clocks run ahead; an operator excludes dead 
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
 killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to the records read. The log of one site is
 lost at the end of some histories: the others then go on without it, and it is told. In most histories the Kafkas have
-powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions leave markers.
+powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions leave markers,
+topics take no large entries. In some, all sites run a later version, whose sequencer also writes records of its own
+kind, which take several seqnos.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -16,9 +18,10 @@ import random
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
+from connectors.kafka.codec.entry_codec import write_entry
 from ordering.agreement.group import Group, GroupState, after_takeover, going_on
 from ordering.agreement.log import Entry, OrderedRun, Range, counting, ranges_of
 from ordering.agreement.site import SNAPSHOT_AFTER_SUSPICIONS, Site
@@ -45,7 +48,8 @@ from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 from tests.simulator.isis_mutations import NONE, Mutation
-from tests.simulator.kafka import NOW_MS, Away, Kafka, Log, OutOfRange
+from tests.simulator.kafka import NOW_MS, Kafka, Log, NotWritten, OutOfRange
+from tests.simulator.sequencers import write_later
 
 GROUP = "g"
 SUSPECT_AFTER_MS = 400
@@ -72,7 +76,9 @@ KINDS = {
     "storm": 4,
 }
 """Actions and their weights."""
-POWERS = ((), ("clock", "away", "marker"), ("marker",), ("clock", "away"))
+ASKS = b"later "
+"""The beginning of messages behind which a later version writes a record of its own kind."""
+POWERS = ((), ("clock", "away", "marker"), ("marker", "limit"), ("clock", "away", "limit"))
 """The powers of the Kafkas of a history, by its seed."""
 MISHAPS = 0.03
 """Probability in each round, at each site."""
@@ -101,7 +107,7 @@ class SiteKafka:
 
     def __init__(self, name: str, others: Sequence[str], seed: int, powers: Sequence[str], format_2_from: int) -> None:
         self.name = name
-        self.kafka = Kafka(seed, powers)
+        self.kafka = Kafka(seed, powers, size_of)
         self.forward = self.kafka.log(f"abcast.{GROUP}.forward.{name}")
         self.log = self.kafka.log(f"abcast.{GROUP}.data.{name}")
         self.copies = {other: self.kafka.log(f"forward of {other}") for other in others}
@@ -142,6 +148,12 @@ class SiteKafka:
             elif record.kind == EPOCH:
                 found[record] = None
         return found
+
+
+def size_of(record: Any) -> int:
+    """Return the bytes of a record's value, or of the one that a relay has copied."""
+    stored = record[1] if type(record) is tuple else record
+    return len(write_entry(stored).payload if isinstance(stored, Entry) else stored.payload)
 
 
 def since(log: Log, start: int, count: int) -> list[tuple[int, Any]]:
@@ -340,10 +352,34 @@ def known_state(world: World, kafka: SiteKafka) -> SiteState:
 
 def sequence_run(group: Group, _run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
     """Return the unwritten part of the next run's DATA."""
-    state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
+    before = group.site.sequenced.state.seqno
+    state, data = decide(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
     decided = group.decided(state, is_refused=False)
-    data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
-    return data[decided.written :]
+    return unwritten((*data, *decided.closing), before, decided.written)
+
+
+def unwritten(data: Sequence[Data], before: int, seqnos: int) -> list[Data]:
+    """Return the records of a run behind `before` whose seqnos are not among the first so many, which are in DATA."""
+    return [record for record in data if record.seqno > before + seqnos]
+
+
+def decide(state: SequencerState, records: Sequence[Forward | Malformed]) -> tuple[SequencerState, list[Data]]:
+    """Decide a run's records, with a record of a later version behind each message that asks for one."""
+    data: list[Data] = []
+    asking = [at for at, record in enumerate(records, 1) if isinstance(record, Forward) and later_count(record)]
+    for first, end in pairwise((0, *asking, len(records))):
+        state, outputs = step(state, records[first:end])
+        decided = [output for output in outputs if isinstance(output, Data)]
+        data += decided
+        if decided and (count := later_count(decided[-1])):
+            state, record = write_later(state, count)
+            data.append(record)
+    return state, data
+
+
+def later_count(message: Forward | Data) -> int:
+    """Return how many seqnos a later version takes behind a message."""
+    return int(message.payload[len(ASKS) :]) if message.payload.startswith(ASKS) else 0
 
 
 @dataclass
@@ -359,8 +395,10 @@ class Sender:
 class World:
     """A history."""
 
-    def __init__(self, seed: int, powers: Sequence[str] = ()) -> None:
+    def __init__(self, seed: int, powers: Sequence[str] = (), later: float = 0.0) -> None:
+        """`later`: the share of messages behind which a later version writes a record of its own."""
         self.dice = random.Random(seed)
+        self.later, self.later_dice = later, random.Random(f"later {seed}")
         size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 5, 7))
         self.names = [f"s{number}" for number in range(size)]
         upgrades = random.Random(f"format {seed}")
@@ -370,7 +408,7 @@ class World:
                 [other for other in self.names if other != name],
                 10 * seed + number,
                 powers,
-                upgrades.choice((1, 1, 1, 2, 3, 1_000_000)),
+                1 if later else upgrades.choice((1, 1, 1, 2, 3, 1_000_000)),  # others read no record of several seqnos
             )
             for number, name in enumerate(self.names)
         }
@@ -382,7 +420,7 @@ class World:
         self.now_ms = NOW_MS
         self.ahead: dict[str, int] = {}
         self.cut: set[tuple[str, str]] = set()
-        self.sudden_death = 0.01
+        self.sudden_death = 0.04 if later else 0.01
         self.anomalies: list[Anomaly] = []
         self.views: dict[int, object] = {}
         self.has_excluded = False
@@ -425,7 +463,7 @@ class World:
 
     def _stop(self, name: str) -> None:
         for job in self.jobs[name]:
-            with suppress(Away):
+            with suppress(NotWritten):
                 job.stop()
         self.jobs[name].clear()
 
@@ -440,7 +478,10 @@ class World:
         kafka = self.kafkas[name]
         if kafka.is_lost or any(log.is_away for log in kafka.kafka.logs.values()):
             return
-        rows = {row.site: row.at for row in known_state(self, kafka).logs}
+        try:
+            rows = {row.site: row.at for row in known_state(self, kafka).logs}
+        except ProtocolViolation:
+            return  # the next start tells that
         for other, place in self.places.items():
             settled = kafka.settled.get(place, 0)
             if other == name:
@@ -617,7 +658,7 @@ class World:
             self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
         except HistoryUnavailable as error:
             self._note_end(name, error)
-        except Away:
+        except NotWritten:
             return  # it is started again
 
     def _note_end(self, name: str, error: HistoryUnavailable) -> None:
@@ -639,7 +680,7 @@ class World:
             except HistoryUnavailable as error:
                 self._note_end(name, error)
                 job.died = True
-            except (Away, OutOfRange):
+            except (NotWritten, OutOfRange):
                 job.died = True  # a write has failed, or unread records are gone: the job is started again
             self._note_held(job)
             is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
@@ -689,7 +730,7 @@ class World:
             source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, len(kafka.forward.records))
             kind, payload = self._said(sender, number)
             record = Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=kafka.forward.now_ms)
-            with suppress(Away):  # it is sent again
+            with suppress(NotWritten):  # it is sent again
                 kafka.forward.append(record)
 
     def _said(self, sender: Sender, number: int) -> tuple[str, bytes]:
@@ -699,6 +740,8 @@ class World:
             return JOIN, b""
         if self.has_members and number == 2 and sender is self.senders[0]:
             return SETTINGS, Settings(suspect_after_ms=MEMBER_SUSPECT_AFTER_MS).to_json()
+        if self.later_dice.random() < self.later:
+            return MESSAGE, ASKS + b"%d" % self.later_dice.choice((1, 2, 3, 7))
         return MESSAGE, b"%s %d" % (sender.name.encode(), number)
 
     def _carry(self, name: str) -> None:
@@ -712,7 +755,7 @@ class World:
         back = self.dice.randrange(1, 12) if self.dice.random() < 0.1 else 0
         count = self.dice.randrange(1, 40)
         copy, log = there.copies[source], there.logs[source]
-        with suppress(Away):
+        with suppress(NotWritten):
             start = max(here.forward.beginning, brought_up_to(copy, 0) - back)
             for found in since(here.forward, start, count):
                 copy.append(found)
@@ -892,6 +935,8 @@ class World:
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; return what it breaks. A broken rule has the powers that it names, and no others."""
-    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if mutation is NONE else mutation.powers
+    is_whole = mutation is NONE
+    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if is_whole else mutation.powers
+    later = 0.3 if mutation.later or (is_whole and seed % 6 == 4) else 0.0
     with mutation.broken():
-        return World(seed, powers).run()
+        return World(seed, powers, later).run()

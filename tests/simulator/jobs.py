@@ -18,6 +18,7 @@ from connectors.testing.memory_topics import WRITES
 from ordering.base.names import Topic
 from ordering.base.records import Data, Partition, Source
 from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from tests.simulator.sequencers import write_later
 
 
 class Job:
@@ -62,10 +63,10 @@ class Job:
             if new:
                 self.intake.read(self.intake.positions)
 
-    def decide(self, cut: int | None) -> bool:
+    def decide(self, cut: int | None, later: int = 0) -> bool:
         """Whether it lives after a batch. If it is killed then, only `cut` records are written.
 
-        Raises PartitionsFailed.
+        `later`: the seqnos of a record of a later kind; 0 if it writes none. Raises PartitionsFailed.
         """
         if self.topics.lacks(self.data, WRITES):
             return True
@@ -78,8 +79,12 @@ class Job:
         batch.sort(key=lambda record: record.source)
         self.state, opening = begin_batch(self.state)
         self.state, decided = step(self.state, batch)
+        outputs = [*opening, *(record for record in decided if isinstance(record, Data))]
+        if later:
+            self.state, of_later = write_later(self.state, later)
+            outputs.append(of_later)
         self.state, closing = end_batch(self.state)
-        outputs = [*opening, *(record for record in decided if isinstance(record, Data)), *closing]
+        outputs += closing
         if outputs and self.restarts != self.topics.restarts:
             return False  # an idempotent producer's next batch does not follow the last one that the broker knows
         for output in outputs[:cut]:

@@ -6,6 +6,7 @@ does besides is a *power*, which a simulator asks for by name and a seed's dice 
 * `clock`: each partition has a leader, and each leader a clock. It jumps, both ways, by hours, once or for ever.
 * `away`: a partition has no leader for a while. Nothing is written there or read, and no reader learns its end.
 * `marker`: an offset has a record that no reader gets: the end of a transaction, or a record that it has aborted.
+* `limit`: somebody has lowered a topic's `max.message.bytes`. Larger records are refused until it is raised again.
 
 The rest must know which records may go, so simulators call it: `Log.drop` is retention, or an operator's DeleteRecords;
 `Log.truncate` loses a tail, which a leader does that was not in sync. The judge sees records that the readers lost:
@@ -18,19 +19,29 @@ The dice of the powers are their own. So a history without powers is the same as
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ordering.base.records import Partition
 
 NOW_MS = 1_750_000_000_000
 """The beginning of a history."""
+LIMITS = (400, 700, 1_000, 1_500)
+"""Low limits of a topic, in bytes."""
 BACK = 0.1
 """Probability, each time, that a partition has a leader again."""
 
 
-class Away(Exception):
+class NotWritten(Exception):
+    """The partition has not taken a record."""
+
+
+class Away(NotWritten):
     """The partition has no leader now."""
+
+
+class TooLarge(NotWritten):
+    """The record is over the topic's limit."""
 
 
 class OutOfRange(Exception):
@@ -48,6 +59,8 @@ class Log:
         self.skew_ms = 0
         """The leader's clock is ahead of the true time by this."""
         self.is_away = False
+        self.max_bytes: int | None = None
+        """The topic's limit, if that is low."""
 
     @property
     def end(self) -> int:
@@ -61,8 +74,10 @@ class Log:
         return self.kafka.now_ms + self.skew_ms
 
     def append(self, record: Any) -> int:
-        """Write a record; its offset. Raises Away."""
+        """Write a record; its offset. Raises Away, TooLarge."""
         self._check_leader()
+        if self.max_bytes is not None and self.kafka.size_of(record) > self.max_bytes:
+            raise TooLarge
         self.records.append(record)
         return len(self.records) - 1
 
@@ -96,7 +111,9 @@ class Log:
 class Kafka:
     """The partitions, and the true time, which none of their leaders need know."""
 
-    def __init__(self, seed: int = 0, powers: Sequence[str] = ()) -> None:
+    def __init__(self, seed: int = 0, powers: Sequence[str] = (), size_of: Callable[[Any], int] = lambda _: 0) -> None:
+        """`size_of`: the bytes of a record, for the power `limit`."""
+        self.size_of = size_of
         self.now_ms = NOW_MS
         self.logs: dict[Partition, Log] = {}
         self.powers = tuple(powers)
@@ -117,10 +134,10 @@ class Kafka:
             getattr(self, f"_{self._dice.choice(self.powers)}")(self.log(*self._dice.choice(of)))
 
     def heal(self) -> None:
-        """From now on each partition has a leader. Its clock may jump as before."""
+        """From now on each partition has a leader, and no low limit. Its clock may jump as before."""
         self.powers = tuple(power for power in self.powers if power == "clock")
         for log in self.logs.values():
-            log.is_away = False
+            log.is_away, log.max_bytes = False, None
 
     def _clock(self, log: Log) -> None:
         jump = self._dice.choice((1, 60, 24 * 60)) * 60_000
@@ -128,6 +145,9 @@ class Kafka:
 
     def _away(self, log: Log) -> None:
         log.is_away = True
+
+    def _limit(self, log: Log) -> None:
+        log.max_bytes = self._dice.choice((None, *LIMITS))
 
     def _marker(self, log: Log) -> None:
         if not log.is_away:

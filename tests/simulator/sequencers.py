@@ -29,10 +29,16 @@ from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 
-LATER = "LATER"
+LATER = "later"
 """A kind of a later version."""
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
+
+
+def write_later(state: SequencerState, count: int) -> tuple[SequencerState, Data]:
+    """Decide a record of a later kind that takes so many seqnos. The group's readers must all pass over it."""
+    record = Data(LATER, state.epoch, state.seqno + 1, state.view, payload=b"later", count=count)
+    return replace(state, seqno=state.seqno + count, counted=state.counted or count > 1), record
 
 
 @dataclass
@@ -160,12 +166,10 @@ class Sequencer:
 
     @staticmethod
     def _write_later(state: SequencerState, count: int) -> tuple[SequencerState, list[Data | DeadLetter]]:
-        """Decide a record of a later kind that takes so many seqnos, if the group's format allows it."""
         if state.format < ADDITIONS.number:
             return state, []
-        record = Data(LATER, state.epoch, state.seqno + 1, state.view, payload=b"later", count=count)
-        counted = state.counted or count > 1
-        return replace(state, seqno=state.seqno + count, counted=counted), [record]
+        state, record = write_later(state, count)
+        return state, [record]
 
     def _step(
         self, state: SequencerState, rows: list[Forward | Malformed]

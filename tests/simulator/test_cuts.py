@@ -12,9 +12,10 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.topics.data_purge import purge_data
-from ordering.checker.anomalies import LOST
+from ordering.checker.anomalies import GAP, LOST
 from tests.simulator import cuts
 from tests.simulator.cuts import DATA, FALSE_ALARM, FORWARD, GIVEN_AGAIN, GROUP, SILENT, SITE, playing
+from tests.simulator.mutations import CountlessReader
 from tests.simulator.seeds import blocks
 
 SEEDS = 1_000
@@ -30,6 +31,8 @@ class Mutation(NamedTuple):
     target: str
     replacement: Any
     from_seed: int = 0
+    has_later: bool = False
+    """Whether jobs may write records of a later kind."""
 
 
 def followed(_: SameLogConsumer, polled: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -52,6 +55,16 @@ MUTATIONS = (
     Mutation("doubts-all", (FALSE_ALARM,), "tests.simulator.cuts.Cuts.damaged", lambda *_: None),
     Mutation("no-ledger", (GIVEN_AGAIN,), "connectors.takeover.survey._check_ledger", lambda *_: None, 5_061),
     Mutation("no-watchdog", (LOST,), "connectors.takeover.watchdog.Watchdog.look", lambda *_: None, 600),
+    Mutation(
+        "count-unread", (GAP, LOST, SILENT), "connectors.kafka.log.data_cursor.data_count", lambda _: 1, has_later=True
+    ),
+    Mutation(
+        "count-not-absorbed",
+        (SILENT, LOST),
+        "ordering.sequencer.sequencer.Reader",
+        CountlessReader,
+        has_later=True,
+    ),
 )
 
 
@@ -80,7 +93,7 @@ def test_nobody_goes_on_in_silence_in_many_histories(seeds: range) -> None:
 def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
     with patch(mutation.target, mutation.replacement):
         for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):
-            if {anomaly.name for anomaly in cuts.run(seed)} & {*mutation.expected}:
+            if {anomaly.name for anomaly in cuts.run(seed, has_later=mutation.has_later)} & {*mutation.expected}:
                 return
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected}")
 
