@@ -104,17 +104,22 @@ class AsyncStream(Generic[T]):
 
     async def aclose(self) -> None:
         """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called."""
-        self._is_closed = True  # seen by the stream's thread, if it is about to begin
+        self._is_closed = True  # seen by the stream's thread, if it opens the stream now
         if self._stream is not None:
             self._stream.stop()
-            await asyncio.wrap_future(self._thread.submit(self._stream.close))
+        if self._stream is not None or self._next_item is not None:
+            await asyncio.wrap_future(self._thread.submit(self._close))
 
     def _next(self) -> T:
-        if self._stream is None:
+        if self._stream is None and not self._is_closed:
             self._stream = self._open_stream()
-        if self._is_closed:
-            self._stream.stop()
+        if self._is_closed or self._stream is None:
+            return cast(T, _END)
         return next(self._stream, cast(T, _END))
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
 
 class AsyncMember:

@@ -110,7 +110,7 @@ class Deliveries:
         self._bookmark = Bookmark(str(address))
 
     def stop(self) -> None:
-        """End the run as if there were no more messages. A thread that waits for one may still get it."""
+        """End the run as if there were no more messages. A thread that is about to get one may still get it."""
         self._stopping.set()
 
     def take(self) -> None:
@@ -156,6 +156,8 @@ class Deliveries:
         bookmark, counted, between = self._bookmark, self._counted, self._between
         hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic
         for places in self._places(memory):
+            if is_stopping():
+                return
             given_at: float | None = None
             for seqno, next_offset, what in places:
                 if what is not None and (seqno > counted or not _is_total(what)):
@@ -174,8 +176,6 @@ class Deliveries:
             if given_at is not None:
                 self._silence.broken(given_at)
             bookmark.commit_if_due()
-            if is_stopping():
-                return
             if between is not None:
                 between(self)
             if self._silence.is_over:

@@ -107,7 +107,7 @@ class Inbox:
         self._bookmark = Bookmark(f"{address}'s inbox")
 
     def stop(self) -> None:
-        """End the run as if there were no more letters. A thread that waits for one may still get it."""
+        """End the run as if there were no more letters. A thread that is about to get one may still get it."""
         self._stopping.set()
 
     def take(self) -> None:
@@ -165,6 +165,8 @@ class Inbox:
                 begin()
                 continue
             for record in records:
+                if self._stopping.is_set():
+                    return
                 self._compare(partition, record)
                 letter = self._judge(record, is_new=record.offset >= first)
                 if letter is not None and record.offset >= first:
@@ -174,8 +176,6 @@ class Inbox:
                     self._read_last = trace_of(record)
                     silence.broken(time.monotonic())
                     bookmark.commit_if_due()
-                    if self._stopping.is_set():
-                        return
             if (reached := consumer.position(partition)) != position:
                 position = reached
                 bookmark.pass_over(position, position)

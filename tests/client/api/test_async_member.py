@@ -6,13 +6,15 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
 
 from connectors import AsyncMember, Delivery, Member
-from connectors.client.api.async_member import Options
+from connectors.client.api.async_member import AsyncStream, Options
+from connectors.client.values.stream import Stream
 from connectors.testing import MemoryGroup
 from ordering.base.errors import UsageError
 from ordering.participant.events import ViewChange
@@ -71,6 +73,35 @@ def test_a_cancelled_wait_loses_nothing(group: MemoryGroup) -> None:
             return [(await anext(stream)).seqno for _ in range(3)]
 
     assert run(work()) == [1, 2, 3]
+
+
+def test_a_stream_that_is_closed_while_it_opens(group: MemoryGroup) -> None:
+    """It hands out nothing, and is disconnected when `aclose` returns."""
+    opening, may_open = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            await (await alice.broadcast(b"x"))
+
+            def open_stream() -> Stream[Any]:
+                opening.set()
+                assert may_open.wait(WAIT)
+                return alice.member.deliveries()
+
+            stream = AsyncStream(open_stream)
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.to_thread(opening.wait, WAIT)
+            closing = asyncio.ensure_future(stream.aclose())
+            await asyncio.sleep(0)
+            may_open.set()
+            await closing
+            with pytest.raises(StopAsyncIteration):
+                await first
+            assert stream._stream is not None
+            with pytest.raises(StopIteration):
+                next(stream._stream)
+
+    run(work())
 
 
 def test_the_loop_goes_on(group: MemoryGroup) -> None:

@@ -213,6 +213,19 @@ def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(ka
         stream.close()
 
 
+@pytest.mark.parametrize("kind", ["deliveries", "inbox"])
+def test_a_stopped_stream_hands_out_nothing_more(kafka: MemoryConnection, kind: str) -> None:
+    """The next run has the item."""
+    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as a:
+        a.broadcast(b"x").result(WAIT)
+        a.send("nyc/a", b"x").result(WAIT)
+        stream = getattr(a, kind)(timeout=WAIT)
+        stream.stop()
+        assert list(stream) == []
+        [item] = getattr(a, kind)(timeout=0.2)
+        assert item.payload == b"x"
+
+
 def test_a_fork_uses_nothing_that_it_has_from_its_parent(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
