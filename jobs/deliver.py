@@ -65,7 +65,7 @@ def deliver(
         typer.Option(
             parser=location,
             metavar="DIR|URL",
-            help="The Delta ledger, for messages that Kafka's retention has dropped: DIR/ledger.",
+            help="The Delta ledger, for messages that Kafka's retention has dropped: DIR/ledger. Not with --casts.",
         ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,

@@ -98,7 +98,8 @@ class Member(SendingHalf, ReadingHalf):
                 moment, the next start sends the messages in it, and each is ordered exactly once. (A power failure may
                 lose the last ones.) One file per member. With it, the member takes an incarnation here.
             ledger: the directory or URL of the group's ledger. `deliveries` reads from it the messages that Kafka's
-                retention has dropped; not with `casts`. It needs the packages of `pip install 'abcast[jobs]'`.
+                retention has dropped; not together with `casts`. It needs the packages of
+                `pip install 'abcast[jobs]'`.
             max_pending_records: the number of messages that may wait to be ordered; above 0. `broadcast` blocks at that
                 limit. As many messages in fifo or causal order, and as many letters, may wait to be written.
             max_pending_bytes: the same in bytes of payloads and headers; above 0.
@@ -121,8 +122,8 @@ class Member(SendingHalf, ReadingHalf):
                 returns them.
 
         Raises:
-            UsageError: a name or an option is bad; the outbox is another member's, or in use; the packages that
-                `ledger` needs are missing.
+            UsageError: a name or an option is bad; `ledger` and `casts` were given together; the outbox is another
+                member's, or in use; the packages that `ledger` needs are missing.
             BrokerUnreachable: no broker answered within `connect_timeout`.
             KafkaRefused: Kafka refuses the login, or the user lacks a right.
             TopicMissing: the group's topics were not created at this site.
@@ -140,6 +141,11 @@ class Member(SendingHalf, ReadingHalf):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
         ledger_directory, outbox_file = location("ledger", ledger), path("outbox", outbox)
         if ledger_directory is not None:
+            if switch("casts", casts):
+                raise UsageError(
+                    "take ledger= or casts=True: deliveries with casts come from Kafka alone. Read older messages with "
+                    "a Member without casts, or with `abcast query`."
+                )
             check_can_read_a_ledger()
         for name, call in (("block", block), ("unblock", unblock), ("get_state", get_state), ("set_state", set_state)):
             function(name, call)
@@ -241,8 +247,8 @@ class Member(SendingHalf, ReadingHalf):
         message instead.
 
         Raises (`set_state`'s own errors, too):
-            UsageError: `state` was given without `set_state`; `or_history` without `state`; `state` or `from_seqno` to
-                a connected member; more than one of `state`, `from_ledger` and `from_seqno`; the member was closed.
+            UsageError: `state` was given without `set_state`; `or_history` without `state`; more than one of `state`,
+                `from_ledger` and `from_seqno`, or one of them to a connected member; the member was closed.
             StateUnavailable: there were messages, and no member has their state. This one has joined nevertheless:
                 call `connect` again, with another choice.
             NotOrderedInTime: no view came within `timeout` seconds, or no state. In the second case this one has

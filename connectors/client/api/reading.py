@@ -103,7 +103,7 @@ class ReadingHalf:
         Raises UsageError if an argument is bad or the member is closed. Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, the iterator waits until one does.
             HistoryUnavailable: Kafka's retention has dropped the next message, and no ledger was given, or it lacks
-                the message. With `casts`, no ledger is read.
+                the message. A member with casts reads none.
             PositionLost: Kafka has lost the saved position of this name.
             ProtocolViolation: DATA was made anew or has lost its end (HistoryChanged while the iterator runs), or has
                 a format of a later version (LaterVersion).
@@ -118,7 +118,6 @@ class ReadingHalf:
                 self._source(False),
                 number("from_seqno", from_seqno),
                 timeout,
-                self.ledger,
                 is_shared=False,
                 events=events,
                 position=position,

@@ -41,7 +41,6 @@ from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.kafka.transport import Consumer
-from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.names import Address, Topic
 from ordering.base.reader import Reader
@@ -217,7 +216,6 @@ class MergedDeliveries(Deliveries):
         source: MergedSource,
         from_seqno: int | None,
         timeout: float | None,
-        ledger: Location | None,
         *,
         is_shared: bool,
         **options: Any,
@@ -226,7 +224,7 @@ class MergedDeliveries(Deliveries):
 
         `options` are passed to `Deliveries`.
         """
-        super().__init__(source.connection, source.group, source.address, from_seqno, timeout, ledger, **options)
+        super().__init__(source.connection, source.group, source.address, from_seqno, timeout, None, **options)
         self._source = source
         self._is_shared = is_shared
         self._in_hand: Cast | OrderedRecord | None = None

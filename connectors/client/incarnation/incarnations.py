@@ -308,7 +308,7 @@ class Incarnations:
     ) -> list[HandedOver] | None:
         """Return the messages that the outbox's incarnation hands to a new one; None if it can continue.
 
-        Raises Superseded.
+        Raises Superseded, BrokerUnreachable.
         """
         ordered = state.ordered(str(self.address))
         pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]

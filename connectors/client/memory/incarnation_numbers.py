@@ -90,7 +90,10 @@ class IncarnationNumbers:
         return incarnation
 
     def is_of_a_wrong_clock(self, incarnation: int) -> bool:
-        """Whether an incarnation is so far ahead of the broker's clock that the group takes no record of it."""
+        """Whether an incarnation is so far ahead of the broker's clock that the group takes no record of it.
+
+        Raises BrokerUnreachable.
+        """
         return incarnation > highest_incarnation(self.broker_ms)
 
     def _time_ms(self) -> int:

@@ -78,7 +78,7 @@ class StartPosition:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
         if self.is_ready and state:
             raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
-        if self.is_ready and from_seqno is not None:
+        if self.is_ready and (from_ledger or from_seqno is not None):
             raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
 
     def enter(self, view: ViewChange, choice: Choice, current: Callable[[], ViewChange | None], timeout: float) -> None:
@@ -138,7 +138,6 @@ class StartPosition:
             self._source,
             first,
             timeout,
-            self.ledger,
             is_shared=True,
             events=events,
             counted=self._counted_seqno,

@@ -598,7 +598,7 @@ def test_misuse(connection: Connection, group: str) -> None:
             b.connect(or_history=True)
         assert b.view is None
         b.connect(state=True)
-        for beginning in ({"state": True}, {"from_seqno": 1}):
+        for beginning in ({"state": True}, {"from_seqno": 1}, {"from_ledger": True}):
             with pytest.raises(UsageError, match="connected already"):
                 b.connect(**beginning)
 

@@ -241,5 +241,11 @@ def test_a_ledger_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         Member("g", "nyc/a", connection=MemoryConnection(), ledger="abcast-data/ledger")
 
 
+def test_a_ledger_with_casts() -> None:
+    """Deliveries with casts read no ledger."""
+    with pytest.raises(UsageError, match="take ledger= or casts=True"):
+        Member("g", "nyc/a", connection=MemoryConnection(), ledger="abcast-data/ledger", casts=True)
+
+
 def test_nothing_is_left_running(alice: Member, threads_before: int) -> None:
     assert threading.active_count() < threads_before + 20
