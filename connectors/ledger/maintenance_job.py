@@ -111,8 +111,8 @@ def maintain(
             silent += isinstance(error, BrokerUnreachable)
             if silent > 1 and not is_answered:
                 raise  # no broker answers
-    if groups and len(done.failures) == len(groups) and not done.tables:
-        raise_unservable(done.failures, groups)
+    if groups and done.failures.keys() >= set(groups) and not done.tables:
+        raise_unservable(done.failures, done.failures)
     return done
 
 

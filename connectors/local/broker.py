@@ -198,8 +198,13 @@ class EmbeddedBroker:
         return bool(missing)
 
     def start_node(self, node: int = 0, timeout: float = 60.0, detached: bool = False) -> None:
-        """Start one node again and wait until it answers; the cluster was started before. Raises as `start` does."""
+        """Start one node again and wait until it answers.
+
+        Raises as `start` does, and UsageError if there is no such node, or the cluster was never started.
+        """
         asked = self._existing(node)
+        if self._cluster is None:
+            raise UsageError(f"The cluster of {self.directory} was never started: start() starts all its nodes.")
         java, jars = require_java(), broker_jars(self._progress)
         with self._locked():
             if asked.pid() is None:

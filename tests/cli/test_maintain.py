@@ -118,6 +118,27 @@ class TestAGroupThatFails:
         assert list(done.failures) == ["the tables"]
         assert purged == ["a", "b", "c"]
 
+    @pytest.mark.parametrize("failing", ["ab", "abc"])
+    def test_the_tables_and_groups(
+        self, purged: list[str], tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The tables are no group: one group that was done is told of; with none, all errors are raised."""
+
+        def damaged(_: object) -> None:
+            raise LedgerDamaged("the table is damaged.")
+
+        monkeypatch.setattr(maintenance_job, "plan_maintenance", damaged)
+        monkeypatch.setattr(self.__class__, "errors", {name: UsageError(f"{name} is wrong.") for name in failing})
+        options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
+        if failing == "abc":
+            with pytest.raises(AbcastError, match=r"(?s)the table is damaged.*a is wrong.*c is wrong"):
+                maintenance_job.maintain(pytest.fail, options, maintenance_job.MaintenanceOptions())
+        else:
+            done = maintenance_job.maintain(pytest.fail, options, maintenance_job.MaintenanceOptions())
+            assert [each.topic for each in done.topics] == [f"abcast.c.forward.{SITE}"]
+            assert list(done.failures) == ["the tables", "a", "b"]
+        assert purged == ["a", "b", "c"]
+
 
 @pytest.mark.parametrize(("text", "number"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("7d", 604_800)])
 def test_durations(text: str, number: int) -> None:

@@ -119,6 +119,11 @@ def test_a_stopped_broker_goes_on_with_its_data_and_port(own_broker: EmbeddedBro
         assert read(again) == [b"1", b"2", b"3"]
 
 
+def test_a_node_of_a_cluster_that_was_never_started(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="was never started"):
+        EmbeddedBroker(tmp_path).start_node()
+
+
 @pytest.mark.broker
 @pytest.mark.crash
 def test_what_was_acknowledged_survives_kill_9(own_broker: EmbeddedBroker) -> None:

@@ -147,10 +147,11 @@ class Connection:
         """Check the login, unless this process did. A server that is away passes. Raises KafkaRefused, UsageError."""
         if self.security.protocol == "PLAINTEXT" or self in _checked:
             return
-        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
-        if why:
+        findings = probe(self.bootstrap_servers, self.security, self.timeout)
+        if why := refusal(findings):
             raise KafkaRefused(why)
-        _checked.add(self)
+        if any(found.failed is None for found in findings):
+            _checked.add(self)
 
     @contextmanager
     def opening(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from ordering.base.errors import UsageError
 LOOK_EVERY_S = 10.0
 """The default interval at which a job looks for new topics."""
 
+_ALL = "*"
 _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+")
 
 
@@ -29,10 +30,10 @@ class GroupChoice(NamedTuple):
         for pattern in patterns:
             if not _PATTERN.fullmatch(pattern):
                 raise UsageError(f"the groups {text!r} are not names and patterns: write them like 'orders,pay-*'.")
-        return cls(patterns)
+        return cls(() if patterns == (_ALL,) else patterns)
 
     def __str__(self) -> str:
-        return ",".join(self.patterns)
+        return ",".join(self.patterns or (_ALL,))
 
     def has(self, group: str) -> bool:
         """Whether the job serves that group."""

@@ -87,7 +87,7 @@ def read_properties(file: Path) -> dict[str, str]:
 def parse_properties(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and values, as Java reads them."""
     whole = ""
-    for line in text.splitlines():
+    for line in [*re.split("\r\n|\n|\r", text), ""]:  # the last line may end with a backslash
         part = line.lstrip()
         if not whole and (not part or part[0] in "#!"):
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from unittest.mock import patch
@@ -11,7 +13,8 @@ import pytest
 from kafka.errors import NodeNotReadyError
 
 from connectors.kafka.connection.connection import Connection
-from ordering.base.errors import BrokerUnreachable
+from connectors.kafka.login.security import Security
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from tests.leftovers import assert_nothing_is_left
 
 
@@ -22,6 +25,27 @@ def test_the_time_that_was_waited_is_true(took_s: float, said: str) -> None:
     with clock, pytest.raises(BrokerUnreachable) as raised, Connection("127.0.0.1:1").reachable():
         raise NodeNotReadyError
     assert said in str(raised.value)
+
+
+def test_a_login_that_no_server_has_answered_is_checked_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = f"127.0.0.1:{listening.getsockname()[1]}"
+    connection = Connection(server, timeout=2.0, security=Security(protocol="SSL"))
+    connection.check_login()
+    with socket.create_server(("127.0.0.1", int(server.rpartition(":")[2]))) as listening:
+        listening.settimeout(10.0)
+
+        def answer() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                accepted.recv(1)
+                accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        with pytest.raises(KafkaRefused, match="speaks no TLS"):
+            connection.check_login()
+        answering.join(10.0)
 
 
 def _enter_admin(connection: Connection) -> None:

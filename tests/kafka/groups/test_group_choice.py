@@ -17,6 +17,7 @@ def test_names_and_patterns() -> None:
 
 def test_all_groups() -> None:
     assert ALL_GROUPS.has("any")
+    assert GroupChoice.parse(str(ALL_GROUPS)) == ALL_GROUPS
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a b", "a/b", "a;b"])

@@ -205,6 +205,11 @@ class TestPropertiesFile:
         text = "# no\n! no\n a = b \\\n    c\nd:e\nf g\nh=\\u0041\\=\\\\\nempty=\n"
         assert dict(parse_properties(text)) == {"a": "b c", "d": "e", "f": "g", "h": "A=\\", "empty": ""}
 
+    @pytest.mark.parametrize("end", ["", "\n", "\\", "\\\n"])
+    def test_the_last_line(self, end: str) -> None:
+        """A backslash at its end continues nothing. Only line feeds and carriage returns end a line."""
+        assert dict(parse_properties(f"a=b\rp=x\u2028\x0by{end}")) == {"a": "b", "p": "x\u2028\x0by"}
+
     def test_of_kafka(self, here: Path) -> None:
         file = here / "client.properties"
         file.write_text(
