@@ -40,8 +40,9 @@ def doctor(
 ) -> None:
     """Check everything that abcast needs, and say what to do. Exit code 1 if a check fails.
 
-    The checks, in this order: the brokers' names, TCP, TLS, the login; topics, rights and settings of the groups;
-    whether a sequencer is alive; the ledger. A `-` marks a check that is not needed, or not possible.
+    The checks, in this order: the Kafka library; of each broker the name, TCP, TLS and the login; of each group the
+    topics, the rights, the settings, the sequencer and open transactions; the ledger, and whether it is of the same
+    groups. A `-` marks a check that is not needed, or not possible.
     """
     from connectors.diagnosis.doctor import examine
     from ordering.base.errors import UsageError

@@ -165,7 +165,7 @@ def polled(reader: LogReader) -> list[tuple[int, bytes | None]]:
 
 
 def test_records_without_a_seqno_that_were_dropped_end_no_reader() -> None:
-    """A reader is told that the history is gone if its next seqno is, and reads exactly the effective records if not."""
+    """A reader is told that history is gone only if its next seqno is, and reads exactly the effective records."""
     went_on = told = 0
     for number in range(400):
         dice, log = random.Random(number), Log()
