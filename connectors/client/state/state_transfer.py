@@ -31,7 +31,8 @@ no member of that view.
 same rule, and skips them. The transfer reads them with a consumer of its own. That begins at the inbox's end just
 before the JOIN (no member asks or answers this incarnation earlier), commits nothing, and needs no received table: a
 request is taken if it is newer than the last one of its sender, a chunk if it is the next one, which is go-back-N
-again. So neither reader has a position that the other could move.
+again. So neither reader has a position that the other could move. Nor has a purge anything to keep for it: a reader
+whose next letters are gone goes on with the rest, and joiners ask again.
 
 The cost: a member with `get_state` or `set_state` reads its inbox partition from `connect` to `close`. A state stays in
 the inbox topic, as every letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW chunks in the
@@ -42,10 +43,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.client.deliveries.deliveries import POLL_S
@@ -159,7 +160,7 @@ class StateTransfer:
         is_failing = False
         while not self._stopping.is_set():
             try:
-                polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
+                polled = _poll(consumer, partition)
                 is_failing = is_failing and not polled
             except KafkaError as error:
                 # The consumer connects again by itself, and the joiner asks again for what it missed.
@@ -188,3 +189,17 @@ class StateTransfer:
             self.supplier.accept(letter, what)
         else:
             self.joiner.accept(letter, what)
+
+
+def _poll(consumer: Consumer, partition: TopicPartition) -> Mapping[TopicPartition, Sequence[Any]]:
+    """Return the next records. If a purge has passed the position, or the log has lost its end, go on with the rest.
+
+    Joiners ask again for letters that are gone. Raises KafkaError.
+    """
+    try:
+        return consumer.poll(timeout_ms=int(POLL_S * 1000))
+    except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+        begins = int(consumer.beginning_offsets([partition])[partition])
+        end = int(consumer.end_offsets([partition])[partition])
+        consumer.seek(partition, min(max(begins, consumer.position(partition)), end))
+        return {}

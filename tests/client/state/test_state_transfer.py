@@ -643,3 +643,28 @@ def test_nothing_is_the_answer_to_its_request_only() -> None:
     assert not assembly.is_nothing
     assert assembly.accept(letter, Nothing(RequestId(5, 1)))
     assert assembly.is_nothing
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_member_reads_on_where_its_inbox_does(is_cut: bool) -> None:
+    """A purge has passed its position while it was away, or the log has lost its end."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    topics, inbox = connection.topics, TopicPartition("abcast.g.inbox.nyc", 0)
+
+    def write_letters() -> None:
+        for _ in range(3):
+            topics.append(inbox, b"nyc/ada", b"", [])
+
+    with TinySequencer(connection, "g"):
+        write_letters()
+        with Replica(connection, "g", "ada", state=False) as ada:
+            ada.say("early")
+            with topics.changed:
+                if is_cut:
+                    topics.truncate(inbox.topic, 0)
+                else:
+                    write_letters()
+                    topics.drop(inbox.topic, 5)
+            with Replica(connection, "g", "bob") as bob:
+                assert bob.taken == ["early"]
