@@ -85,7 +85,8 @@ def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, c
     if copy is None:
         return False
     with connection.reachable():
-        beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
+        beginning = int(consumer.beginning_offsets([place])[place])
+        end = int(consumer.end_offsets([place], reached={place: copy.made_from + 1})[place])
     if copy.made_from >= end:
         return True
     if copy.made_from < beginning:

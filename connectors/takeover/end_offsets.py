@@ -43,6 +43,7 @@ class EndOffsets:
         self._connection, self._site, self._away = connection, site, away
         self._consumer: Consumer = connection.consumer()
         self._asked_last = _UNKNOWN  # the leader
+        self._reached: Mapping[TopicPartition, int] = {}
 
     def prepare(self, group: str) -> None:
         """Fetch the metadata of the group's logs. Raises KafkaError."""
@@ -54,13 +55,21 @@ class EndOffsets:
         """Return the names of the group's logs."""
         return [str(Topic(group, role, self._site)) for role in LOG_ROLES]
 
-    def find(self, role: LogRole, groups: Collection[str], served: Collection[str]) -> dict[str, int]:
+    def find(
+        self,
+        role: LogRole,
+        groups: Collection[str],
+        served: Collection[str],
+        reached: Mapping[str, int] | None = None,
+    ) -> dict[str, int]:
         """Return the end of each group's topic of a role, without the groups that get no answer.
 
-        `served`: all groups of the sequencer. Raises BrokerUnreachable or KafkaRefused if no group gets an answer.
+        `served`: all groups of the sequencer. `reached`: by group, as in `Consumer`. Raises BrokerUnreachable or
+        KafkaRefused if no group gets an answer.
         """
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         doubtful = {group: partition for group, partition in partitions.items() if group in self._away}
+        self._reached = {partitions[group]: offset for group, offset in (reached or {}).items()}
         steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
         concerned = set(served) | partitions.keys()
         ends: dict[str, int] = {}
@@ -124,7 +133,7 @@ class EndOffsets:
         """Return the end of each partition. Raises BrokerUnreachable, KafkaRefused."""
         topics = sorted(partition.topic for partition in partitions.values())
         try:
-            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
+            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms, self._reached)
         except KafkaError as error:
             if not error.retriable:
                 raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error

@@ -180,7 +180,8 @@ class GroupMaintenance:
         if not self._signs.is_due(now):
             return
         asked = self._due()
-        ends = self._ends.find("data", asked, self.forward)
+        signed = {group: self._groups[group].signed_end for group in asked}
+        ends = self._ends.find("data", asked, self.forward, signed)
         for group in asked:
             (self._groups[group].silent.discard if group in ends else self._groups[group].silent.add)("data")
         here = {group: self._epochs[group] for group in ends if "epoch" not in self._groups[group].silent}

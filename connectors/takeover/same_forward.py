@@ -48,7 +48,8 @@ def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
     assert source is not None
     place = TopicPartition(*source.topic_partition)
     with data.connection.reachable("READ", place.topic):
-        beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
+        beginning = int(consumer.beginning_offsets([place])[place])
+        end = int(consumer.end_offsets([place], reached={place: source.offset + 1})[place])
     if source.offset < beginning:
         return True
     for found in read_range(data.connection, consumer, place, source.offset, min(source.offset + 1, end)):

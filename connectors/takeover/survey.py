@@ -58,14 +58,15 @@ def survey(
             f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home. If this is "
             f"the home, {data.epochs.topic} was recreated, or a broker has lost all of it: go on in a new group."
         )
-    end = data.end()
-    state = find_state(data, end)
     epochs = data.epochs.read()
     reach = [(claim.floor, "a claim says") for claim in epochs.claims]
     reach += [(note.offset, "a note says") for note in epochs.notes]
-    check_reach(data, data.end(), [*reach, (signed, "its sequencer's last sign of life says")])
+    reach += [(signed, "its sequencer's last sign of life says")]
+    end = data.end(max(reach)[0])
+    check_reach(data, end, reach)
+    state = find_state(data, end)
     _check_ledger(data, ledger, state.seqno)
-    newest = epochs.highest_epoch
+    newest = data.epochs.read().highest_epoch  # read behind DATA, so it has each claim that DATA knows
     if state.epoch > newest:
         raise HistoryChanged(
             f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: was that topic "

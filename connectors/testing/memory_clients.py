@@ -22,6 +22,7 @@ from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.partitioner import partition_of
+from connectors.kafka.transport.seam import NOTHING
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES, MemoryFuture, MemoryTopics
 
 RETRY_S = 0.05
@@ -169,6 +170,7 @@ class MemoryConsumer:
         self,
         places: Iterable[TopicPartition],
         timeout_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] = NOTHING,  # noqa: ARG002 - this Kafka has one broker
     ) -> dict[TopicPartition, int]:
         """Return the end offset of each partition; for committed readers, the first offset of an open transaction."""
         asked = self._asked(places, timeout_ms)

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kafka import KafkaProducer
@@ -41,6 +41,8 @@ class Scenario:
         self.connection = Connection(bootstrap_servers)
         self.engine = "spark"
         """The engine that `sequencer` starts."""
+        self.runner: Sequence[str] = ()
+        """The words before the command of each process: they may run it on another host (`tests.crash.network`)."""
         self.processes: list[Process] = []
         self._closers: list[Member] = []
         self._loads: list[Load] = []
@@ -52,7 +54,7 @@ class Scenario:
 
     def start(self, name: str, *arguments: object, ready: bool = False) -> Process:
         """Start a process; `ready`: it is a streaming job, so wait until it works."""
-        process = Process(f"{len(self.processes)}-{name}", arguments, self.directory / "logs")
+        process = Process(f"{len(self.processes)}-{name}", (*self.runner, *arguments), self.directory / "logs")
         self.processes.append(process)
         if ready:
             process.wait_ready()

@@ -148,7 +148,7 @@ class SimulatedLog(DataLog):
     def beginning(self) -> int:
         return self.broker.beginning
 
-    def end(self) -> int:
+    def end(self, reached: int = 0) -> int:
         return len(self.broker.data)
 
     def records(self, start: int, end: int) -> Iterator[StoredRecord]:

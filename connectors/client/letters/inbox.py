@@ -194,13 +194,13 @@ class Inbox:
         if it has begun before. Raises HistoryUnavailable if records are missing without a readable note on them, or if
         a deleted letter was not taken.
         """
-        beginning, end = self._span(consumer, partition)
+        beginning, end = self._span(consumer, partition, taken)
         base, is_noted = NO_BASE, beginning == 0
         while not is_noted:
             noted = read_noted(self.connection, consumer, self.group, self.address.site, {str(self.address)})
             base = base_at(noted.bases.get(str(self.address), ()), beginning)
             is_noted = beginning in noted.beginnings.get(partition.partition, ())
-            before, (beginning, end) = beginning, self._span(consumer, partition)
+            before, (beginning, end) = beginning, self._span(consumer, partition, taken)
             if beginning == before:
                 break
             is_noted = False  # the notes may be on the old beginning, or on the new one
@@ -236,10 +236,10 @@ class Inbox:
             return base.lost > taken
         return read_to is not None and base.below > read_to and base.received != self._reader.received
 
-    def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    def _span(self, consumer: Consumer, partition: TopicPartition, taken: int) -> tuple[int, int]:
         with self.connection.reachable():
             beginning = int(consumer.beginning_offsets([partition])[partition])
-            return beginning, int(consumer.end_offsets([partition])[partition])
+            return beginning, int(consumer.end_offsets([partition], reached={partition: taken})[partition])
 
     def _poll(self, partition: TopicPartition) -> Sequence[Any]:
         try:

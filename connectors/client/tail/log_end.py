@@ -58,7 +58,8 @@ class LogEnd:
             try:
                 if self._log is None:
                     self._log = DataLog(self.connection, self.group, self.site)
-                end, known = self._log.end(), self._known
+                known = self._known
+                end = self._log.end(known[0] if known is not None else 0)
                 if known is not None and end < known[0]:
                     raise ends_earlier(self._log.partition.topic, known[1].seqno, self._log.state(end).seqno)
                 self._known = (end, self._state_at(self._log, end))

@@ -125,10 +125,10 @@ class DataLog:
         with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.beginning_offsets([self.partition])[self.partition])
 
-    def end(self) -> int:
-        """Return the offset after the last record."""
+    def end(self, reached: int = 0) -> int:
+        """Return the offset after the last record. `reached`: an offset that the log has reached, as in `Consumer`."""
         with self.connection.reachable("READ", self.partition.topic):
-            return int(self._consumer.end_offsets([self.partition])[self.partition])
+            return int(self._consumer.end_offsets([self.partition], reached={self.partition: reached})[self.partition])
 
     def offset_before_the_end(self, seconds: float) -> int:
         """Return the offset of the first record of the last `seconds`, counted back from the newest record."""

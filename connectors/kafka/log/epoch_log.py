@@ -158,7 +158,8 @@ class EpochLog:
 
     def _end(self) -> int:
         with self._connection.reachable("READ", self.topic):
-            return int(self.consumer.end_offsets([self.partition])[self.partition])
+            reached = {self.partition: self.known.below}
+            return int(self.consumer.end_offsets([self.partition], reached=reached)[self.partition])
 
     def _check_beginning(self) -> None:
         with self._connection.reachable("READ", self.topic):

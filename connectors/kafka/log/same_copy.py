@@ -36,7 +36,8 @@ def changed_copies(
 def _agrees(connection: Connection, consumer: Consumer, place: TopicPartition, source: Input, mark: CopyMark) -> bool:
     """Whether the copy reaches the mark, and the mark covers the record before it, if that is still a copied record."""
     with connection.reachable("READ", place.topic):
-        beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
+        beginning = int(consumer.beginning_offsets([place])[place])
+        end = int(consumer.end_offsets([place], reached={place: mark.at})[place])
     if mark.at > end:
         return False
     before = read_range(connection, consumer, place, max(mark.at - 1, beginning), mark.at)

@@ -87,13 +87,14 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
     last = ledger.last_seqno(group)
     if not last:
         return Fit.SAME
-    end = data.end()
+    newest = ledger.row(group, last)
+    end = data.end(0 if newest is None or newest.offset is None else newest.offset + 1)
     state = data.state(end)
     common = min(last, state.seqno)
-    row = ledger.row(group, common) if common else None
+    row = newest if common == last else ledger.row(group, common) if common else None
     stands = None if row is None else _stands(data, row, end, state)
-    if stands is None and (row := ledger.row(group, last)) is not None:
-        stands = _may_be_of(data, row, end, state)
+    if stands is None and newest is not None:
+        stands = _may_be_of(data, newest, end, state)
     if stands is False:
         return Fit.OTHER
     return Fit.SAME if last <= state.seqno else Fit.LOST

@@ -211,10 +211,11 @@ class SameLogConsumer:
         return {place: records for place, records in followed.items() if records}
 
     def _look_at_ends(self, places: Iterable[TopicPartition]) -> None:
+        reached = {place: self._next[place] for place in places}
         with contextlib.suppress(KafkaError):
-            for place, end in self._consumer.end_offsets(list(places), _ASK_MS).items():
-                if end < self._next[place]:
-                    raise self._changed(place, f"ends at offset {end}, and was read up to {self._next[place]}")
+            for place, end in self._consumer.end_offsets(list(places), _ASK_MS, reached).items():
+                if end < reached[place]:
+                    raise self._changed(place, f"ends at offset {end}, and was read up to {reached[place]}")
 
     def _pass_over_dropped(self, places: Set[TopicPartition]) -> None:
         """Read on where the broker has dropped only records that were read.

@@ -26,8 +26,9 @@ from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.login.configuration import check_servers
 from connectors.kafka.login.dialects import for_kafka_python
 from connectors.kafka.transport.fetcher import QuickFetcher
+from connectors.kafka.transport.newest_leader import end_of, newest_leaders
 from connectors.kafka.transport.partitioner import partition_of
-from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer, Producer, Sent
+from connectors.kafka.transport.seam import NOTHING, POLL_RECORDS, ClusterAddress, Consumer, Producer, Sent
 from ordering.base.records import MAX_RECORD_BYTES
 
 _LEADERS_S = 0.1
@@ -116,6 +117,7 @@ class AdminClient(_LeavesNothing, KafkaAdminClient):  # type: ignore[misc]  # ka
 
 class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
     _fetcher: Any
+    _manager: Any
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -133,10 +135,23 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         return self._of_all(super().beginning_offsets, partitions, None)
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] = NOTHING,
     ) -> Mapping[TopicPartition, int]:
-        """Return the end of each partition."""
-        return self._of_all(super().end_offsets, partitions, timeout_ms)
+        """Return the end of each partition: see `Consumer`."""
+        ends = self._of_all(super().end_offsets, partitions, timeout_ms)
+        lower = [place for place, end in ends.items() if end < reached.get(place, 0)]
+        return {**ends, **self._manager.run(self._ends_at_newest_leaders, lower)} if lower else ends
+
+    async def _ends_at_newest_leaders(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ask the newest leaders, and read from them from here on. Raises KafkaError."""
+        ends = {}
+        for place, leader in (await newest_leaders(self._manager, places)).items():
+            ends[place] = await end_of(self._manager, place, leader, self._fetcher._isolation_level)  # noqa: SLF001
+            self._manager.cluster.update_partition_leader(place, leader.node, leader.epoch)
+        return ends
 
     def _of_all(
         self,

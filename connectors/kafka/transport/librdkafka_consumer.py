@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import confluent_kafka
@@ -17,7 +18,7 @@ from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.transport import kafka_python
 from connectors.kafka.transport.librdkafka_client import client_settings, partitions_of, translated, translating
-from connectors.kafka.transport.seam import POLL_RECORDS, ClusterAddress, Consumer
+from connectors.kafka.transport.seam import NOTHING, POLL_RECORDS, ClusterAddress, Consumer
 
 _logger = logging.getLogger(__name__)
 
@@ -204,9 +205,17 @@ class _Consumer:
         return self._offsets(partitions, confluent_kafka.OFFSET_BEGINNING, None)
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] = NOTHING,
     ) -> dict[TopicPartition, int]:
-        return self._offsets(partitions, confluent_kafka.OFFSET_END, timeout_ms)
+        ends = self._offsets(partitions, confluent_kafka.OFFSET_END, timeout_ms)
+        lower = [place for place, end in ends.items() if end < reached.get(place, 0)]
+        if lower:  # librdkafka tells no epochs
+            with contextlib.closing(kafka_python.consumer(self._cluster, **self._settings)) as other:
+                ends |= other.end_offsets(lower, timeout_ms, reached)
+        return ends
 
     def _offsets(
         self, partitions: Iterable[TopicPartition], which: int, timeout_ms: int | None

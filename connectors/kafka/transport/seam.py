@@ -26,6 +26,7 @@ A consumer is not thread-safe; a producer is. Callbacks come from a thread of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from kafka.structs import TopicPartition
@@ -37,6 +38,9 @@ POLL_RECORDS = 500
 """The most records that a poll returns by default. With ten times as many at once, Python's garbage collector inspects
 each once more, and they leave the processor's cache before they are read: that costs a third of a reader's rate.
 """
+
+
+NOTHING: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
 class ClusterAddress(Protocol):
@@ -158,9 +162,17 @@ class Consumer(Protocol):
         """Return the first offsets that retention has kept. Raises KafkaError."""
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] = NOTHING,
     ) -> Mapping[TopicPartition, int]:
-        """Return the offsets of the next records. Raises KafkaError."""
+        """Return the offsets of the next records.
+
+        `reached`: offsets that the logs have reached, so that no end should lie below. A leader that is cut off from
+        the other brokers, and does not know that another one is elected, tells such an end; so it is asked for again
+        (`newest_leader`), which may take some seconds longer. Raises KafkaError, a retriable one if nobody tells.
+        """
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> Mapping[TopicPartition, Any]:
         """Return, by partition, the first record at or after a time (ms since the epoch); None if there is none.

@@ -145,7 +145,7 @@ def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, 
     kafka.create("g", "a")
     topic, asked = str(Topic("g", role, "a")), getattr(MemoryConsumer, ask)
 
-    def refused(consumer: MemoryConsumer, what: Any) -> Any:
+    def refused(consumer: MemoryConsumer, what: Any, **_: Any) -> Any:
         if topic in (what, *(place.topic for place in what if isinstance(place, TopicPartition))):
             raise TopicAuthorizationFailedError
         return asked(consumer, what)

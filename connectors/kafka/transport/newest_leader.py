@@ -1,0 +1,102 @@
+"""The ends of logs, each told by its leader of the newest epoch.
+
+A leader that is cut off from the other brokers does not know when another one is elected. It still tells the end that
+the log had then, and names itself as the leader. So an end that seems too low is asked for again here.
+
+Invariant. The returned end was told by the leader of the newest epoch in all answers, and all its in-sync replicas have
+answered. A newer leader would be one of them, and would know it: no topic of ours elects a replica that is out of sync.
+
+Only answers of now are compared. An epoch from an earlier answer may be newer than all to come: a restored cluster, or
+a topic made anew, counts from its own beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from kafka.errors import KafkaError, LeaderNotAvailableError, NoError, for_code
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
+
+_ANSWER_S = 3.0
+"""The time in which all brokers must answer."""
+_END = -1
+"""The timestamp that asks for the end of a log."""
+
+
+class Leader(NamedTuple):
+    """The leader of a partition, as a broker knows it. The newest compares as the greatest."""
+
+    epoch: int
+    node: int
+    in_sync: tuple[int, ...]
+
+
+async def newest_leaders(manager: Any, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Leader]:
+    """Ask all brokers for the leader of each partition; return the newest.
+
+    `manager`: kafka-python's of a client that knows the brokers. Raises LeaderNotAvailableError if a partition has
+    none, or if an in-sync replica does not answer; AuthorizationError.
+    """
+    topics = sorted({partition.topic for partition in partitions})
+    deadline = time.monotonic() + _ANSWER_S
+    asked = {
+        broker.node_id: manager.send(_metadata_request(topics), node_id=broker.node_id)
+        for broker in manager.cluster.brokers()
+    }
+    told: dict[int, Mapping[TopicPartition, Leader]] = {}
+    for node, answer in asked.items():
+        try:
+            remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
+            told[node] = _leaders_in(await manager.wait_for(answer, remaining_ms))
+        except KafkaError:
+            continue  # judged below: the broker may be in sync
+    return {partition: _newest(partition, told) for partition in partitions}
+
+
+async def end_of(manager: Any, partition: TopicPartition, leader: Leader, isolation_level: int) -> int:
+    """Return the end of the partition. Raises KafkaError: also if `leader` does not lead in that epoch."""
+    asked = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=partition.partition, current_leader_epoch=leader.epoch, timestamp=_END
+    )
+    # From version 4 on, the epoch is compared.
+    request = ListOffsetsRequest(isolation_level=isolation_level, topics=[(partition.topic, [asked])], min_version=4)
+    answer = await manager.wait_for(manager.send(request, node_id=leader.node), _ANSWER_S * 1000)
+    [told] = answer.topics[0].partitions
+    error = for_code(told.error_code)
+    if error is not NoError:
+        raise error(str(partition))
+    return int(told.offset)
+
+
+def _metadata_request(topics: Collection[str]) -> MetadataRequest:
+    named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=named, allow_auto_topic_creation=False)
+
+
+def _leaders_in(answer: Any) -> dict[TopicPartition, Leader]:
+    return {
+        TopicPartition(topic.name, each.partition_index): Leader(
+            each.leader_epoch, each.leader_id, tuple(each.isr_nodes)
+        )
+        for topic in answer.topics
+        for each in topic.partitions
+        if each.leader_id >= 0
+    }
+
+
+def _newest(partition: TopicPartition, told: Mapping[int, Mapping[TopicPartition, Leader]]) -> Leader:
+    """Return the newest leader. Raises LeaderNotAvailableError unless all its in-sync replicas have answered."""
+    leader = max((leaders[partition] for leaders in told.values() if partition in leaders), default=None)
+    if leader is None:
+        raise LeaderNotAvailableError(f"no broker knows a leader of {partition.topic}-{partition.partition}")
+    silent = sorted({leader.node, *leader.in_sync} - told.keys())
+    if silent:
+        raise LeaderNotAvailableError(
+            f"a newer leader of {partition.topic}-{partition.partition} than broker {leader.node} is possible: "
+            f"no answer from {', '.join(map(str, silent))}"
+        )
+    return leader
