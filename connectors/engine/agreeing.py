@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import COLUMNS_FROM, Output, OutputTopics, by_columns, by_rows
-from connectors.engine.writing import WrittenBatch
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from connectors.kafka.codec.headers import VERSION
@@ -79,7 +78,6 @@ class AgreeingGroup:
         self._topics = OutputTopics.of(state.group, self.site.me.name)
         self._buffers: dict[str, _Buffer] = {}
         self._group.keep_with(lambda part: self._buffers.setdefault(part.place, _Buffer()).offsets(part))
-        self._in_flight: deque[tuple[WrittenBatch, int]] = deque()
 
     @property
     def site(self) -> Site:
@@ -106,18 +104,13 @@ class AgreeingGroup:
     # Writes
 
     @property
-    def oldest(self) -> WrittenBatch | None:
-        """The oldest DATA in flight."""
-        return self._in_flight[0][0] if self._in_flight else None
+    def sent(self) -> int:
+        """The last seqno that was passed to Kafka."""
+        return self._group.sent
 
-    def see_written(self) -> None:
-        """Note which DATA Kafka has by now. Raises WriteFailed."""
-        while self._in_flight and self._in_flight[0][0].is_there():
-            self._group.written = self._in_flight.popleft()[1]
-
-    def passed(self, written: WrittenBatch) -> None:
-        """Note that the outputs of `due` were passed to Kafka."""
-        self._in_flight.append((written, self._group.sent))
+    def see_written(self, seqno: int) -> None:
+        """Note that Kafka has DATA up to this seqno."""
+        self._group.written = seqno
 
     # Reads
 
@@ -190,8 +183,8 @@ class AgreeingGroup:
     def due(self) -> list[Output]:
         """Return DATA and dead letters of the next run that is ordered and read; [] if there is none.
 
-        The caller passes them to Kafka, and calls `passed`. Raises HistoryUnavailable if retention has dropped records
-        of the run, Disagreement if other records were read.
+        The caller passes them to Kafka. Raises HistoryUnavailable if retention has dropped records of the run,
+        Disagreement if other records were read.
         """
         outputs: list[Output] = []
         while not outputs and (run := self._group.due()) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kafka.structs import TopicPartition
 
@@ -20,7 +20,7 @@ class ForwardPartitions:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: set[TopicPartition] = set()
+        self._known: dict[TopicPartition, str] = {}  # each with its group
 
     def find(
         self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
@@ -53,7 +53,7 @@ class ForwardPartitions:
         grown = {
             group: names
             for group, names in topics.items()
-            if any((name, number) not in self._known for name in names for number in range(counts.get(name, 0)))
+            if any(place not in self._known for place in self._places(group, names, counts))
         }
         if not grown:
             return {}, {}, {}
@@ -64,10 +64,14 @@ class ForwardPartitions:
         new = {partition: start for partition, start in found.items() if partition not in self._known}
         return {group: names for group, names in grown.items() if group not in refused}, new, refused
 
-    def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the loop reads these partitions."""
-        self._known.update(partitions)
+    def _places(self, group: str, names: Iterable[str], counts: Mapping[str, int]) -> Iterator[TopicPartition]:  # noqa: ARG002
+        """Yield the group's partitions, given its forward topics, and the number of partitions by topic."""
+        return (TopicPartition(name, number) for name in names for number in range(counts.get(name, 0)))
 
-    def drop(self, topics: Collection[str]) -> None:
-        """Note that the loop no longer reads the partitions of these topics."""
-        self._known = {partition for partition in self._known if partition.topic not in topics}
+    def add(self, starts: Starts) -> None:
+        """Note that the loop reads these partitions."""
+        self._known |= {place: group for place, (group, _) in starts.items()}
+
+    def drop(self, group: str) -> None:
+        """Note that the loop no longer reads the partitions of the group."""
+        self._known = {place: name for place, name in self._known.items() if name != group}

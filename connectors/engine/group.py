@@ -1,112 +1,103 @@
-"""A group in the process engine: FORWARD records in, DATA and dead letters out, `ordering` in between.
-
-This module has no rules of its own. `ordering.sequencer.pipeline` decides when a batch may begin,
-`ordering.sequencer.sequencer` decides its records, and the codec encodes them for Kafka.
-"""
+"""A group in the process engine: a machine that decides, and its writes that Kafka does not have yet."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, OutputTopics, Polled, decide
-from connectors.engine.writing import WrittenBatch
+from connectors.engine.batch import Output, Polled
+from connectors.engine.writing import Writer, WrittenBatch
 from connectors.kafka.transport import Record
-from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.sequencer import end_batch
-from ordering.sequencer.state import SequencerState
+from ordering.machine import Machine
 
 PATIENCE_S = 0.2
-"""The age of its oldest batch in flight at which a group is late. It decides no batch until Kafka has that one."""
+"""The age of its oldest write in flight at which a group is late. It writes nothing until Kafka has that one."""
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
-"""The payload in flight at which a group waits for its oldest batch."""
-HELD_RECORDS, HELD_BYTES = 5_000, 16 * 1024 * 1024
-"""The undecided records, and their bytes, at which a group is read no further."""
+"""The payload in flight at which a group waits for its oldest write."""
+LATE_S = 5.0
+"""The delay of a write after which the log says that DATA of a group can't be written."""
+
+_logger = logging.getLogger(__name__)
 
 
-class GroupSequencer:
-    """A group that this process has taken over. `pipeline`: its state, decided and written.
-
-    Records are held until a batch may begin. While DATA can't be written, `is_full` bounds the records held.
-    """
-
-    def __init__(self, state: SequencerState, site: str) -> None:
-        self.pipeline = Pipeline.after_takeover(state)
-        self._topics = OutputTopics.of(state.group, site)
-        self._in_flight: deque[tuple[WrittenBatch, float]] = deque()
-        self._held: dict[TopicPartition, Sequence[Record]] = {}
-        self._held_records = self._held_bytes = 0
-
-    @property
-    def oldest(self) -> WrittenBatch | None:
-        """The oldest batch in flight."""
-        return self._in_flight[0][0] if self._in_flight else None
-
-    @property
-    def bytes_in_flight(self) -> int:
-        """The payload of all batches in flight."""
-        return sum(written.size for written, _ in self._in_flight)
-
-    @property
-    def late_s(self) -> float:
-        """The age of the oldest batch in flight, in seconds; 0 if there is none."""
-        return time.monotonic() - self._in_flight[0][1] if self._in_flight else 0.0
-
-    @property
-    def is_late(self) -> bool:
-        """Whether Kafka has not taken the oldest batch within PATIENCE_S."""
-        return self.late_s >= PATIENCE_S
-
-    @property
-    def holds(self) -> bool:
-        """Whether records are held that are not decided yet."""
-        return bool(self._held)
+class EngineMachine(Machine[TopicPartition, Record, Output], Protocol):
+    """A machine with bounds for the records that it holds."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the group holds so much that it is read no further for now. As of the last `measure`."""
-        return self._held_records >= HELD_RECORDS or self._held_bytes >= HELD_BYTES
+        """Whether no input is to be read until a write is acknowledged."""
+
+    def wants(self, place: TopicPartition) -> bool:
+        """Whether this input is to be read now."""
+
+
+AnyMachine = TypeVar("AnyMachine", bound=EngineMachine)
+
+
+class GroupDriver(Generic[AnyMachine]):
+    """A group that this process has taken over, driven by one thread."""
+
+    def __init__(self, name: str, machine: AnyMachine, writer: Writer) -> None:
+        self.name, self.machine = name, machine
+        self._writer = writer
+        self.in_flight: deque[tuple[WrittenBatch, float]] = deque()
+        """The writes that Kafka does not have as far as is known, each with the time at which it was passed."""
+        self._ticked_at = time.monotonic()
+        self._is_warned = False
+
+    @property
+    def is_on_time(self) -> bool:
+        """Whether the group waits for a write that Kafka should have soon."""
+        return self.machine.is_due and bool(self.in_flight) and self._late_s < PATIENCE_S
+
+    @property
+    def _late_s(self) -> float:
+        """The age of the oldest write in flight, in seconds; 0 if there is none."""
+        return time.monotonic() - self.in_flight[0][1] if self.in_flight else 0.0
+
+    @property
+    def _may_write(self) -> bool:
+        return self._late_s < PATIENCE_S and sum(written.size for written, _ in self.in_flight) < IN_FLIGHT_BYTES
 
     def see_written(self) -> None:
-        """Acknowledge the batches that Kafka has by now. Raises WriteFailed."""
-        while self._in_flight and self._in_flight[0][0].is_there():
-            self._in_flight.popleft()
-            self.pipeline = self.pipeline.acknowledged()
+        """Acknowledge the writes that Kafka has by now. Raises WriteFailed."""
+        while self.in_flight and self.in_flight[0][0].is_there():
+            self.in_flight.popleft()
+            self.machine.acknowledge()
 
     def take(self, polled: Polled) -> None:
-        """Hold records until they are decided. The caller passes each partition in the order of offsets."""
+        """Take records, each partition's in the order of offsets, and take a step. Raises like `step`."""
         for place, records in polled.items():
-            before = self._held.get(place)
-            self._held[place] = records if before is None else [*before, *records]
+            self.machine.take(place, records)
+        self.step()
 
-    def measure(self) -> None:
-        """Count the held records and their bytes, for `is_full`. Called after records could not be decided at once."""
-        self._held_records = sum(map(len, self._held.values()))
-        self._held_bytes = sum(len(record.value or b"") for records in self._held.values() for record in records)
+    def step(self) -> None:
+        """Let time pass, unless a step is under way; then `advance`. The fraction of a millisecond counts next time."""
+        if not self.machine.is_due:
+            elapsed_ms = int((time.monotonic() - self._ticked_at) * 1000)
+            self._ticked_at += elapsed_ms / 1000
+            self.machine.tick(elapsed_ms)
+        self.advance()
 
-    def decide(self) -> list[Output] | None:
-        """Decide the held records; return the records to write, or None if an earlier batch has to be written first.
+    def advance(self) -> None:
+        """Pass to Kafka all that may be written now. Raises WriteFailed, and what `Machine.writes` raises."""
+        while self.machine.is_due and self._may_write and (outputs := self.machine.writes()) is not None:
+            self.in_flight.append((self._writer.write(outputs), time.monotonic()))
 
-        The caller passes the records to Kafka and then calls `passed`.
-        """
-        must_wait = self.is_late or self.bytes_in_flight >= IN_FLIGHT_BYTES
-        begun = None if must_wait else self.pipeline.begin()
-        if begun is None:
-            return None
-        held, self._held, self._held_records, self._held_bytes = self._held, {}, 0, 0
-        state, decided = decide(begun.state, held, self._topics)
-        self._decided, closing = end_batch(state)
-        encode = self._topics.encode
-        return [
-            *(encode(record, None) for record in begun.opening),
-            *decided,
-            *(encode(each, None) for each in closing),
-        ]
+    def finish(self) -> None:
+        """Go on towards the end of the last step, as far as the writes in Kafka allow. Raises like `advance`."""
+        self.see_written()
+        self.advance()
+        self.machine.finish()
+        self.advance()
 
-    def passed(self, written: WrittenBatch) -> None:
-        """Record that the batch decided last is in flight."""
-        self.pipeline = self.pipeline.decided(self._decided)
-        self._in_flight.append((written, time.monotonic()))
+    def warn_if_late(self) -> None:
+        """Log once that Kafka takes no DATA of the group, when a write is LATE_S old."""
+        is_late = self._late_s >= LATE_S
+        if is_late and not self._is_warned:
+            _logger.warning("sequence: Kafka takes no DATA of group %s now. The other groups go on.", self.name)
+        self._is_warned = is_late

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
@@ -26,6 +26,7 @@ from connectors.takeover.groups import forward_topics, positions_of
 from connectors.takeover.takeover import STALL_S
 from connectors.takeover.watchdog import NotCounting, Watchdog
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
+from ordering.base.records import Exclusion
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import is_snapshot_due
 from ordering.sequencer.state import SequencerState
@@ -44,12 +45,13 @@ class Taken:
     """A change for the loop.
 
     `states`: the groups taken over, each with its state. `partitions`: further partitions to read, each with its group
-    and the first offset. `gone`: groups to drop.
+    and the first offset. `gone`: groups to drop. `decisions`: of operators, by group.
     """
 
     states: Mapping[str, SequencerState] = field(default_factory=dict)
     partitions: Mapping[TopicPartition, tuple[str, int]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+    decisions: Mapping[str, Sequence[Exclusion]] = field(default_factory=dict)
 
 
 class GroupSupervisor:
@@ -276,6 +278,6 @@ class GroupSupervisor:
         return Taken(states, partitions), unservable | lost
 
     def _release(self, group: str) -> None:
-        self._partitions.drop(self._maintenance.forward[group])
+        self._partitions.drop(group)
         self._maintenance.release(group)
         self._watchdogs.pop(group, None)

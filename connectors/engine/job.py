@@ -1,7 +1,7 @@
 """The sequencer job in a plain Python process: the same core, takeover and DATA as the job on Spark, in milliseconds.
 
-One thread reads FORWARD of all the site's groups, decides, and writes. Another one, the supervisor's, handles claims,
-ticks and new groups (`connectors.engine.group_supervisor`).
+One thread reads FORWARD of all the site's groups, decides, and writes (`connectors.engine.loop`). Another one, the
+supervisor's, handles claims, ticks and new groups (`connectors.engine.group_supervisor`).
 
 Invariant: DATA has every decision that counts, and a process that ends at any point leaves it true.
 
@@ -26,48 +26,44 @@ again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Polled
-from connectors.engine.group import GroupSequencer
-from connectors.engine.group_supervisor import GroupSupervisor, Taken
-from connectors.engine.intake import POLL_S, GroupIntake, PartitionsFailed
+from connectors.engine.group_supervisor import GroupSupervisor
+from connectors.engine.loop import Beginnings, Deciders, Loop
 from connectors.engine.options import EngineOptions, JobState
-from connectors.engine.writing import WriteFailed, Writer
-from connectors.kafka.connection.connection import Connection
+from connectors.engine.sequencing import Sequencing
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.takeover.feud import yield_to_rival
-from ordering.base.errors import AbcastError, ProtocolViolation
-
-STOP_S = 10.0
-"""The longest wait of a stop for records in flight."""
-LATE_S = 5.0
-"""The delay of a write after which the log says that DATA of a group can't be written."""
-_SOON_S = 0.005
-"""The loop's wait for a batch that Kafka should have taken by now."""
-
-_logger = logging.getLogger(__name__)
+from ordering.base.errors import AbcastError
+from ordering.sequencer.state import SequencerState
 
 
-AnySupervisor = TypeVar("AnySupervisor", bound=GroupSupervisor)
-_Supervisor = TypeVar("_Supervisor", bound=GroupSupervisor, contravariant=True)
+class Sequencers:
+    """The makers of sequencers."""
 
+    def __init__(self, site: str) -> None:
+        self._site = site
 
-class AnyLoop(Protocol[_Supervisor]):
-    """A loop that an attempt runs between its takeover and its end."""
+    def machine(self, state: SequencerState) -> Sequencing:
+        """Return the group's sequencer."""
+        return Sequencing(state, self._site)
 
-    def take(self, taken: Taken) -> None: ...  # noqa: D102
-    def run(self, supervisor: _Supervisor) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def starts(
+        self,
+        machine: Sequencing,  # noqa: ARG002 - a sequencer drops what it reads twice
+        found: Mapping[TopicPartition, int],
+        beginnings: Beginnings,  # noqa: ARG002 - the supervisor has asked
+    ) -> Mapping[TopicPartition, int]:
+        """Return the offsets that the supervisor has found."""
+        return found
 
 
 class EngineJob:
@@ -105,24 +101,21 @@ class EngineJob:
                         return
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
+    def _supervisor(self) -> GroupSupervisor:
+        return GroupSupervisor(self.options, self._state)
+
+    def _deciders(self) -> Deciders[Any]:
+        return Sequencers(self.options.site)
+
     def _attempt(self) -> None:
         """Work from a takeover to the stop, or to the first failure."""
-        options = self.options
-        self._work(
-            lambda: GroupSupervisor(options, self._state),
-            lambda: Loop(options.connection, options.site, self._stop),
-        )
-
-    def _work(
-        self, open_supervisor: Callable[[], AnySupervisor], open_loop: Callable[[], AnyLoop[AnySupervisor]]
-    ) -> None:
-        options = self.options
+        connection = self.options.connection
         try:
             with contextlib.ExitStack() as opened:
-                supervisor = open_supervisor()
+                supervisor = self._supervisor()
                 opened.callback(supervisor.close)
                 taken = supervisor.take_all()
-                loop = open_loop()
+                loop = Loop(connection, self.options.site, self._deciders(), self._stop)
                 opened.callback(loop.close)
                 loop.take(taken)
                 supervisor.start()
@@ -130,124 +123,5 @@ class EngineJob:
                 loop.run(supervisor)
         except KafkaError as error:
             if error.retriable:
-                raise options.connection.unreachable() from error
-            raise options.connection.refused(error) from error
-
-
-class Loop:
-    """Reads, decides and writes, in one thread."""
-
-    def __init__(self, connection: Connection, site: str, stop: threading.Event) -> None:
-        self._connection = connection
-        self._site = site
-        self._stop = stop
-        self._groups: dict[str, GroupSequencer] = {}
-        self._failed: dict[str, AbcastError] = {}
-        self._late: frozenset[str] = frozenset()
-        self._writer = Writer(connection)
-        try:
-            self._intake = GroupIntake(connection, stop)
-        except BaseException:
-            self._writer.abandon()
-            raise
-
-    def run(self, supervisor: GroupSupervisor) -> None:
-        """Work until stopped; then wait up to STOP_S for records in flight. Raises the error that ends the attempt."""
-        while not self._stop.is_set():
-            supervisor.raise_failure()
-            for change in supervisor.changes():
-                self.take(change)
-            for name in list(self._groups):
-                self._act(name, GroupSequencer.see_written)
-            supervisor.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            for name in [name for name, group in self._groups.items() if group.holds]:
-                self._act(name, self._decide)
-                self._warn_if_late(name)
-            for name, polled in self._poll().items():
-                self._groups[name].take(polled)
-                self._act(name, self._decide)
-            while self._failed:
-                supervisor.report_failure(*self._failed.popitem())
-        deadline = time.monotonic() + STOP_S
-        for name in list(self._groups):
-            self._act(name, partial(self._await_written, deadline=deadline))
-
-    def _act(self, name: str, act: Callable[[GroupSequencer], object]) -> None:
-        """Call `act` with a group, unless it was dropped. An error ends the work on this group alone."""
-        group = self._groups.get(name)
-        if group is None:
-            return
-        try:
-            act(group)
-        except AbcastError as error:
-            self._fail(name, error)
-        except Exception as error:
-            if len(self._groups) == 1:
-                raise
-            _logger.exception("group %s", name)
-            self._fail(name, ProtocolViolation(f"group {name} can't be ordered ({error!r})."))
-
-    def _fail(self, name: str, error: AbcastError) -> None:
-        """Go on without a group. Raises the error if there is no other."""
-        self.take(Taken(gone=frozenset({name})))
-        if not self._groups:
-            raise error
-        self._failed[name] = error
-
-    def _warn_if_late(self, name: str) -> None:
-        group = self._groups.get(name)
-        is_late = group is not None and group.late_s >= LATE_S
-        if is_late and name not in self._late:
-            _logger.warning("sequence: Kafka takes no DATA of group %s now. The other groups go on.", name)
-        self._late = self._late | {name} if is_late else self._late - {name}
-
-    def _poll(self) -> Mapping[str, Polled]:
-        """Return new records, by group. While a group waits for a batch that Kafka should take soon, wait for that."""
-        holding = [group for group in self._groups.values() if group.holds]
-        on_time = [group for group in holding if group.oldest is not None and not group.is_late]
-        soon = max(on_time, key=lambda group: group.is_full, default=None)
-        if soon is None or not soon.is_full:
-            try:
-                polled = self._intake.poll_groups(
-                    lambda name, _: not self._groups[name].is_full,
-                    POLL_S if not holding else _SOON_S if soon is None else 0.0,
-                )
-            except PartitionsFailed as failed:
-                for name in self._intake.groups_of(failed.places):
-                    self._fail(name, failed.error)
-                return {}
-            if polled or soon is None:
-                return polled
-        until = time.monotonic() + _SOON_S
-        assert soon.oldest is not None
-        with contextlib.suppress(WriteFailed):  # raised again in the group's turn
-            self._writer.wait(soon.oldest, lambda: time.monotonic() >= until, _SOON_S)
-        return {}
-
-    def _await_written(self, group: GroupSequencer, deadline: float) -> None:
-        while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
-            group.see_written()
-
-    def take(self, taken: Taken) -> None:
-        """Apply a change of groups or partitions."""
-        for state in taken.states.values():
-            self._groups[state.group] = GroupSequencer(state, self._site)
-        for name in taken.gone:
-            self._groups.pop(name, None)
-            self._intake.drop(name)
-        for partition, (name, offset) in taken.partitions.items():
-            if name in self._groups:
-                self._intake.add(name, partition, offset)
-
-    def _decide(self, group: GroupSequencer) -> None:
-        """Decide the held records, and pass the result to Kafka, if a batch may begin now."""
-        outputs = group.decide()
-        if outputs is None:
-            group.measure()
-        else:
-            group.passed(self._writer.write(outputs))
-
-    def close(self) -> None:
-        """Close the connections. Records in flight may get to the log or not."""
-        self._writer.abandon()
-        self._intake.close()
+                raise connection.unreachable() from error
+            raise connection.refused(error) from error

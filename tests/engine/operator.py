@@ -1,4 +1,4 @@
-"""The Spark job's operator on a Kafka in memory: it replaces `SiteLoop`, with one step a batch.
+"""The Spark job's operator on a Kafka in memory: it replaces `Loop`, with one step a batch.
 
 The columns are made here, and the resulting runs are written here: tests/spark/test_agreeing.py covers the JVM's part
 of both. Most messages are plain, and in blocks; some are not. The code between ships.
@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import Output
 from connectors.engine.group_supervisor import Taken
 from connectors.engine.intake import Intake
-from connectors.engine.job import STOP_S
+from connectors.engine.loop import STOP_S
 from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import FORWARD_KINDS, decode_forward
 from connectors.kafka.codec.headers import HEADER, VERSION

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,9 +22,11 @@ from connectors.diagnosis import status
 from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.exclusion import exclude
+from connectors.engine.forward_partitions import Starts
 from connectors.engine.group_supervisor import Taken
+from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions, JobState
-from connectors.engine.site_job import SiteLoop, SiteSupervisor
+from connectors.engine.site_job import AgreeingSites, SiteSupervisor
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.entry_codec import read_entry
@@ -60,7 +62,7 @@ from ordering.base.errors import (
 )
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Partition
+from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data
 from ordering.membership.forgetting import SenderRow
 from ordering.sequencer import sequencer
 from ordering.sequencer.state import SequencerState
@@ -83,6 +85,11 @@ def kafka() -> MemoryConnection:
     for site in SITES:
         connection.create("g", site)
     return connection
+
+
+def starts(inputs: Mapping[str, Iterable[TopicPartition]]) -> Starts:
+    """Return the inputs of groups as a supervisor tells them to the loop."""
+    return {place: (group, 0) for group, places in inputs.items() for place in places}
 
 
 class Running:
@@ -108,9 +115,10 @@ class Running:
             source = neighbours.input(topic, place.partition) if topic is not None else None
             if source is not None and topic is not None and (source.place or not is_deaf):
                 inputs.setdefault(topic.group, {})[place] = source
-        self.supervisor: Any = SimpleNamespace(
-            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs=inputs, exclusions={}
-        )
+        self.site = site
+        self.changes: list[Taken] = []
+        self.supervisor: Any = SimpleNamespace(raise_failure=lambda: None, changes=self._told, pipelines={})
+        self.starts = starts(inputs)
         self.failed: list[str] = []
         self.why: list[str] = []
         self.supervisor.report_failure = self._report
@@ -122,10 +130,14 @@ class Running:
             self.loop = OperatorLoop(kafka, agreement, self._stop)
             self.loop.take(Taken(states), inputs)
         else:
-            self.loop = SiteLoop(kafka, agreement, self._stop)
-            self.loop.take(Taken(states))
+            self.loop = Loop(kafka, site, AgreeingSites(kafka, agreement), self._stop)
+            self.loop.take(Taken(states, self.starts))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _told(self) -> Iterator[Taken]:
+        while self.changes:
+            yield self.changes.pop(0)
 
     def _report(self, group: str, error: Exception) -> None:
         self.failed.append(group)
@@ -133,7 +145,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self.loop.run(cast("SiteSupervisor", self.supervisor))
+            self.loop.run(self.supervisor)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.failure = error
 
@@ -263,7 +275,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
             for other in failed:
                 assert isinstance(other.failure, WriteFailed)
                 other.end()
-                others[others.index(other)] = Running(kafka, other.loop._agreement.neighbours.site)
+                others[others.index(other)] = Running(kafka, other.site)
         with running(kafka, "nyc"):
             all_have(kafka, 30)
         for other in others:
@@ -472,7 +484,7 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytes
         with DataLog(kafka, "g", "nyc") as data:
             data.epochs.read()
             assert [(act.act, act.why) for act in data.epochs.known.acts] == [("exclude", "sfo burns")] * 2
-            nyc.supervisor.exclusions = {"g": data.epochs.known.exclusions}
+            nyc.changes.append(Taken(decisions={"g": data.epochs.known.exclusions}))
         assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
         all_have(kafka, 4, ("nyc",))
         with running(kafka, "sfo", names=both):
@@ -491,7 +503,7 @@ def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnect
     with running(kafka, "nyc", "sfo", names=four) as (nyc, _):
         with DataLog(kafka, "g", "nyc") as data:
             data.epochs.read()
-            nyc.supervisor.exclusions = {"g": data.epochs.known.exclusions}
+            nyc.changes.append(Taken(decisions={"g": data.epochs.known.exclusions}))
         send(kafka, "nyc", range(3, 4))
         all_have(kafka, 3, ("nyc", "sfo"))
 
@@ -549,9 +561,8 @@ def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection)
         send(kafka, "sfo", range(1, 6))
         all_have(kafka, 10)
         states = take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [forward("nyc").topic]})
-        changes = [Taken(gone=frozenset("g")), Taken(states)]
-        loops[0].supervisor.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
-        eventually(lambda: not changes, 10)
+        loops[0].changes += [Taken(gone=frozenset("g")), Taken(states, loops[0].starts)]
+        eventually(lambda: not loops[0].changes, 10)
         send(kafka, "nyc", range(6, 8))
         send(kafka, "sfo", range(6, 8))
         all_have(kafka, 14)
@@ -630,9 +641,9 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection, 
 
 def test_the_last_group_that_goes_is_read_no_more(kafka: MemoryConnection) -> None:
     place, names = forward("nyc"), Neighbours("nyc", ("nyc",), frozenset())
-    loop = SiteLoop(kafka, AgreementSettings(names), threading.Event())
-    loop.take(Taken(take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [place.topic]})))
-    loop.find_inputs({"g": {place: Input("nyc", str(Partition(*place)))}})
+    loop = Loop(kafka, "nyc", AgreeingSites(kafka, AgreementSettings(names)), threading.Event())
+    states = take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [place.topic]})
+    loop.take(Taken(states, starts({"g": [place]})))
     loop.step()
     assert loop._intake.positions
     loop.take(Taken(gone=frozenset({"g"})))
@@ -648,7 +659,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 ) -> None:
     """The log has several epochs, with entries without a snapshot, and with one that a fenced job left behind."""
     monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
-    monkeypatch.setattr(SiteLoop, "_write_last_entries", lambda _: None)  # each job is killed
+    monkeypatch.setattr(Loop, "_finish", lambda _: None)  # each job is killed
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
@@ -670,9 +681,8 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
     kafka.create("h", "nyc")
     for record in log:
         kafka.topics.append(TopicPartition(str(Topic("h", "data", "nyc")), 0), *encode_data(record))
-    changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
     with running(kafka, *SITES) as loops:
-        loops[0].supervisor.changes = lambda: [changes.pop()] if changes else []
+        loops[0].changes.append(Taken({"h": SequencerState("h", epoch=1, seqno=3)}))
         eventually(lambda: loops[0].failed == ["h"], 10, "the next attempt does not fail for it")
         assert "entry" in loops[0].why[0]
         send(kafka, "nyc", range(1, 3))
@@ -748,12 +758,12 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
         supervisor._look()
         assert signs == [{"g": 1, "h": 1}, {"g": 1}]
         assert list(supervisor.changes()) == []
-        assert list(supervisor.exclusions) == ["g"]
+        assert list(supervisor._maintenance.forward) == ["g"]
 
         def is_back() -> bool:
             supervisor._look()
             supervisor._finish_takeovers()
-            return list(supervisor.exclusions) == ["g", "h"]
+            return list(supervisor._maintenance.forward) == ["g", "h"]
 
         eventually(is_back, 20)
 
@@ -929,11 +939,13 @@ def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) ->
         send(kafka, "nyc", range(3, 6))
         all_have(kafka, 5, ("nyc", "sfo"))
     kafka.drop(Topic("g", "data", "sfo"))
-    loop = SiteLoop(kafka, AgreementSettings(Neighbours("lax", SITES, frozenset({"nyc", "sfo"}))), threading.Event())
-    with closing(loop):
-        loop.take(Taken(take_over_groups(Claimer(kafka, "lax", agreement="isis"), {"g": [forward("lax").topic]})))
-        with pytest.raises(HistoryUnavailable, match="lax has read the log of sfo up to offset"):
-            loop.find_inputs({"g": {TopicPartition(str(Topic("g", "data", "sfo")), 0): Input("sfo", "")}})
+    agreement = AgreementSettings(Neighbours("lax", SITES, frozenset({"nyc", "sfo"})))
+    states = take_over_groups(Claimer(kafka, "lax", agreement="isis"), {"g": [forward("lax").topic]})
+    with (
+        closing(Loop(kafka, "lax", AgreeingSites(kafka, agreement), threading.Event())) as loop,
+        pytest.raises(HistoryUnavailable, match="lax has read the log of sfo up to offset"),
+    ):
+        loop.take(Taken(states, starts({"g": [TopicPartition(str(Topic("g", "data", "sfo")), 0)]})))
 
 
 def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:

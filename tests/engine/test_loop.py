@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.intake import InputLost
-from connectors.engine.job import Loop
+from connectors.engine.job import Sequencers
+from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.codec.codec import forward_headers
@@ -49,7 +50,7 @@ class Running:
         self.changes: list[Taken] = []
         self.supervisor: Any = SimpleNamespace(raise_failure=lambda: None, changes=self._changes, pipelines={})
         self._stop = threading.Event()
-        self._loop = Loop(kafka, "nyc", self._stop)
+        self._loop = Loop(kafka, "nyc", Sequencers("nyc"), self._stop)
         state = take_over(kafka, "g", "nyc")
         offset = positions_of([state]).get(FORWARD, 0) if start is None else start
         self._loop.take(Taken({"g": state}, {FORWARD: ("g", offset)}))
@@ -62,7 +63,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self._loop.run(cast("GroupSupervisor", self.supervisor))
+            self._loop.run(self.supervisor)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.failure = error
 
@@ -190,7 +191,7 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     suspended = SuspendedGroups("sequence")
     supervisor = GroupSupervisor(EngineOptions(kafka, "nyc"), JobState(finder, suspended))
     supervisor._maintenance.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
-    supervisor._partitions.add(TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh")
+    supervisor._partitions.add({TopicPartition(str(Topic(group, "forward", "nyc")), 0): (group, 0) for group in "gh"})
     supervisor._find_changes()
     assert not list(supervisor.changes())
     del topics[Topic("g", "epoch", "nyc")]

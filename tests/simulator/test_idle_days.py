@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.engine.group import GroupSequencer
+from connectors.engine.group import GroupDriver
+from connectors.engine.sequencing import Sequencing
 from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
@@ -71,7 +72,7 @@ class Hub:
         self.sites = Sites("hub", "nyc", "micro-batch", dict(self.kafkas), frozenset([frozenset(self.kafkas)]))
         self.home = self.kafkas["nyc"]
         state = take_over(self.home, "g", "nyc")
-        self.group, self.writer = GroupSequencer(state, "nyc"), Writer(self.home)
+        self.group = GroupDriver("g", Sequencing(state, "nyc"), Writer(self.home))
         self.ticks = self.home.producer()
         self.relays = [
             Carrier(HomeData, self.sites, Direction("nyc", "lax"), "g"),
@@ -96,17 +97,16 @@ class Hub:
             for name in self.kafkas:
                 self.send(name, HEARTBEAT)
             for place in self.inputs():
-                tick(self.ticks, place.topic, [place.partition], self.group.pipeline.state.seqno)
+                tick(self.ticks, place.topic, [place.partition], self.group.machine.pipeline.state.seqno)
         self.relays[1].carry()
-        positions = self.group.pipeline.state.positions
+        positions, read = self.group.machine.pipeline.state.positions, {}
         for place in self.inputs():
             records = self.home.topics.partitions[place][positions.get(Partition(*place), 0) :]
             if records:
-                self.group.take({place: records})
+                read[place] = records
         self.group.see_written()
-        outputs = self.group.decide()
-        assert outputs is not None
-        self.group.passed(self.writer.write(outputs))
+        self.group.take(read)
+        assert not self.group.machine.is_due
         self.relays[0].carry()
 
     def forget_forward(self) -> None:
@@ -126,7 +126,7 @@ class Hub:
                     found += log[before.get(f"{name} {place}", 0) :]
                     before[f"{name} {place}"] = len(log)
         size = sum(len(record.key or b"") + len(record.value or b"") + len(str(record.headers)) for record in found)
-        return Cost(len(found), size, len(self.group.pipeline.state.to_bytes()), objects())
+        return Cost(len(found), size, len(self.group.machine.pipeline.state.to_bytes()), objects())
 
 
 @pytest.mark.slow
@@ -142,9 +142,9 @@ def test_a_day_of_an_idle_hub_is_flat() -> None:
             hub.forget_forward()
             costs.append(hub.cost(before))
         assert_flat(costs, most_entries=2, most_bytes=2_000)
-        assert len(hub.group.pipeline.state.membership.members) == 2, "nobody was missed"
+        assert len(hub.group.machine.pipeline.state.membership.members) == 2, "nobody was missed"
         with closing(DataLog(hub.home, "g", "nyc")) as data:
-            assert data.state().seqno == hub.group.pipeline.state.seqno
+            assert data.state().seqno == hub.group.machine.pipeline.state.seqno
 
 
 @pytest.mark.slow
