@@ -23,8 +23,9 @@ from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.end_offsets import EndOffsets
 from connectors.takeover.group_maintenance import GroupMaintenance
-from connectors.takeover.takeover import Claimer, take_over_groups
+from connectors.takeover.takeover import Claimer, Takeover, take_over_groups
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
@@ -273,6 +274,36 @@ def test_all_rights_to_forward_are_taken(
         is_refused.clear()
         kafka.send("away")
         eventually(lambda: kafka.is_ordered("away"), 40)
+
+
+def test_a_right_that_is_lost_right_behind_the_takeover(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the groups that were taken over together, it suspends the one that lacks the right."""
+    prepare, results, is_refused = EndOffsets.prepare, Takeover.results, threading.Event()
+
+    def together(self: Takeover, timeout_s: float) -> Any:
+        found: dict[str, Any] = {}
+        while self.is_running:
+            found |= results(self, timeout_s)
+        return found
+
+    def refused(self: EndOffsets, group: str) -> None:
+        if group == "away" and is_refused.is_set():
+            raise TopicAuthorizationFailedError({name("data")})
+        prepare(self, group)
+
+    monkeypatch.setattr(Takeover, "results", together)
+    monkeypatch.setattr(EndOffsets, "prepare", refused)
+    is_refused.set()
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        the_other_is_ordered(kafka)
+        assert "The other groups go on; away is tried again" in caplog.text
+        assert "fine is tried again" not in caplog.text
+        is_refused.clear()
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 30)
 
 
 def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:
