@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
@@ -423,24 +425,28 @@ def test_anomalies() -> None:
 
 def test_performance() -> None:
     """The page has a single table, with each case of each section; a figure needs a command and a commit."""
-    from tests.bench import page
+    from tests.bench.figures import NOT_MEASURED, NOT_RUN, ROWS
     from tests.bench.plan import SECTIONS
 
     [table] = tables(doc("performance"))
-    assert [row[:4] for row in table] == [row[:4] for row in page.ROWS]
-    assert list(dict.fromkeys(row.section for row in page.ROWS)) == list(SECTIONS)
-    has_figures = any(row[4] != page.NOT_MEASURED for row in table)
+    assert [row[:4] for row in table] == [row[:4] for row in ROWS]
+    assert list(dict.fromkeys(row.section for row in ROWS)) == list(SECTIONS)
+    has_figures = any(row[4] != NOT_MEASURED for row in table)
     run = re.findall(r"^- (?:Command|Commit|Machine): (.+)$", doc("performance"), re.MULTILINE)
     if has_figures:
         assert re.fullmatch(r"`make bench.*`", run[0])
         assert re.fullmatch(r"`[0-9a-f]{7,40}`", run[1])
     else:
-        assert run == [page.NOT_RUN] * 3
+        assert run == [NOT_RUN] * 3
 
 
 def test_figures_of_a_run() -> None:
-    """A run's figures fill its cells; all other cells are not measured, even if they had a figure before."""
-    from tests.bench import page
+    """A run's figures fill its cells; all other cells are not measured, even if they had a figure before.
+
+    The terminal has the same rows, with a verdict on each aim, and none that were not measured.
+    """
+    from tests.bench import page, report
+    from tests.bench.figures import NOT_MEASURED
     from tests.bench.plan import KINDS
 
     machine = {"commit": "0123abc", "cores": 2, "cpu": "a CPU", "memory": "8 GB", "python": "3.12.1"}
@@ -457,10 +463,22 @@ def test_figures_of_a_run() -> None:
     )
     [table] = tables(shown)
     assert table[1][4] == "123; 123; 123; 123; 0.51; 0.85"
-    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == [table[1][4]]
+    assert [row[4] for row in table if row[4] != NOT_MEASURED] == [table[1][4]]
     assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
     [table] = tables(page.filled(shown, {"command": "", "machine": machine, "results": second}))
-    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == ["6; 20"]
+    assert [row[4] for row in table if row[4] != NOT_MEASURED] == ["6; 20"]
+
+    def terminal(section: str, result: object) -> str:
+        console = Console(file=io.StringIO(), record=True, width=200)
+        report.show(console, section, result)
+        return console.export_text()
+
+    said, passed = terminal("throughput", first["throughput"]), terminal("relay", second["relay"])
+    assert all(part in said for part in ("100 B", "0.51", "ratios ≥ 0.6; 0.7", "missed"))
+    assert "1,000 B" not in said
+    assert all(part in passed for part in ("real-time", "p50 ≤ 20", "met"))
+    assert "micro-batch" not in passed
+    assert "failed: TimeoutError: no view" in terminal("views", first["views"])
 
 
 def test_license() -> None:

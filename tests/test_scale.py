@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import scale
-from tests.bench.page import NOT_MEASURED
+from tests.bench.figures import NOT_MEASURED
 from tests.bench.soak import JUDGED
 from tests.bench.steadiness import SLACK, trend, trends
 from tests.papers import doc, tables

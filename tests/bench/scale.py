@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.page import DEFAULT_JSON, NOT_MEASURED, NOT_RUN
+from tests.bench.figures import NOT_MEASURED, NOT_RUN
+from tests.bench.page import DEFAULT_JSON
 from tests.bench.picture import empty_figure, save
 from tests.bench.soak import DEFAULT_OUT
 
