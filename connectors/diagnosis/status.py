@@ -229,7 +229,7 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
         return None
     view, agreement = state.process.view, state.process.agreement
     waits = agreement is None or agreement.is_frozen
-    invalid = 0 if agreement is None else dict(agreement.dropped).get(Drop.INVALID.value, 0)
+    invalid = 0 if agreement is None else agreement.dropped.get(Drop.INVALID.value, 0)
     rejected = state.rejected + state.process.ignored + invalid
     return AgreementStatus(view.id, tuple(site.name for site in view.members), waits, rejected)
 

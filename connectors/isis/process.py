@@ -285,8 +285,8 @@ def counted(process: IsisProcess) -> Iterator[str]:
     """Yield a text for each reason why datagrams, or messages of the present view, were rejected, with their number."""
     for why, count in sorted(process.rejected.items()):
         yield f"{count} datagrams {why}"
-    for drop, count in sorted(process.process.dropped.items(), key=lambda item: item[0].value):
-        yield f"{count} runs, proposals or numbers {drop.value}"
+    for drop, count in sorted(process.process.dropped.items()):
+        yield f"{count} runs, proposals or numbers {drop}"
 
 
 def _bound(host: Host, address: tuple[str, int]) -> socket.socket:

@@ -1,8 +1,10 @@
 """A JSON codec for the values of the agreement, driven by the declared types of their fields.
 
-A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number from 0 to MAX_NUMBER, a
-truth value, or None. Records become lists in the order of their fields. `decode` reads input from elsewhere: anything
-that `encode` would not write for the type raises ProtocolViolation, and never another error.
+A value is a NamedTuple, a dataclass, a collection of them, a text, bytes, a whole number from 0 to MAX_NUMBER, a
+truth value, or None. Records become lists in the order of their fields. A set is sorted. A map becomes its pairs in
+the order of its keys, or its values alone if the first field of a value is its key. Sets, maps and queues are fields of
+dataclasses, and empty by default. `decode` reads input from elsewhere: anything that `encode` would not write for the
+type raises ProtocolViolation, and never another error.
 
 A record may come from another version. Fields behind the known ones are passed over. An added field has a default,
 which it takes in records of earlier versions. 0.1.0 passes over no field. So `LATER` fields of a dataclass, and the
@@ -17,11 +19,13 @@ import binascii
 import dataclasses
 import functools
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from ordering.agreement.hold_back import Places
+from ordering.agreement.hold_back import HeldRun, HoldBackQueue, Places
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MAX_NUMBER
 
@@ -66,16 +70,50 @@ def _without_defaults(value: object, added: int) -> list[object]:
 
 def _values(value: object) -> list[object]:
     if dataclasses.is_dataclass(value):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+        written = _written(cast("Any", type(value)))
+        return [write(getattr(value, name)) if write else getattr(value, name) for name, write in written]
     return list(cast("Iterable[object]", value))
 
 
 @functools.cache
+def _written(kind: Any) -> list[tuple[str, Callable[[Any], object] | None]]:
+    """Return the names of a dataclass's fields, each with the function that makes a list of the field, if one must."""
+    fields = zip(dataclasses.fields(kind), _fields(kind), strict=True)
+    return [(field.name, _writer(hint)) for field, hint in fields]
+
+
+def _writer(hint: Any) -> Callable[[Any], object] | None:
+    if get_origin(hint) is dict:
+        return _rows if _is_table(*get_args(hint)) else _pairs
+    return _WRITERS.get(get_origin(hint) or hint)
+
+
+def _pairs(value: Mapping[Any, object]) -> list[tuple[object, object]]:
+    return sorted(value.items(), key=itemgetter(0))
+
+
+def _rows(value: Mapping[Any, object]) -> list[object]:
+    return [value[key] for key in sorted(value)]
+
+
+def _is_table(key: Any, value: Any) -> bool:
+    """Whether a map's values are records that begin with their keys."""
+    is_record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+    return is_record and _fields(value)[0] == key
+
+
+_WRITERS: Mapping[Any, Callable[[Any], object]] = {deque: list, HoldBackQueue: list, set: sorted}
+
+
+@functools.cache
 def _defaults(kind: Any) -> dict[int, object]:
-    """Return the defaults of a record's fields by field index, for the fields that have one."""
+    """Return the defaults of a record's fields as written, by field index, for the fields that have one."""
     if dataclasses.is_dataclass(kind):
-        fields = enumerate(dataclasses.fields(kind))
-        return {at: field.default for at, field in fields if field.default is not dataclasses.MISSING}
+        missing, found = dataclasses.MISSING, {}
+        for at, field in enumerate(dataclasses.fields(kind)):
+            if field.default is not missing or field.default_factory is not missing:
+                found[at] = [] if field.default is missing else field.default
+        return found
     names = getattr(kind, "_fields", ())
     return {names.index(name): value for name, value in getattr(kind, "_field_defaults", {}).items()}
 
@@ -91,9 +129,15 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        later = sum(map(bool, (field.metadata for field in dataclasses.fields(value))))
-        return _without_defaults(value, later)
+        later = _later(type(value))
+        return _without_defaults(value, later) if later else _values(value)
     raise TypeError(f"{value!r:.40} can't be stored")
+
+
+@functools.cache
+def _later(kind: Any) -> int:
+    """Return the number of a dataclass's `LATER` fields."""
+    return sum(bool(field.metadata) for field in dataclasses.fields(kind))
 
 
 @functools.cache
@@ -116,6 +160,12 @@ def _reader(kind: Any) -> _Reader:
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             return _many(_reader(kinds[0]))
         return _record(tuple, tuple(map(_reader, kinds)), {})
+    if origin in (list, set, deque):
+        return _many(_reader(get_args(kind)[0]), origin)
+    if origin is dict:
+        return _map(*get_args(kind))
+    if kind is HoldBackQueue:
+        return _many(_reader(HeldRun), HoldBackQueue)
     if kind is Places:
         return _places
     if kind is int:
@@ -131,11 +181,16 @@ def _optional(read: _Reader) -> _Reader:
     return lambda plain: None if plain is None else read(plain)
 
 
-def _many(read: _Reader) -> _Reader:
-    def many(plain: object) -> object:
-        return tuple(map(read, _list(plain)))
+def _many(read: _Reader, make: Callable[[Iterable[Any]], object] = tuple) -> _Reader:
+    return lambda plain: make(map(read, _list(plain)))
 
-    return many
+
+def _map(key: Any, value: Any) -> _Reader:
+    if not _is_table(key, value):
+        return _many(_reader(tuple[key, value]), dict)
+    first = dataclasses.fields(value)[0].name if dataclasses.is_dataclass(value) else value._fields[0]
+    key_of, read = attrgetter(first), _many(_reader(value))
+    return lambda plain: {key_of(row): row for row in cast("tuple[object, ...]", read(plain))}
 
 
 def _record(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.hold_back import Places, RunId
 from ordering.agreement.messages import NextView, ViewReport
-from ordering.agreement.state import Placed, Proposed
+from ordering.agreement.state import AgreementState, Placed, Proposed
 
 
 def is_quorum(who: Iterable[int], size: int, excluded: Iterable[int] = ()) -> bool:
@@ -33,6 +33,13 @@ def is_report(report: ViewReport, size: int) -> bool:
     places = [place for run in runs for place in (run.id.sender, run.key.proposer)]
     are_known = all(run.known < 1 << size for run in report.proposed)
     return len(report.ordered) == size and all(place < size for place in places) and are_known
+
+
+def report_of(state: AgreementState) -> ViewReport:
+    """Return the report of a frozen process."""
+    finals = (Placed(0, held.id, held.run.length, held.key) for held in state.held if held.is_final)
+    proposed = (Proposed(held.id, held.run.length, held.key, held.known) for held in state.held if not held.is_final)
+    return ViewReport(state.delivered, tuple(state.recent), tuple(finals), tuple(state.ordered), tuple(proposed))
 
 
 def is_next(value: NextView, view: View) -> bool:

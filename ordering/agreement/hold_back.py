@@ -10,15 +10,14 @@ Invariant. Every run of the queue has exactly one entry in force. Its key is the
 final, and the final number from then on. A final number is never below any proposal, so a replaced key comes before the
 one in force. So the first entry of the heap that is in force has the smallest key.
 
-`HoldBackQueue` is mutable: a cursor inside `ordering.agreement.isis.Agreement`, which has the state that can be stored.
+A run is stored with the key in force, so the queue is its runs. The heap is made from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, NewType
 
 from ordering.base.errors import ProtocolViolation
@@ -51,15 +50,6 @@ class Run(NamedTuple):
 
 Places = NewType("Places", int)
 """A set of processes of a view: a bit for each place. So the number may be far above MAX_NUMBER."""
-NOBODY = Places(0)
-
-
-class Insertion(Enum):
-    """The result of an insertion."""
-
-    INSERTED = "inserted"
-    REPEATED = "repeated"  # the run was in the queue already; nothing has changed
-    FULL = "full"  # the bound is reached; nothing has changed, and the sender sends again
 
 
 @dataclass(slots=True)
@@ -72,8 +62,8 @@ class HeldRun:
     id: RunId
     run: Run
     key: Key
-    is_final: bool = False
-    known: Places = NOBODY
+    is_final: bool
+    known: Places
 
 
 def may_be_final(held: HeldRun, final: Key) -> bool:
@@ -82,12 +72,17 @@ def may_be_final(held: HeldRun, final: Key) -> bool:
 
 
 class HoldBackQueue:
-    """A queue of at most `capacity` runs, the smallest key first."""
+    """A queue of runs, the smallest key first."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._held: dict[RunId, HeldRun] = {}
-        self._heap: list[tuple[Key, RunId]] = []
+    def __init__(self, held: Iterable[HeldRun] = ()) -> None:
+        self._held = {each.id: each for each in held}
+        self._heap = [(each.key, each.id) for each in self._held.values()]
+        heapify(self._heap)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HoldBackQueue) and self._held == other._held
 
     def __len__(self) -> int:
         return len(self._held)
@@ -103,15 +98,10 @@ class HoldBackQueue:
         """Return a run by its id, or None."""
         return self._held.get(run_id)
 
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
-        """Insert a run under `proposal`. `known`: given for a run restored from a state; else its proposer alone."""
-        if run_id in self._held:
-            return Insertion.REPEATED
-        if len(self._held) >= self.capacity:
-            return Insertion.FULL
-        self._held[run_id] = HeldRun(run_id, run, proposal, known=known or Places(1 << proposal.proposer))
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key) -> None:
+        """Insert a run, which the queue does not have, under its first proposal."""
+        self._held[run_id] = HeldRun(run_id, run, proposal, is_final=False, known=Places(1 << proposal.proposer))
         heappush(self._heap, (proposal, run_id))
-        return Insertion.INSERTED
 
     def count(self, run_id: RunId, proposal: Key) -> None:
         """Count another process's proposal for a run. Nothing changes if the run is final, or not in the queue."""

@@ -423,7 +423,7 @@ class Site:
         """
         if self.sequenced.state.membership.flush.id:
             return True
-        held = () if self.process.agreement is None else self.process.agreement.held()
+        held = () if self.process.agreement is None else self.process.agreement.state.held
         runs = (*(each.run for each in held), *(ordered.run for ordered in self._news))
         return any(letter.kind not in PATIENT for letter in self._unsaid) or any(
             part.first < self._urgent.get(part.place, 0) for run in runs for part in ranges_of(run)

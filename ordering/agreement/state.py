@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from ordering.agreement.hold_back import Key, Places, Run, RunId
+from ordering.agreement.hold_back import HoldBackQueue, Key, Places, Run, RunId
 
 RESEND_AFTER_MS = 40
 """Wait for an answer before the question is sent again, in ms. It doubles each time without an answer, up to
-`ordering.agreement.isis.MAX_PATIENCE` times this. Sites, with a relay between them, take a larger value."""
+`ordering.agreement.outgoing.MAX_PATIENCE` times this. Sites, with a relay between them, take a larger value."""
 
 
 def window_for(size: int) -> int:
@@ -62,20 +63,10 @@ class Submit(NamedTuple):
     run: Run
 
 
-class Received(NamedTuple):
-    """A message from the process at the place `sender` of the view."""
-
-    sender: int
-    message: Message
-
-
 class Tick(NamedTuple):
     """The time. Ticks of one process never go back."""
 
     now_ms: int
-
-
-Event = Submit | Received | Tick
 
 
 class ToAll(NamedTuple):
@@ -137,7 +128,8 @@ class Proposed(NamedTuple):
     known: Places
 
 
-class Own(NamedTuple):
+@dataclass(slots=True)
+class Own:
     """A run of the process's own. `missing` has the processes that have not proposed for it yet."""
 
     number: int
@@ -147,16 +139,16 @@ class Own(NamedTuple):
     sent_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgreementState:
     """The state of a process in one view. `finals[q][s]`: the run of s up to which q knows the final numbers.
 
     `accepted` has the last run of each sender that the process has proposed for, and `ordered` the last one that it has
-    delivered, or that was ordered before the view. `proposals` has its proposals for runs that some process has not
-    delivered, and `recent` the deliveries that some process has not made. `delivered_by` has the last seqno that each
-    process is known to have delivered. `counter` is the highest number proposed or seen here. `own` has the process's
-    runs that are not delivered everywhere, and `backlog` the ones it has not sent yet. `told` is the last of its seqnos
-    that it has told the others.
+    delivered, or that was ordered before the view. `held` has the runs that it has proposed for and not delivered.
+    `proposals` has its proposals for runs that some process has not delivered, and `recent` the deliveries that some
+    process has not made. `delivered_by` has the last seqno that each process is known to have delivered. `counter` is
+    the highest number proposed or seen here. `own` has the process's runs that are not delivered everywhere, and
+    `backlog` the ones it has not sent yet. `told` is the last of its seqnos that it has told the others.
     """
 
     view: int
@@ -165,26 +157,49 @@ class AgreementState:
     window: int
     counter: int = 0
     delivered: int = 0
-    accepted: tuple[int, ...] = ()
-    ordered: tuple[int, ...] = ()
-    finals: tuple[tuple[int, ...], ...] = ()
-    delivered_by: tuple[int, ...] = ()
-    held: tuple[tuple[RunId, Run, Key, bool, Places], ...] = ()
-    early: tuple[tuple[RunId, tuple[Run, int]], ...] = ()
-    early_finals: tuple[tuple[RunId, Key], ...] = ()
-    proposals: tuple[tuple[RunId, int], ...] = ()
-    recent: tuple[Placed, ...] = ()
-    own: tuple[Own, ...] = ()
+    accepted: list[int] = field(default_factory=list)
+    ordered: list[int] = field(default_factory=list)
+    finals: list[list[int]] = field(default_factory=list)
+    delivered_by: list[int] = field(default_factory=list)
+    held: HoldBackQueue = field(default_factory=HoldBackQueue)
+    early: dict[RunId, tuple[Run, int]] = field(default_factory=dict)
+    early_finals: dict[RunId, Key] = field(default_factory=dict)
+    proposals: dict[RunId, int] = field(default_factory=dict)
+    recent: deque[Placed] = field(default_factory=deque)
+    own: dict[int, Own] = field(default_factory=dict)
     last_own: int = 0
-    backlog: tuple[Run, ...] = ()
+    backlog: deque[Run] = field(default_factory=deque)
     now_ms: int = 0
-    asked_at_ms: tuple[int, ...] = ()
-    patience_ms: tuple[int, ...] = ()
+    asked_at_ms: list[int] = field(default_factory=list)
+    patience_ms: list[int] = field(default_factory=list)
     known_at_ms: int = 0
     told: int = 0
     is_frozen: bool = False
-    dropped: tuple[tuple[str, int], ...] = ()
+    dropped: dict[str, int] = field(default_factory=dict)
     resend_after_ms: int = RESEND_AFTER_MS
+
+    @property
+    def capacity(self) -> int:
+        """Return the bound on held runs, and on deliveries that some process may not have made."""
+        return self.size * self.window
+
+    @property
+    def majority(self) -> int:
+        """Return the number of processes that are a majority of the view."""
+        return self.size // 2 + 1
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of the process's own runs that are not delivered everywhere, or wait."""
+        return len(self.own) + len(self.backlog)
+
+    def drop(self, why: Drop) -> None:
+        """Count a message that is not taken."""
+        self.dropped[why.value] = self.dropped.get(why.value, 0) + 1
+
+    def unordered(self, row: int) -> list[Run]:
+        """Return the process's own runs above `row`, the last one of its own that was ordered."""
+        return [*(own.run for number, own in self.own.items() if number > row), *self.backlog]
 
 
 def begin(
@@ -203,7 +218,7 @@ def begin(
 
     The backlog has the process's own runs above its row; they are sent with the first event.
     """
-    size, known = len(rows), tuple(rows)
+    size = len(rows)
     return AgreementState(
         view=view,
         me=me,
@@ -211,15 +226,15 @@ def begin(
         window=window_for(size),
         counter=counter,
         delivered=delivered,
-        accepted=known,
-        ordered=known,
-        finals=(known,) * size,
-        delivered_by=(delivered,) * size,
-        last_own=known[me],
-        backlog=tuple(backlog),
+        accepted=list(rows),
+        ordered=list(rows),
+        finals=[list(rows) for _ in rows],
+        delivered_by=[delivered] * size,
+        last_own=rows[me],
+        backlog=deque(backlog),
         now_ms=now_ms,
-        asked_at_ms=(now_ms,) * size,
-        patience_ms=(resend_after_ms,) * size,
+        asked_at_ms=[now_ms] * size,
+        patience_ms=[resend_after_ms] * size,
         known_at_ms=now_ms,
         told=delivered,
         resend_after_ms=resend_after_ms,

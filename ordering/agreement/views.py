@@ -72,10 +72,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ordering.agreement.flush import is_next, is_quorum, is_report, may_exclude, next_view
+from ordering.agreement.flush import is_next, is_quorum, is_report, may_exclude, next_view, report_of
 from ordering.agreement.formation import Formation, Hello, ProcessIncarnation, View
 from ordering.agreement.hold_back import Run
-from ordering.agreement.isis import MAX_BACKLOG_RUNS, MAX_PATIENCE, Agreement
+from ordering.agreement.isis import MAX_BACKLOG_RUNS, Agreement
 from ordering.agreement.messages import (
     NO_BALLOT,
     Accept,
@@ -101,12 +101,12 @@ from ordering.agreement.messages import (
     Refuse,
     Stuck,
     To,
-    ViewReport,
     Vote,
 )
+from ordering.agreement.outgoing import MAX_PATIENCE
 from ordering.agreement.process import Attempt, ProcessState
 from ordering.agreement.state import DeliverInView as Delivered
-from ordering.agreement.state import Drop, Finals, Known, Propose, Refused, Send, Submit, Tell, Tick, ToAll, begin
+from ordering.agreement.state import Finals, Known, Propose, Refused, Send, Submit, Tell, Tick, ToAll, begin
 
 MAX_JOINERS = 64
 """Lives that may be waiting to join."""
@@ -168,12 +168,12 @@ class Process:
             self._state,
             view=self.view,
             settled=self._settled,
-            agreement=self.agreement.state() if self.agreement is not None else None,
+            agreement=self.agreement.state if self.agreement is not None else None,
             promised=self._promised,
             vote=self._vote,
             attempt=self._attempt,
             highest_round=self._highest_round,
-            delivered=self.agreement.delivered if self.agreement is not None else self.delivered,
+            delivered=self.agreement.state.delivered if self.agreement is not None else self.delivered,
             own_row=self._own_row,
             backlog=tuple(self._backlog),
             heard=tuple(sorted(self._heard.items())),
@@ -191,7 +191,7 @@ class Process:
     @property
     def is_waiting(self) -> bool:
         """Whether nothing can be ordered here now: no view, or one that is being left."""
-        return self.agreement is None or self.agreement.is_frozen
+        return self.agreement is None or self.agreement.state.is_frozen
 
     @property
     def latest_incarnation(self) -> int:
@@ -211,7 +211,7 @@ class Process:
     @property
     def in_flight(self) -> int:
         """Return the process's own runs that are not delivered everywhere, and the ones that wait."""
-        return self.agreement.in_flight if self.agreement is not None else len(self._backlog)
+        return self.agreement.state.in_flight if self.agreement is not None else len(self._backlog)
 
     def take(self, event: Event) -> None:
         """Take one event; what follows from it goes out with `end_batch`."""
@@ -359,7 +359,7 @@ class Process:
         """Say that it is there, if it is in a view."""
         if self.agreement is not None:
             self._beat_at_ms = self.now_ms
-            self._cast(Beat(self.view.id) if self.agreement.is_frozen else self.agreement.known())
+            self._cast(Beat(self.view.id) if self.agreement.state.is_frozen else self.agreement.known())
             self._say_who_joins()
 
     def tick(self, now_ms: int) -> None:
@@ -558,19 +558,12 @@ class Process:
         self._freeze(agreement)
 
     def _freeze(self, agreement: Agreement) -> None:
-        if not agreement.is_frozen:
+        if not agreement.state.is_frozen:
             self._flush()
             agreement.freeze()
 
     def _own_promise(self, agreement: Agreement) -> BallotPromise:
-        report = ViewReport(
-            agreement.delivered,
-            agreement.recent(),
-            agreement.final_runs(),
-            agreement.ordered(),
-            agreement.proposed_runs(),
-        )
-        return BallotPromise(self.view.id, self._promised, self._vote, report)
+        return BallotPromise(self.view.id, self._promised, self._vote, report_of(agreement.state))
 
     # A new view
 
@@ -605,9 +598,9 @@ class Process:
             self._flush()
             agreement.freeze()
             if view.id == self.view.id + 1:
-                self._deliver(agreement.settle(value.settled))
-            self.delivered, counter = agreement.delivered, agreement.counter
-            self._backlog = deque(agreement.unordered(row))
+                self._deliver(agreement.deliveries.settle(value.settled))
+            self.delivered, counter = agreement.state.delivered, agreement.state.counter
+            self._backlog = deque(agreement.state.unordered(row))
         else:
             for _ in range(min(row - self._own_row, len(self._backlog))):
                 self._backlog.popleft()
@@ -683,6 +676,6 @@ class Process:
             self._outputs.append(DeliverRun(seqno, sender, run_id.number, run, key.number, proposer))
 
     @property
-    def dropped(self) -> dict[Drop, int]:
+    def dropped(self) -> dict[str, int]:
         """The number of messages in this view that were not taken, by reason."""
-        return dict(self.agreement.dropped) if self.agreement is not None else {}
+        return dict(self.agreement.state.dropped) if self.agreement is not None else {}

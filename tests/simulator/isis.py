@@ -70,7 +70,7 @@ class Node:
     name: str
     process: Process | None = None
     incarnation: int = 0
-    stored: ProcessState | None = None
+    stored: bytes | None = None
     history: History = field(default_factory=History)
     assembly: DatagramAssembly = field(default_factory=DatagramAssembly)
     delivered: list[DeliverRun] = field(default_factory=list)
@@ -151,7 +151,7 @@ class World:
         if self.remembers:
             node.assembly = DatagramAssembly()
             if node.stored is not None:
-                node.process = Process(ProcessState.from_bytes(node.stored.to_bytes()))
+                node.process = Process(ProcessState.from_bytes(node.stored))
                 node.stored = None
             return
         node.incarnation = self._next_life(node)
@@ -329,7 +329,7 @@ class World:
         """Kill a process: a site finds its last stored state again."""
         assert node.process is not None
         if node.stored is None:
-            node.stored = node.process.state()
+            node.stored = node.process.state().to_bytes()
         node.process = None
         node.sent -= len(node.unstored)
         node.unstored = []
@@ -355,7 +355,7 @@ class World:
             return
         goes_on = self.dice.random() < 0.2 and not isinstance(event, Tick)
         if goes_on and node.stored is None:
-            node.stored = node.process.state()
+            node.stored = node.process.state().to_bytes()
         try:
             node.process.take(event)
             if goes_on:
@@ -420,7 +420,7 @@ class World:
 
     def _is_quiet(self, node: Node) -> bool:
         agreement = node.process.agreement if node.process is not None else None
-        return agreement is not None and not agreement.is_frozen and not agreement.in_flight
+        return agreement is not None and not agreement.state.is_frozen and not agreement.state.in_flight
 
     def _check(self) -> list[Anomaly]:
         checkers: dict[int, Checker] = {}

@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from ordering.agreement.deliveries import DeliveriesInView
 from ordering.agreement.flush import next_view
 from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.history import History
-from ordering.agreement.hold_back import NOBODY, HeldRun, HoldBackQueue, Insertion, Key, Places, Run, RunId
+from ordering.agreement.hold_back import HeldRun, HoldBackQueue, Key
 from ordering.agreement.isis import NO_KEY, Agreement
 from ordering.agreement.messages import BallotPromise, DeliverRun, NextView, ViewReport
 from ordering.agreement.state import Placed
@@ -47,27 +48,15 @@ class Mutation(NamedTuple):
 NONE = Mutation("none", "all rules hold", "")
 
 
-class ImpatientQueue(HoldBackQueue):
-    """Lets a run out before it is final."""
-
-    def head(self) -> HeldRun | None:
-        return next(iter(self), None)
+def impatient_head(queue: HoldBackQueue) -> HeldRun | None:
+    """Let a run out before it is final."""
+    return next(iter(queue), None)
 
 
-class ArrivalQueue(HoldBackQueue):
-    """Breaks ties by which run came first."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._arrivals: dict[RunId, int] = {}
-
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
-        self._arrivals.setdefault(run_id, len(self._arrivals))
-        return super().insert_undeliverable(run_id, run, proposal, known)
-
-    def head(self) -> HeldRun | None:
-        first = min(self, key=lambda held: (held.key.number, self._arrivals[held.id]), default=None)
-        return first if first is not None and first.is_final else None
+def head_by_arrival(queue: HoldBackQueue) -> HeldRun | None:
+    """Break ties by which run came first."""
+    first = min(queue._held.values(), key=lambda held: held.key.number, default=None)
+    return first if first is not None and first.is_final else None
 
 
 def lower(best: Key, proposal: Key) -> Key:
@@ -80,13 +69,13 @@ def all_but_one(missing: int) -> bool:
     return missing & (missing - 1) == 0
 
 
-_safe_row = Agreement._safe_row
+_safe_row = DeliveriesInView._safe_row
 
 
-def safe_for_two(agreement: Agreement, sender: int) -> int:
+def safe_for_two(deliveries: DeliveriesInView, sender: int) -> int:
     """In a view of any size."""
-    own = agreement._finals[agreement.me][agreement.me]
-    return own if sender == agreement.me else _safe_row(agreement, sender)
+    state = deliveries._state
+    return state.finals[state.me][state.me] if sender == state.me else _safe_row(deliveries, sender)
 
 
 def yes(*_: object) -> bool:
@@ -159,8 +148,10 @@ def out_by_one(history: History, delivery: DeliverRun) -> tuple[DeliverRun, ...]
 
 _true_out = History._out
 _AGREEMENT = "ordering.agreement.isis.Agreement"
-_ANY_NUMBER = (("ordering.agreement.isis.may_be_final", yes), ("ordering.agreement.hold_back.may_be_final", yes))
-_UNSAFE = (f"{_AGREEMENT}._is_safe", yes)
+_DELIVERIES = "ordering.agreement.deliveries.DeliveriesInView"
+_HEAD = "ordering.agreement.hold_back.HoldBackQueue.head"
+_ANY_NUMBER = (("ordering.agreement.deliveries.may_be_final", yes), ("ordering.agreement.hold_back.may_be_final", yes))
+_UNSAFE = (f"{_DELIVERIES}._is_safe", yes)
 MUTATIONS = (
     Mutation(
         "same-life",
@@ -172,7 +163,7 @@ MUTATIONS = (
         "before-final",
         "a run is delivered before it is final",
         DIVERGENT,
-        (("ordering.agreement.isis.HoldBackQueue", ImpatientQueue), _UNSAFE, *_ANY_NUMBER),
+        ((_HEAD, impatient_head), _UNSAFE, *_ANY_NUMBER),
     ),
     Mutation(
         "forget-a-proposal",
@@ -190,7 +181,7 @@ MUTATIONS = (
         "no-tie-break",
         "of equal numbers the run that came first wins",
         DIVERGENT,
-        (("ordering.agreement.isis.HoldBackQueue", ArrivalQueue),),
+        ((_HEAD, head_by_arrival),),
     ),
     Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.agreement.views.is_quorum", anybody),)),
     Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
@@ -206,7 +197,7 @@ MUTATIONS = (
         "told-by-two",
         "a sender in a large view delivers what two know",
         DIVERGENT,
-        ((f"{_AGREEMENT}._safe_row", safe_for_two),),
+        ((f"{_DELIVERIES}._safe_row", safe_for_two),),
     ),
     Mutation(
         "no-rows",

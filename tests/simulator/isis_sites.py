@@ -863,7 +863,7 @@ class World:
     def _note_held(self, job: Job) -> None:
         """Note that a site that has proposed for a run has its records."""
         agreement = job.site.process.agreement
-        for held in agreement.held() if agreement is not None else ():
+        for held in agreement.state.held if agreement is not None else ():
             if any(part.end > job.site.place(part.place).end for part in ranges_of(held.run)):
                 self.anomalies.append(Anomaly(UNREADABLE, f"{held.run} at {job.kafka.name}", ()))
 

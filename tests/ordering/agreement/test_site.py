@@ -322,7 +322,7 @@ def test_as_many_sites_as_one_likes() -> None:
         cluster.step(name)
     state = state_told("s000", [1, *cluster.logs["s000"]])
     assert state.process.agreement is not None
-    [own] = state.process.agreement.own
+    [own] = state.process.agreement.own.values()
     assert own.missing.bit_count() == 99
 
 
