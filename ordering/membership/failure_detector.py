@@ -119,14 +119,18 @@ class FailureDetector:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> FailureDetector:
-        """Return the inverse of `to_json`."""
+        """Return the inverse of `to_json`.
+
+        Snapshots of 0.1.0 have no `stamped`, as its clocks were the newest timestamps. So sites that agree count the
+        same steps, whichever of its snapshots each of them goes on from.
+        """
         return cls(
             heard={
                 address: LastHeard(Partition.parse(where) if where else None, at_ms)
                 for address, (where, at_ms, *_) in body["heard"].items()
             },
             clock=parsed_partitions(body["clock"]),
-            stamped=parsed_partitions(body.get("stamped", {})),
+            stamped=parsed_partitions(body.get("stamped", body["clock"])),
             announced_flush=body["announced_flush"],
             announced_ms=parsed_partitions(body["announced_ms"]),
         )

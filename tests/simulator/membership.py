@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ordering.base.errors import ProtocolViolation
+from ordering.base.formats import FIRST, NEWEST
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import (
     FLUSH_OK,
@@ -33,6 +34,7 @@ from ordering.base.records import (
 )
 from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.checker.checker import Checker
+from ordering.membership.failure_detector import FailureDetector, LastHeard
 from ordering.membership.flush import Flush, FlushPhase
 from ordering.membership.membership import MemberIncarnation, Membership, RemoteSite
 from ordering.membership.settings import Settings
@@ -74,6 +76,7 @@ DATA = "abcast.g.data.s"
 POWERS = ("clock", "away", "marker")
 """Powers over FORWARD's partitions, in a third of the histories."""
 ACTIONS = 250
+NEVER = 1_000_000
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
 PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
 CALLS = re.compile("(BU)*B?")
@@ -100,6 +103,7 @@ LATE = "late"
 SPOKE = "spoke while quiet"
 FROM_OUTSIDE = "sent from outside"
 """A closed group's stranger has sent a message."""
+OTHER_STATE = "DATA tells another state than the sequencer has"
 ILLEGAL = "illegal step"
 """The participant was told what its phase does not allow."""
 
@@ -171,9 +175,16 @@ class Group:
     """A seed's history. `run` it; `problems` has the violations."""
 
     spoken = 0
+    versions: random.Random | None = None
+    upgraded_at = NEVER
+    """The epoch from which on the group has format 2."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_versions: bool = True) -> None:
+        """`has_versions`: jobs of earlier and later versions take over, and an operator may upgrade the group."""
         self.random = random.Random(seed)
+        if has_versions:
+            self.versions = random.Random(f"versions {seed}")
+            self.upgraded_at = self.versions.choice((1, 2, 4, NEVER))
         self.with_flush = self.random.random() < 0.6
         self.kafka = Kafka(seed, POWERS if seed % 3 == 2 else ())
         self.own_partitions = self.random.randint(1, 3)
@@ -638,7 +649,7 @@ class Group:
         self.state = state
         known = self._known()
         if decided(known) != decided(state):
-            self.problems.append("DATA tells another state than the sequencer has")
+            self.problems.append(OTHER_STATE)
 
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
         rows: list[Forward] = []
@@ -668,15 +679,35 @@ class Group:
         if decided(before) != decided(self._known()):
             self.problems.append("DATA tells another state when it is read in parts")
         self.epoch += 1
-        self.data.append(seal(self.epoch))
-        state = replace(
-            before, epoch=self.epoch, seals=with_seal(before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
-        )
-        self.data.append(snapshot(state))
+        of_format = NEWEST.number if self.epoch >= self.upgraded_at else FIRST.number
+        self.data.append(seal(self.epoch, of_format))
+        seals = with_seal(before.seals, Seal(self.epoch, before.seqno + 1))
+        state = replace(before, epoch=self.epoch, format=of_format, seals=seals, unsnapped=0)
+        state, first = self._first_snapshot(state)
+        self.data.append(first)
         if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning
             state = replace(state, positions={})
         horizon = {place: log.end for place, log in zip(self.places, self.forward, strict=True)}
         self.state = replace(state, membership=replace(state.membership, horizon=horizon))
+
+    def _first_snapshot(self, state: SequencerState) -> tuple[SequencerState, Data]:
+        """Return the state and the snapshot of a job of this version, or of an earlier or a later one."""
+        if self.versions is None or self.versions.random() < 0.6:
+            return state, snapshot(state)
+        if state.format == FIRST.number:
+            times = replace(state.membership, detector=self._earlier_times(state.membership))
+            return state, replace(snapshot(state), payload=replace(state, membership=times).to_bytes())
+        fields = {"later": self.epoch}
+        settings = replace(state.membership.settings, unknown=fields)
+        membership = replace(state.membership, settings=settings, unknown=fields)
+        state = replace(state, membership=membership, unknown=fields)
+        return state, snapshot(state)
+
+    def _earlier_times(self, membership: Membership) -> FailureDetector:
+        """Return the times of 0.1.0: a partition's clock was the newest of its brokers' timestamps."""
+        clock = {place: log.now_ms for place, log in zip(self.places, self.forward, strict=True)}
+        heard = {life.address: LastHeard(self.places[0], 1) for life in membership.members}  # long ago
+        return FailureDetector(heard, clock, announced_flush=membership.flush.id, announced_ms=dict.fromkeys(clock, 1))
 
     # The members.
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 from ordering.base.records import Forward, Headers
 from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.membership.log_time import Watch
+from ordering.membership.membership import with_unknown
 from ordering.participant.forward_table import Pending
 from ordering.participant.participant import ParticipantStep
 from ordering.participant.participant_events import CaughtUp
@@ -39,6 +40,7 @@ from tests.simulator.membership import (
     FROM_OUTSIDE,
     ILLEGAL,
     LATE,
+    OTHER_STATE,
     OTHER_VIEW,
     RETURNED,
     SPOKE,
@@ -57,6 +59,10 @@ def forgetting_the_table(state: SequencerState, _: bool) -> CaughtUp:
     return CaughtUp(state)
 
 
+def known_only(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {**with_unknown(kind, body), "unknown": {}}
+
+
 class MemberMutation(NamedTuple):
     """A broken rule: its error, the anomaly it must show, the rows that break it, and any other patch."""
 
@@ -67,9 +73,11 @@ class MemberMutation(NamedTuple):
     patches: tuple[tuple[str, Any], ...] = ()
     from_seed: int = 0
     """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
+    has_versions: bool = False
+    """Whether jobs of earlier and later versions take over."""
 
 
-NONE = MemberMutation("none", "all rules hold", "")
+NONE = MemberMutation("none", "all rules hold", "", has_versions=True)
 P, C = ParticipantPhase, Cause
 
 
@@ -307,6 +315,13 @@ MEMBER_MUTATIONS = (
         patches=(("tests.simulator.membership.CaughtUp", forgetting_the_table),),
         from_seed=100035,
     ),
+    MemberMutation(
+        "unknown-dropped",
+        "a job drops the fields of a later version's snapshot",
+        OTHER_STATE,
+        patches=(("ordering.membership.membership.with_unknown", known_only),),
+        has_versions=True,
+    ),
 )
 
 
@@ -316,7 +331,7 @@ def run(seed: int, mutation: MemberMutation = NONE) -> list[str]:
         broken.enter_context(patch.dict(TRANSITIONS, mutation.rows))
         for target, value in mutation.patches:
             broken.enter_context(patch(target, value))
-        return Group(seed).run()
+        return Group(seed, has_versions=mutation.has_versions).run()
 
 
 def by_name(name: str) -> MemberMutation:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import pytest
 
 from ordering.base.formats import NEWEST
 from ordering.base.records import EPOCH, FLUSH_OK, HEARTBEAT, JOIN, SETTINGS, START_FLUSH, VIEW, Data, Forward, Source
+from ordering.membership.failure_detector import LastHeard
 from ordering.membership.flush import FlushPhase
+from ordering.membership.log_time import Watch
 from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, step
 from ordering.sequencer.state import SequencerState
@@ -171,3 +174,41 @@ def test_a_flush_is_not_held_by_a_partition_without_a_leader() -> None:
         brokers.decide()
     assert brokers.members == {"s/a", "s/b", "s/d"}
     assert json.loads([record for record in brokers.data if record.kind == VIEW][-1].payload)["suspected"] == ["s/c"]
+
+
+def hear_by_timestamps(watch: Watch, record: Forward) -> None:
+    """Do as 0.1.0: a partition's clock is its newest timestamp."""
+    partition = record.source.topic_partition
+    at_ms = watch.clock[partition] = max(watch.clock.get(partition, 0), record.timestamp_ms)
+    if watch.members.get(record.sender) == record.incarnation:
+        watch.heard[record.sender] = LastHeard(partition, at_ms)
+
+
+def excluded_at(seed: int, upgraded_at: int) -> int:
+    """Return the second at which a dead member is out, if this version goes on from a snapshot of that second."""
+    dice = random.Random(seed)
+    brokers = begun(dice, flush=False)
+    state = brokers.state
+    for second in range(60):
+        brokers.now_ms += dice.randrange(700)
+        brokers.pass_second({"s/a": 0, "s/c": 2} if second >= 2 else {"s/a": 0, "s/b": 1, "s/c": 2})
+        rows, brokers.waiting = sorted(brokers.waiting, key=lambda record: record.source), []
+        if second == upgraded_at:
+            assert state.membership.detector.stamped == {}
+            state = SequencerState.from_bytes(state.to_bytes())
+        rule = Watch.hear if second >= upgraded_at else hear_by_timestamps
+        before = replace(state.membership.detector, stamped={}) if second < upgraded_at else state.membership.detector
+        with patch.object(Watch, "hear", rule):
+            state = step(replace(state, membership=replace(state.membership, detector=before)), rows).state
+        state, closing = end_batch(state)
+        if any(record.kind == VIEW for record in closing):
+            return second
+    return -1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sites_go_on_from_different_snapshots_of_0_1_0_alike(seed: int) -> None:
+    """Sites that agree are upgraded together. Each then decides again what it has ordered behind its last snapshot."""
+    seconds = {excluded_at(seed, upgraded_at) for upgraded_at in (3, 5, 8, 60)}
+    assert len(seconds) == 1, seconds
+    assert seconds != {-1}
