@@ -109,7 +109,7 @@ def _say(process_id: int, event: Event, *, verbose: bool) -> None:
     elif not verbose:
         return
     else:
-        members = ", ".join(str(int(life.name)) for life in event.view.members)
+        members = ", ".join(str(int(member.name)) for member in event.view.members)
         text = f"view {event.view.id}: {members}" + ("" if isinstance(event, Installed) else " (joining)")
     typer.echo(f"{process_id}: {text}", err=True)
 

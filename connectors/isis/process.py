@@ -67,7 +67,7 @@ MAX_DELAYED = 4_096
 class BegunAgain(NamedTuple):
     """The others know of a later start of this process, so its clock went back. It has a new incarnation now."""
 
-    life: ProcessIncarnation
+    incarnation: ProcessIncarnation
 
 
 Event = DeliverRun | Gone | Installed | Outside | Stuck | BegunAgain
@@ -129,20 +129,20 @@ class IsisProcess:
             self.process.begin_alone()
 
     def _begun(self, incarnation: int) -> Process:
-        life = ProcessIncarnation(name_of(self.me), incarnation)
-        formation = Formation(life, [name_of(place) for place in range(len(self._addresses))])
+        me = ProcessIncarnation(name_of(self.me), incarnation)
+        formation = Formation(me, [name_of(place) for place in range(len(self._addresses))])
         now_ms = _in_ms(time.monotonic())
-        return Process(fresh(life, now_ms=now_ms, suspect_after_ms=self._suspect_after_ms), formation)
+        return Process(fresh(me, now_ms=now_ms, suspect_after_ms=self._suspect_after_ms), formation)
 
     def _begin_again(self, incarnation: int) -> None:
         """Begin a new incarnation, which takes over the backlog."""
-        waiting = self.process.state().backlog
+        waiting = self.process.state.backlog
         self.process = self._begun(incarnation)
         for run in waiting:
             self.process.submit(run)
 
     @property
-    def life(self) -> ProcessIncarnation:
+    def incarnation(self) -> ProcessIncarnation:
         """The incarnation of the process."""
         return self.process.me
 
@@ -185,9 +185,9 @@ class IsisProcess:
         self._send(outgoing)
         self._send_delayed()
         latest = self.process.latest_incarnation
-        if self.life.incarnation < latest < MAX_NUMBER:
+        if self.process.me.incarnation < latest < MAX_NUMBER:
             self._begin_again(latest + 1)
-            events.append(BegunAgain(self.life))
+            events.append(BegunAgain(self.incarnation))
         return events
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class IsisProcess:
             outgoing.setdefault(question[0].name, []).append(question[1])
 
     def _others(self) -> list[ProcessIncarnation]:
-        return [life for life in self.process.view.members if life != self.life]
+        return [member for member in self.process.view.members if member != self.incarnation]
 
     def _send(self, outgoing: dict[str, list[Packet]]) -> None:
         encoded: dict[int, list[bytes]] = {}
@@ -251,7 +251,7 @@ class IsisProcess:
                     encoded[id(message)] = list(encode_message(message))
                 parts += encoded[id(message)]
             address = self._addresses[int(name)]
-            for datagram in pack(self._group, self.me, self.life.incarnation, parts, self._suspect_after_ms):
+            for datagram in pack(self._group, self.me, self.process.me.incarnation, parts, self._suspect_after_ms):
                 self._send_datagram(address, datagram)
 
     def _send_datagram(self, address: tuple[str, int], datagram: bytes) -> None:

@@ -253,7 +253,7 @@ class Group:
 
     def tick(self, elapsed_ms: int) -> None:
         """Advance the clock by the time since the last tick, but at most by LONGEST_STEP_MS."""
-        self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
+        self.site.take(Tick(self.site.process.state.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
 
     # Output
 

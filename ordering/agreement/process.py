@@ -1,15 +1,30 @@
-"""The state of an ISIS process through all views (`ordering.agreement.views`), and its beginnings. Plain values."""
+"""An ISIS process through all views (`ordering.agreement.views`): its state, its beginnings, and its view in force."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.agreement.codec import LATER, decode, encode
 from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.hold_back import Run
-from ordering.agreement.messages import NO_BALLOT, Ballot, BallotPromise, NextView, Vote
-from ordering.agreement.state import RESEND_AFTER_MS, AgreementState, Placed, begin
+from ordering.agreement.isis import Agreement
+from ordering.agreement.messages import (
+    NO_BALLOT,
+    Accept,
+    Ballot,
+    BallotPromise,
+    DeliverRun,
+    Message,
+    NextView,
+    Output,
+    Prepare,
+    To,
+    Vote,
+)
+from ordering.agreement.state import RESEND_AFTER_MS, AgreementState, DeliverInView, Placed, Tell, ToAll, begin
 from ordering.base.errors import ProtocolViolation
 
 SUSPECT_AFTER_MS = 2_000
@@ -30,8 +45,21 @@ class Attempt(NamedTuple):
     accepted_by: tuple[int, ...] = ()
     is_stuck: bool = False
 
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """Return the places of the members that have answered the last question."""
+        return tuple(dict(self.promises)) if self.value is None else self.accepted_by
 
-@dataclass(frozen=True, slots=True)
+
+class Hearing(NamedTuple):
+    """A member's last report of the joiners that it hears, and its time."""
+
+    member: ProcessIncarnation
+    at_ms: int
+    joiners: tuple[ProcessIncarnation, ...]
+
+
+@dataclass(slots=True)
 class ProcessState:
     """The state of a process.
 
@@ -54,18 +82,18 @@ class ProcessState:
     highest_round: int = 0
     delivered: int = 0
     own_row: int = 0
-    backlog: tuple[Run, ...] = ()
-    heard: tuple[tuple[ProcessIncarnation, int], ...] = ()
-    joiners: tuple[tuple[ProcessIncarnation, int], ...] = ()
-    told: tuple[tuple[ProcessIncarnation, int], ...] = ()
-    excluded: tuple[ProcessIncarnation, ...] = ()
+    backlog: deque[Run] = field(default_factory=deque)
+    heard: dict[ProcessIncarnation, int] = field(default_factory=dict)
+    joiners: dict[ProcessIncarnation, int] = field(default_factory=dict)
+    told: dict[ProcessIncarnation, int] = field(default_factory=dict)
+    excluded: set[ProcessIncarnation] = field(default_factory=set)
     now_ms: int = 0
     beat_at_ms: int = 0
     patience_ms: int = 0
     ignored: int = 0
     resend_after_ms: int = RESEND_AFTER_MS
-    hears: tuple[tuple[ProcessIncarnation, int, tuple[ProcessIncarnation, ...]], ...] = ()
-    slower: tuple[tuple[str, int], ...] = field(default=(), metadata=LATER)
+    hears: dict[ProcessIncarnation, Hearing] = field(default_factory=dict)
+    slower: dict[str, int] = field(default_factory=dict, metadata=LATER)
 
     def to_bytes(self) -> bytes:
         """Return JSON; equal states give equal bytes."""
@@ -96,7 +124,7 @@ def member(
         suspect_after_ms=suspect_after_ms,
         agreement=begin(view.id, place, rows, delivered=view.base, now_ms=now_ms, resend_after_ms=resend_after_ms),
         delivered=view.base,
-        heard=tuple((member, now_ms) for member in view.members),
+        heard=dict.fromkeys(view.members, now_ms),
         now_ms=now_ms,
         resend_after_ms=resend_after_ms,
     )
@@ -105,17 +133,78 @@ def member(
 def awake(state: ProcessState, now_ms: int) -> ProcessState:
     """Return a process that goes on after some time. It suspects nobody for a silence while it was away."""
     now_ms = max(state.now_ms, now_ms)
-    return replace(state, now_ms=now_ms, heard=tuple((member, now_ms) for member, _ in state.heard))
+    return replace(state, now_ms=now_ms, heard=dict.fromkeys(state.heard, now_ms))
 
 
 def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState:
     """Return the process with another `suspect_after_ms`. The others may have the old one, until they tell theirs."""
     others = (member.name for member in state.view.members if member != state.me)
-    slower = {**dict.fromkeys(others, state.suspect_after_ms), **dict(state.slower)}
-    kept = tuple(sorted((name, ms) for name, ms in slower.items() if ms > suspect_after_ms))
+    slower = dict.fromkeys(others, state.suspect_after_ms) | state.slower
+    kept = {name: ms for name, ms in slower.items() if ms > suspect_after_ms}
     return replace(state, suspect_after_ms=suspect_after_ms, slower=kept)
 
 
 def fresh(me: ProcessIncarnation, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
     """Return a process that remembers nothing (`ordering.agreement.formation`)."""
     return ProcessState(me, View(0, 0, ()), suspect_after_ms, now_ms=now_ms)
+
+
+class ProcessInView:
+    """A process's part in the view in force: its agreement (None in no view), and the outputs of the batch."""
+
+    def __init__(self, state: ProcessState) -> None:
+        self.state = state
+        self.agreement = Agreement(state.agreement) if state.agreement is not None else None
+        self.places = {member: place for place, member in enumerate(state.view.members)}
+        self.outputs: list[Output] = []
+        self._answered: set[tuple[ProcessIncarnation, type[Message], Ballot]] = set()
+
+    def cast(self, message: Message) -> None:
+        """Send a message to all other members."""
+        self.outputs += [To(member, message) for member in self.state.view.members if member != self.state.me]
+
+    def tell(self, receiver: ProcessIncarnation, message: Message) -> None:
+        """Send a message to one process."""
+        self.outputs.append(To(receiver, message))
+
+    def answer(self, sender: ProcessIncarnation, question: Prepare | Accept, answer: Message) -> None:
+        """Answer a coordinator's question, once in a batch."""
+        asked = sender, type(question), question.ballot
+        if asked not in self._answered:
+            self._answered.add(asked)
+            self.tell(sender, answer)
+
+    def freeze(self, agreement: Agreement) -> None:
+        """Take no further part in the agreement of the view, after all that it has said."""
+        if not agreement.state.is_frozen:
+            self.flush()
+            agreement.freeze()
+
+    def flush(self) -> None:
+        """Hand on the outputs of the agreement."""
+        if self.agreement is None:
+            return
+        for output in self.agreement.end_batch():
+            if isinstance(output, ToAll):
+                self.cast(output.message)
+            elif isinstance(output, Tell):
+                self.tell(self.state.view.members[output.to], output.message)
+            elif isinstance(output, DeliverInView):
+                self.deliver((output,))
+            else:
+                self.outputs.append(output)
+        self.state.delivered = self.agreement.state.delivered
+
+    def deliver(self, delivered: Iterable[DeliverInView]) -> None:
+        """Deliver runs, with incarnations in the place of places."""
+        members = self.state.view.members
+        for seqno, run_id, run, key in delivered:
+            sender, proposer = members[run_id.sender], members[key.proposer]
+            self.outputs.append(DeliverRun(seqno, sender, run_id.number, run, key.number, proposer))
+
+    def end_batch(self) -> tuple[Output, ...]:
+        """Return the outputs of the batch."""
+        self.flush()
+        outputs, self.outputs = self.outputs, []
+        self._answered.clear()
+        return tuple(outputs)

@@ -244,7 +244,7 @@ class Site:
         self._ahead = {ordered.first: ordered for ordered in state.ahead}
         self._since = deque(state.since)
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
-        self.pace = Pace(self.process.now_ms, self.process.now_ms) if pace is None else pace
+        self.pace = Pace(self.process.state.now_ms, self.process.state.now_ms) if pace is None else pace
         self._told = {told.place: told for told in state.told}
         self.contents: Callable[[Range], Contents | None] | None = None
         """The function that gives the job's contents of a range, None if not all of it was read yet. None: not told."""
@@ -261,7 +261,7 @@ class Site:
         """The value of it, at the end of a step."""
         return SiteState(
             group=self.group,
-            process=self.process.state(),
+            process=self.process.state,
             snapshot=self._snapshot,
             number=self.number,
             position=self.position,
@@ -334,7 +334,7 @@ class Site:
             return None
         letters, self._unsaid = tuple(self._unsaid), []
         told, self._just_told = self._just_told, []
-        self.pace = self.pace._replace(said_at_ms=self.process.now_ms)
+        self.pace = self.pace._replace(said_at_ms=self.process.state.now_ms)
         self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
         before = self._trail.get(self.number, b"")
@@ -414,7 +414,7 @@ class Site:
     def _is_turn(self) -> bool:
         """Whether it has said nothing for so long that it says what nobody waits for, too."""
         said_at_ms = self.pace.said_at_ms
-        return said_at_ms is None or self.process.now_ms - said_at_ms >= self._idle_ms()
+        return said_at_ms is None or self.process.state.now_ms - said_at_ms >= self._idle_ms()
 
     def _is_urgent(self) -> bool:
         """Whether somebody waits for the next entry: it has more than runs of heartbeats and signs of life.
@@ -467,7 +467,7 @@ class Site:
         Return whether one was begun.
         """
         is_idle = all(self.place(name).submitted >= end for name, end in self._urgent.items() if self._is_own(name))
-        if is_idle and self.process.now_ms - self.pace.begun_at_ms < self._idle_ms():
+        if is_idle and self.process.state.now_ms - self.pace.begun_at_ms < self._idle_ms():
             return False
         most = MAX_RUNS_IN_FLIGHT if self.has_heard else UNPACED_RUNS
         if self.process.in_flight >= most:
@@ -483,13 +483,13 @@ class Site:
                 self._places[name] = place._replace(submitted=end)
         if ranges:
             self.has_heard = False
-            self.pace = self.pace._replace(begun_at_ms=self.process.now_ms)
+            self.pace = self.pace._replace(begun_at_ms=self.process.state.now_ms)
             self.process.submit(run_of(tuple(ranges), self.format))
         return bool(ranges)
 
     def _idle_ms(self) -> int:
         of_members = self.sequenced.state.membership.settings.suspect_after_ms
-        return int(TURN * min(self.process.suspect_after_ms, of_members))
+        return int(TURN * min(self.process.state.suspect_after_ms, of_members))
 
     def _tell(self, part: Range) -> bool:
         """Report the contents of a range; return whether the job has read all of it."""
@@ -655,8 +655,8 @@ class Site:
 
     def _is_snapshot_due(self, *, is_last: bool) -> bool:
         """Whether the last snapshot is old enough, or the job can't take one later, and DATA has records after it."""
-        after_ms = min(SNAPSHOT_AFTER_MS, SNAPSHOT_AFTER_SUSPICIONS * self.process.suspect_after_ms)
-        is_time = is_last or self.process.now_ms - self.pace.snapped_at_ms >= after_ms
+        after_ms = min(SNAPSHOT_AFTER_MS, SNAPSHOT_AFTER_SUSPICIONS * self.process.state.suspect_after_ms)
+        is_time = is_last or self.process.state.now_ms - self.pace.snapped_at_ms >= after_ms
         return is_time and self.sequenced.position > self._sequenced
 
     def _take_snapshot(self) -> bool:
@@ -665,7 +665,7 @@ class Site:
         if done.position <= self._sequenced:
             return False
         self._snapshot, self._sequenced = done.state.to_bytes(), done.position
-        self.pace = self.pace._replace(snapped_at_ms=self.process.now_ms)
+        self.pace = self.pace._replace(snapped_at_ms=self.process.state.now_ms)
         while self._since and self._since[0].last <= done.position:
             run = self._since.popleft()
             for part in ranges_of(run.run):

@@ -295,11 +295,11 @@ def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         group[0].submit(b"before")
         delivered(1, 1, 1)
-        before = group[2].life
+        before = group[2].incarnation
         group[2].close()
         monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)
         group[2] = IsisProcess(hosts, 2, suspect_after_ms=300)
-        assert group[2].life.incarnation == 5_000
+        assert group[2].incarnation.incarnation == 5_000
         group[2].submit(b"after")
         assert delivered(1, 1, 2) == [[b"after"], [b"after"], [b"before", b"after"]]
     finally:

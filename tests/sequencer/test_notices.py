@@ -8,7 +8,7 @@ from connectors.takeover.notices import describe
 from ordering.agreement.formation import ProcessIncarnation, first_view
 from ordering.agreement.messages import Exclude, NotExcluded
 from ordering.agreement.process import ProcessState, fresh, member
-from ordering.agreement.views import step
+from ordering.agreement.views import Process
 
 NYC, SFO, LAX = map(ProcessIncarnation, ("nyc", "sfo", "lax"))
 AT_NYC = member(NYC, first_view([NYC, SFO, LAX]))
@@ -25,7 +25,9 @@ CAUSES = TOO_FEW, NOT_OTHERS, OUTSIDE = "too few sites would be left", "no other
     ],
 )
 def test_an_exclusion_without_effect(state: ProcessState, names: tuple[str, ...], cause: str) -> None:
-    [notice] = [each for each in step(state, [Exclude(names)])[1] if isinstance(each, NotExcluded)]
+    process = Process(state)
+    process.take(Exclude(names))
+    [notice] = [each for each in process.end_batch() if isinstance(each, NotExcluded)]
     _, text = describe(notice)
     assert f"exclusion of {', '.join(sorted(names))} has no effect" in text
     assert [told for told in CAUSES if told in text] == [cause]

@@ -329,7 +329,7 @@ class World:
         """Kill a process: a site finds its last stored state again."""
         assert node.process is not None
         if node.stored is None:
-            node.stored = node.process.state().to_bytes()
+            node.stored = node.process.state.to_bytes()
         node.process = None
         node.sent -= len(node.unstored)
         node.unstored = []
@@ -355,7 +355,7 @@ class World:
             return
         goes_on = self.dice.random() < 0.2 and not isinstance(event, Tick)
         if goes_on and node.stored is None:
-            node.stored = node.process.state().to_bytes()
+            node.stored = node.process.state.to_bytes()
         try:
             node.process.take(event)
             if goes_on:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from ordering.agreement.ballots import Ballots
 from ordering.agreement.deliveries import DeliveriesInView
 from ordering.agreement.flush import next_view
 from ordering.agreement.formation import ProcessIncarnation, View
@@ -108,9 +109,9 @@ def without_rows(view: View, reports: Mapping[int, ViewReport], joiners: Iterabl
     return value._replace(view=value.view._replace(rows=()))
 
 
-def hide_vote(process: Process, agreement: Agreement) -> BallotPromise:
+def hide_vote(ballots: Ballots, agreement: Agreement) -> BallotPromise:
     """Hide the value that an earlier ballot accepted."""
-    return _true_promise(process, agreement)._replace(vote=None)
+    return _true_promise(ballots, agreement)._replace(vote=None)
 
 
 def same_life(world: Any, node: Any) -> int:
@@ -136,7 +137,7 @@ def miss_nothing(_history: History, _last: int) -> None:
     """Let a returning process not ask for the messages that it has missed."""
 
 
-_true_promise = Process._own_promise
+_true_promise = Ballots._own_promise
 
 
 def out_by_one(history: History, delivery: DeliverRun) -> tuple[DeliverRun, ...]:
@@ -183,7 +184,7 @@ MUTATIONS = (
         DIVERGENT,
         ((_HEAD, head_by_arrival),),
     ),
-    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.agreement.views.is_quorum", anybody),)),
+    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.agreement.ballots.is_quorum", anybody),)),
     Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
     Mutation("no-freeze", "who has promised goes on in the old view", DIVERGENT, ((f"{_AGREEMENT}.freeze", go_on),)),
     Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.agreement.flush.settle", purge_all),)),
@@ -203,13 +204,13 @@ MUTATIONS = (
         "no-rows",
         "the next view does not know what was ordered",
         DUPLICATE,
-        (("ordering.agreement.views.next_view", without_rows),),
+        (("ordering.agreement.ballots.next_view", without_rows),),
     ),
     Mutation(
         "hidden-vote",
         "a coordinator does not take over what may be decided",
         VIEW_VIOLATION,
-        (("ordering.agreement.views.Process._own_promise", hide_vote),),
+        (("ordering.agreement.ballots.Ballots._own_promise", hide_vote),),
     ),
     Mutation(
         "no-catching-up",

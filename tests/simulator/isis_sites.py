@@ -214,7 +214,7 @@ class Job:
 
     def _settle(self) -> None:
         """Note the offsets that DATA has had for so long that no later job needs them."""
-        now_ms = self.site.process.now_ms
+        now_ms = self.site.process.state.now_ms
         if self.died or not self.counts:
             self.settling = None
         elif self.settling is None:

@@ -115,8 +115,8 @@ def test_a_value_of_another_view_is_not_voted_for() -> None:
     process = Process(member(LIVES[0], view))
     after = View(view.origin, 2, (LIVES[0], LIVES[1]))
     for wrong in (after._replace(id=3), after._replace(members=(LIVES[1], LIVES[0]))):
-        process.receive(LIVES[1], Accept(1, process.state().promised, NextView(wrong)))
-    assert process.ignored == 2
+        process.receive(LIVES[1], Accept(1, process.state.promised, NextView(wrong)))
+    assert process.state.ignored == 2
     assert process.end_batch() == ()
-    process.receive(LIVES[1], Accept(1, process.state().promised, NextView(after)))
+    process.receive(LIVES[1], Accept(1, process.state.promised, NextView(after)))
     assert [type(output.message) for output in process.end_batch()] == [BallotAccepted]  # type: ignore[union-attr]

@@ -398,7 +398,7 @@ def begun_anew(cluster: Cluster, name: str, left: int, epoch: int, entries: int)
     cluster.sites[name], cluster.logs[name] = site, log
     for _ in range(entries):
         cluster.forward(name, 1, to=(name,))
-        site.take(Tick(site.process.now_ms + 1_000))
+        site.take(Tick(site.process.state.now_ms + 1_000))
         written = site.end_step()
         assert written is not None
         log.append(written)

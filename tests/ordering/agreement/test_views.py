@@ -30,7 +30,7 @@ from ordering.agreement.messages import (
 )
 from ordering.agreement.process import ProcessState, fresh, member
 from ordering.agreement.state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
-from ordering.agreement.views import Process, step
+from ordering.agreement.views import Process
 from ordering.base.errors import ProtocolViolation
 from tests.simulator.isis import World
 
@@ -42,8 +42,9 @@ class Sites:
 
     def __init__(self, names: str) -> None:
         self.view = first_view(ProcessIncarnation(name) for name in names)
-        self.states = {
-            name: member(ProcessIncarnation(name), self.view, suspect_after_ms=SUSPECT_AFTER_MS) for name in names
+        self.processes = {
+            name: Process(member(ProcessIncarnation(name), self.view, suspect_after_ms=SUSPECT_AFTER_MS))
+            for name in names
         }
         self.said: dict[str, list[Output]] = {name: [] for name in names}
         self.letters: list[tuple[str, To]] = []
@@ -51,8 +52,14 @@ class Sites:
         self.cut_ways: set[tuple[str, str]] = set()
         self.now_ms = 0
 
+    @property
+    def states(self) -> dict[str, ProcessState]:
+        return {name: process.state for name, process in self.processes.items()}
+
     def take(self, name: str, *events: From | Submit | Tick | Exclude) -> tuple[Output, ...]:
-        self.states[name], outputs = step(self.states[name], events)
+        for event in events:
+            self.processes[name].take(event)
+        outputs = self.processes[name].end_batch()
         self.letters += [(name, output) for output in outputs if isinstance(output, To)]
         self.said[name] += [output for output in outputs if not isinstance(output, To)]
         return outputs
@@ -65,13 +72,13 @@ class Sites:
         sender, to = self.letters.pop(0)
         if (sender, to.receiver.name) in self.cut_ways:
             return
-        if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
+        if sender not in self.cut and to.receiver.name in self.processes.keys() - self.cut:
             self.take(to.receiver.name, From(ProcessIncarnation(sender), to.message))
 
     def wait(self, ms: int) -> None:
         for _ in range(ms // 20):
             self.now_ms += 20
-            for name in self.states:
+            for name in self.processes:
                 self.take(name, Tick(self.now_ms))
             self.carry()
 
@@ -268,7 +275,7 @@ def test_a_value_that_may_be_decided_is_taken_over() -> None:
 def test_a_promise_is_kept_after_a_crash() -> None:
     sites = Sites("abc")
     sites.take("b", From(ProcessIncarnation("c"), Prepare(1, Ballot(5, 2))))
-    sites.states["b"] = ProcessState.from_bytes(sites.states["b"].to_bytes())
+    sites.processes["b"] = Process(ProcessState.from_bytes(sites.states["b"].to_bytes()))
     sites.letters.clear()
     outputs = sites.take("b", From(ProcessIncarnation("a"), Prepare(1, Ballot(4, 0))))
     assert [output.message.promised for output in outputs if isinstance(output, To)] == [Ballot(5, 2)]  # type: ignore[union-attr]
@@ -340,8 +347,9 @@ def test_too_many_can_not_be_excluded() -> None:
 
 
 def test_a_process_outside_the_view_excludes_nobody() -> None:
-    _, outputs = step(fresh(ProcessIncarnation("c")), [Exclude(("b",))])
-    assert NotExcluded(("b",), Hindrance.OUTSIDE) in outputs
+    process = Process(fresh(ProcessIncarnation("c")))
+    process.take(Exclude(("b",)))
+    assert NotExcluded(("b",), Hindrance.OUTSIDE) in process.end_batch()
 
 
 @pytest.mark.parametrize(
@@ -441,9 +449,9 @@ def test_the_codec_round_trips(seed: int) -> None:
         for node in world.nodes.values():
             if node.process is not None:
                 node.process.end_batch()
-                state = node.process.state()
-                assert ProcessState.from_bytes(state.to_bytes()) == state
-                assert Process(state).state() == state
+                raw = node.process.state.to_bytes()
+                assert ProcessState.from_bytes(raw) == node.process.state
+                assert ProcessState.from_bytes(raw).to_bytes() == raw
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[1,[]]", b"[2,null]", b"[1,", b"\xff\xff"])
