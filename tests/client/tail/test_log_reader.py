@@ -5,24 +5,34 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors import Member
 from connectors.client.tail.log_reader import LogReader
+from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.tail_cache import TailBatch, TailCache
 from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
-from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.transport import LIBRARIES
+from connectors.local.broker import EmbeddedBroker
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, Data, Source
 from ordering.sequencer.sequencer import absorb, seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import Broker, SimulatedLog
+from tests.waiting import WAIT, eventually
 
 
 class Cursor:
@@ -224,3 +234,41 @@ def test_another_log_is_noticed_behind_dropped_records() -> None:
     log.broker.beginning = 0
     with pytest.raises(HistoryChanged, match="was read up to epoch 1, seqno 1"):
         polled(reader)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("transport", LIBRARIES)
+def test_records_without_a_seqno_that_a_broker_dropped(broker: EmbeddedBroker, transport: str) -> None:
+    """A reader was away while sequencers started in an idle group, and a purge deleted their seals and snapshots."""
+    connection, group = Connection(broker.bootstrap_servers, transport=transport), f"idle-{transport}"
+    create_topics(connection, group, ["nyc"])
+
+    def send(text: bytes) -> None:
+        with (
+            TinySequencer(connection, group, "nyc"),
+            Member(group, f"nyc/{text.decode()}", connection=connection) as it,
+        ):
+            it.broadcast(text).result(WAIT)
+
+    send(b"a")
+    tailer = LogTailer(connection, group, "nyc")
+    tailer.has_failed = True  # so the reader reads from Kafka, as one does that was away for long
+    with (
+        closing(tailer.read_from(tailer.after(0, or_end=False)[0])) as reader,
+        DataLog(connection, group, "nyc") as log,
+    ):
+        got = list[bytes | None]()
+
+        def read() -> list[bytes | None]:
+            got.extend(record.value for record in reader.poll(0.1))
+            return got
+
+        eventually(lambda: read() == [b"a"])
+        for _ in range(3):
+            take_over(connection, group, "nyc")
+        with connection.admin() as admin:
+            admin.delete_records({log.partition: log.end() - 1})
+        assert log.beginning() > reader.position
+        assert read() == [b"a"]
+        send(b"b")
+        eventually(lambda: read() == [b"a", b"b"])
