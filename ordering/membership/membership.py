@@ -280,7 +280,7 @@ def fold(membership: Membership, record: Data, received: Mapping[str, ReceivedRo
         if record.kind == FORGET:
             return _forget(membership, record, received)
         return Fold(_changed(membership, record))
-    except (*UNREADABLE, UsageError) as error:
+    except UNREADABLE as error:
         raise _unreadable(record, error) from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ordering.base.canonical import UNREADABLE, canonical_json
-from ordering.base.errors import UsageError
+from ordering.base.errors import ProtocolViolation, UsageError
 from ordering.base.records import MAX_NUMBER
 
 
@@ -39,11 +39,17 @@ class Settings:
         return canonical_json(self.known())
 
     def decided(self, raw: bytes) -> Settings:
-        """Return the settings `updated` by a record of DATA, which may have later settings, too. Raises UsageError."""
-        changes = _changes(raw)
-        unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
-        mine = {name: value for name, value in changes.items() if name not in unknown}
-        after = self.updated(canonical_json(mine)) if mine else self
+        """Return the settings `updated` by a record of DATA, which may have later settings, too.
+
+        Raises ProtocolViolation if no sequencer writes that record.
+        """
+        try:
+            changes = _changes(raw)
+            unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
+            mine = {name: value for name, value in changes.items() if name not in unknown}
+            after = self.updated(canonical_json(mine)) if mine else self
+        except UsageError as error:
+            raise ProtocolViolation(f"DATA has settings that can't be read: {error}") from error
         return replace(after, unknown={**self.unknown, **unknown}) if unknown else after
 
     def updated(self, raw: bytes) -> Settings:

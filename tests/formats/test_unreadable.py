@@ -31,9 +31,10 @@ from ordering.base.records import (
     Data,
     Partition,
 )
+from ordering.casts.casts import OrderedRecord
 from ordering.casts.causal import CausalState
 from ordering.casts.fifo import FifoState
-from ordering.casts.merging import MergedState
+from ordering.casts.merging import MergedState, Merger
 from ordering.letters.letter_care import Base
 from ordering.membership.forgetting import from_payload
 from ordering.membership.membership import (
@@ -149,6 +150,9 @@ CASES: dict[str, Case] = {
     "a member's stop-flush": Case(seen_by_a_member(STOP_FLUSH), {"reason": "x"}),
     "a member's flush-completed": Case(seen_by_a_member(FLUSH_COMPLETED), {"flush": 1}),
     "a member's refused": Case(seen_by_a_member("refused", ALICE.address), {"kind": "start-flush", "reason": "x"}),
+    "a member's settings": Case(seen_by_a_member(SETTINGS), {"closed": True, "later": 1}),
+    "a member's forget": Case(seen_by_a_member(FORGET), {"senders": [["nyc/a", 7, 1]]}),
+    "settings for casts": Case(lambda raw: Merger().step(OrderedRecord(1, SETTINGS, payload=raw)), {"flush": True}),
     "a view for casts": Case(
         lambda raw: ordered(effective((2, 5, VIEW, None, 0, 0, 1, 1, 0, (), raw, 0))),
         {"members": [["a", 1]], "flush": 0},
