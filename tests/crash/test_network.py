@@ -55,9 +55,9 @@ def scenario(network: Network, tmp_path: Path, make_scenario: MakeScenario) -> I
 @pytest.mark.timeout(900)
 def test_one_broker_is_cut_off(scenario: Scenario, network: Network) -> None:
     """The leader of DATA loses the two others for CUT_S, and its clients still reach it: one order, nobody lost."""
+    process = scenario.sequencer()
     loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
     observer = scenario.observer("olga")
-    process = scenario.sequencer()
     observer.wait(HEALTHY, 120)
     old = roles_of_nodes(scenario)["leader of DATA"]
     network.cut(broker(old), *(host for number, host in enumerate(BROKERS) if number != old))
@@ -74,9 +74,9 @@ def test_one_broker_is_cut_off(scenario: Scenario, network: Network) -> None:
 @pytest.mark.timeout(900)
 def test_a_slow_and_lossy_way_to_the_job(scenario: Scenario, network: Network) -> None:
     """Each packet between the job and the brokers takes 100 ms, and 5 % are lost: the order goes on, at some rate."""
+    process = scenario.sequencer()
     loads = [scenario.load("alice", 0.1), scenario.load("bob", 0.1)]
     observer = scenario.observer("olga")
-    process = scenario.sequencer()
     observer.wait(HEALTHY, 120)
     network.delay(JOB, 100)
     network.loss(JOB, 5)
@@ -95,7 +95,7 @@ def verified(scenario: Scenario, loads: Sequence[Load], observer: Observer) -> i
     sent = [message for load in loads for message in load.finish(180)]
     taken = observer.wait(len(sent), 120)
     assert scenario.verify(sent, {"olga": taken}) == len(sent)
-    assert scenario.abcast("check").wait_exit(120) == 0
+    assert scenario.abcast("check", "--site", scenario.site).wait_exit(120) == 0
     return longest_silence_ms(taken)
 
 

@@ -54,7 +54,12 @@ async def newest_leaders(manager: Any, partitions: Collection[TopicPartition]) -
             told[node] = _leaders_in(await manager.wait_for(answer, remaining_ms))
         except KafkaError:
             continue  # judged below: the broker may be in sync
-    return {partition: _newest(partition, told) for partition in partitions}
+    return {
+        partition: newest(
+            {node: leaders[partition] for node, leaders in told.items() if partition in leaders}, partition
+        )
+        for partition in partitions
+    }
 
 
 async def end_of(manager: Any, partition: TopicPartition, leader: Leader, isolation_level: int) -> int:
@@ -88,13 +93,17 @@ def _leaders_in(answer: Any) -> dict[TopicPartition, Leader]:
     }
 
 
-def _newest(partition: TopicPartition, told: Mapping[int, Mapping[TopicPartition, Leader]]) -> Leader:
-    """Return the newest leader. Raises LeaderNotAvailableError unless all its in-sync replicas have answered."""
-    leader = max((leaders[partition] for leaders in told.values() if partition in leaders), default=None)
+def newest(told: Mapping[int, Leader], partition: TopicPartition) -> Leader:
+    """Return the newest of the leaders that the brokers told.
+
+    Raises LeaderNotAvailableError unless all replicas that may be in sync with it have answered: only one of them can
+    have been elected since.
+    """
+    leader = max(told.values(), default=None)
     if leader is None:
         raise LeaderNotAvailableError(f"no broker knows a leader of {partition.topic}-{partition.partition}")
-    silent = sorted({leader.node, *leader.in_sync} - told.keys())
-    if silent:
+    may_lead = {leader.node}.union(*(each.in_sync for each in told.values() if each.epoch == leader.epoch))
+    if silent := sorted(may_lead - told.keys()):
         raise LeaderNotAvailableError(
             f"a newer leader of {partition.topic}-{partition.partition} than broker {leader.node} is possible: "
             f"no answer from {', '.join(map(str, silent))}"
