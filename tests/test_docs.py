@@ -27,6 +27,7 @@ from jobs.cli import command
 from jobs.terminal import options
 from ordering.base import names, records
 from ordering.base.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
+from ordering.base.kinds import DECIDED_KINDS, FORWARD_KINDS, NEXT_KINDS, WITHOUT_SEQNO
 from ordering.base.names import BY_RELAYS, ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH
@@ -94,12 +95,14 @@ def test_what_contributors_are_told() -> None:
     for rule in re.split(r"\n(?=\d+\. |\n|#)", page):
         files = [ROOT / path for path in spans(rule) if re.fullmatch(r"[\w/]+\.py", path)]
         names = [
-            name for name in spans(rule) if re.fullmatch(r"_?[A-Z_]{2,}|_?[A-Z][a-z]+|\w+_\w+|carry|fold|refusal", name)
+            name
+            for name in spans(rule)
+            if re.fullmatch(r"_?[A-Z_]{2,}|_?[A-Z][a-z]+|\w+_\w+|fold|outcome|refusal|step", name)
         ]
         for name in names if files else []:
             told += 1
             assert any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files), f"{name}: {rule}"
-    assert told > 15
+    assert told > 13
 
 
 def test_make_targets() -> None:
@@ -172,10 +175,12 @@ def test_example_records() -> None:
 
 
 def test_kinds() -> None:
-    """The two tables have each kind that the codec knows."""
+    """The two tables have each kind, and say which take a local seqno or a seqno."""
     forward, decided = tables(section(doc("records"), "## Kinds"))
-    assert set(first_spans(forward)) == set(codec.FORWARD_KINDS)
-    assert set(first_spans(decided)) == {*records.DECIDED_KINDS, records.REFUSED, *records.WITHOUT_SEQNO}
+    assert set(first_spans(forward)) == set(FORWARD_KINDS)
+    assert {kind for row in forward for kind in spans(row[0]) if row[1].startswith("yes")} == NEXT_KINDS
+    assert set(first_spans(decided)) == {*DECIDED_KINDS, records.REFUSED, *WITHOUT_SEQNO}
+    assert tuple(kind for row in decided for kind in spans(row[0]) if row[1] == "no") == WITHOUT_SEQNO
 
 
 def test_reasons() -> None:

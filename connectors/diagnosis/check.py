@@ -16,9 +16,10 @@ from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.data_log import DataLog
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
+from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, epoch_of
-from ordering.base.records import STRAY, VIEW, WITHOUT_SEQNO, MessageId
+from ordering.base.records import STRAY, VIEW, MessageId
 from ordering.checker.anomalies import LOST, Anomaly
 from ordering.checker.checker import Checker
 from ordering.checker.mesh_checker import MeshChecker, Shortfall

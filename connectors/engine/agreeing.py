@@ -21,7 +21,8 @@ from ordering.agreement.group import after_takeover
 from ordering.agreement.log import OrderedRun, Range, ranges_of
 from ordering.agreement.site import Site
 from ordering.agreement.site_state import CopyMark, Notice, SiteState
-from ordering.base.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.state import SequencerState
 

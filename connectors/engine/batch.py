@@ -21,13 +21,12 @@ from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.codec.headers import HEADER, highest_incarnation
 from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
+from ordering.base.kinds import COLUMN_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import (
-    HEARTBEAT,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
-    SKIP,
     Data,
     DeadLetter,
     Forward,
@@ -43,7 +42,6 @@ from ordering.sequencer.state import SequencerState
 COLUMNS_FROM = 64
 """The smallest batch for columns: with fewer records the arrays cost more than they save."""
 _NO_LINK = (-1, 0, 0, 0)
-_PLAIN_KINDS = (MESSAGE, HEARTBEAT)
 _ZERO = ord("0")
 _DIGITS = len(str(MAX_NUMBER))
 
@@ -159,7 +157,7 @@ class _Columns:
     def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
         """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
         record = _decoded(Source(place.topic, place.partition, raw.offset), raw)
-        if isinstance(record, Malformed) or record.kind not in _PLAIN_KINDS or record.link is not None:
+        if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
             return None
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return None
@@ -181,7 +179,7 @@ class _Columns:
                 continue
             if record.link is not None:
                 links[row] = record.link
-            if record.kind not in (*_PLAIN_KINDS, SKIP):
+            if record.kind not in COLUMN_KINDS:
                 controls[row] = record.kind, record.payload
         sender, incarnation, is_message = (np.array(column) for column in zip(*self._common, strict=True))
         index = np.array(self._indices, dtype=np.int64)

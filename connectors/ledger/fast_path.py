@@ -29,7 +29,8 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
 from connectors.ledger.row import GROUP
-from ordering.base.records import VIEW, WITHOUT_SEQNO
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.records import VIEW
 
 _COUNTED_S, _LOOK_S = 30.0, 0.002
 """The longest wait for Spark's counts, which come some milliseconds after the pass, and the pause between two looks."""

@@ -59,8 +59,9 @@ from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError
 from ordering.base.formats import NEWEST, Format, follow
+from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
+from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
 
 LEDGER_SCHEMA = (
     "group_name string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "

@@ -30,8 +30,9 @@ from connectors.relay.link_start import ledger_start
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
 from ordering.base.formats import later
+from ordering.base.kinds import DATA_KINDS
 from ordering.base.names import Topic, relay_of
-from ordering.base.records import DATA_KINDS, LINK_START, MESSAGE, Data, Source
+from ordering.base.records import LINK_START, MESSAGE, Data, Source
 from ordering.sequencer.links import LinkStart, carry
 from ordering.sequencer.sequencer import seal
 

@@ -45,8 +45,9 @@ from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING
 from connectors.kafka.connection.sites import Direction
 from connectors.spark import codec as spark_codec
 from connectors.spark.own_columns import rows_carried
+from ordering.base.kinds import ACROSS
 from ordering.base.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
-from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, SKIP
 
 MOST_LINE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """The bytes of the header `abcast` that are carried. No codec reads further, or takes a field of that length."""
@@ -110,7 +111,7 @@ def relay_mesh_data(
     kind, origin = spark_codec.data_field("KIND"), F.substring_index(F.col("key").cast("string"), "/", 1)
     has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
-    is_view = kind == VIEW
+    changes_kind = kind.isin(*ACROSS)
     first = spark_codec.data_number("SEQNO")
     last = first + spark_codec.data_count() - 1
     number = spark_codec.followed(F.col("number").cast("string"))
@@ -132,17 +133,19 @@ def relay_mesh_data(
     # A view's epoch and number are its incarnation and local seqno.
     incarnation, local_seqno = (
         F.when(is_message, spark_codec.data_field(of_message))
-        .when(is_view, spark_codec.data_field(of_view))
+        .when(changes_kind, spark_codec.data_field(of_view))
         .otherwise("1")
         for of_message, of_view in (("INCARNATION", "EPOCH"), ("LOCAL_SEQNO", "VIEW"))
     )
-    said_kind = F.when(is_message, kind).when(is_view, REMOTE_VIEW).otherwise(SKIP)
-    header = spark_codec.header(said_kind, incarnation, local_seqno, F.lit(NOTHING), link)
+    said_kind = F.when(is_message, kind)
+    for of_data, said in ACROSS.items():
+        said_kind = said_kind.when(kind == of_data, said)
+    header = spark_codec.header(said_kind.otherwise(SKIP), incarnation, local_seqno, F.lit(NOTHING), link)
     return named.select(
         _renamed(f".data.{direction.source}", _relayed(direction)),
         "partition",
         F.when(is_message, F.col("key")).otherwise(F.lit(relay).cast("binary")).alias("key"),
-        F.when(is_message | is_view, F.col("value")).otherwise(F.lit(b"")).alias("value"),
+        F.when(is_message | changes_kind, F.col("value")).otherwise(F.lit(b"")).alias("value"),
         F.when(is_message, F.concat(header, spark_codec.application_headers())).otherwise(header).alias("headers"),
     )
 

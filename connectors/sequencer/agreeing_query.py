@@ -48,7 +48,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka.codec import epochs
-from connectors.kafka.codec.codec import FORWARD_KINDS
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from connectors.kafka.codec.inputs import Neighbours, of_log
 from connectors.kafka.codec.plain_record import PlainRecord
@@ -65,6 +64,7 @@ from ordering.agreement.codec import decode, encode
 from ordering.agreement.group import Group, going_on
 from ordering.agreement.log import OrderedRun, ranges_of
 from ordering.agreement.site import MAX_UNSNAPPED_RUNS
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
 

@@ -58,8 +58,9 @@ from connectors.sequencer.stored_state import StoredState, load, store
 from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.base.errors import ProtocolViolation
+from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS
 from ordering.base.names import Topic
-from ordering.base.records import JOIN, MESSAGE, DeadLetter, Link, Malformed, Partition, Source
+from ordering.base.records import MESSAGE, DeadLetter, Link, Malformed, Partition, Source
 from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
 from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import begin_batch, end_batch
@@ -69,8 +70,8 @@ READERS_A_GROUP_AT_ONCE = 4
 """Reading tasks for each group that is decided at the same time: while some have much to read, others do the rest."""
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
-_IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
-_FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
+_IS_MESSAGE = FORWARD_KINDS.index(MESSAGE)
+_FIRST_CONTROL = len(COLUMN_KINDS)
 
 
 def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
@@ -194,7 +195,7 @@ def decide_chunk(
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
     controls = {
-        row: (codec.FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
+        row: (FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
         for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
     }
     link = LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None
@@ -303,7 +304,7 @@ def _read_irregular(
         columns["sender"][row] = record.sender
         columns["incarnation"][row] = record.incarnation
         columns["local_seqno"][row] = record.local_seqno
-        columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
+        columns["kind"][row] = FORWARD_KINDS.index(record.kind)
         headers[row] = record.headers
         for name, number in zip(LINK_COLUMNS, record.link or (), strict=False):
             columns[name][row] = number
@@ -335,9 +336,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
             incarnation, local_seqno, kind, *linked = numbers
             link = Link(*linked) if linked and linked[0] >= 0 else None
             key = sender.encode("ascii")
-            headers = codec.forward_headers(
-                incarnation, local_seqno, unpack_headers(packed), codec.FORWARD_KINDS[kind], link
-            )
+            headers = codec.forward_headers(incarnation, local_seqno, unpack_headers(packed), FORWARD_KINDS[kind], link)
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append(encode_dead_letter(letter, key, value, headers))
     return record_columns(letters)

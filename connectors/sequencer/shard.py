@@ -35,8 +35,9 @@ from connectors.takeover.groups import forward_topics, needed_to_order, position
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.takeover.watchdog import Watchdog
 from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.kinds import WATCH_KINDS, WITHOUT_SEQNO
 from ordering.base.names import Topic
-from ordering.base.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO, DeadLetter, Source
+from ordering.base.records import DeadLetter, Source
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, step
 from ordering.sequencer.state import SequencerState
 
@@ -310,7 +311,7 @@ def _observed() -> list[Column]:
     """
     kind = F.col("kind")
     has_seqno = kind.isNotNull() & ~kind.isin(*WITHOUT_SEQNO)
-    is_change = kind.isin(JOIN, VIEW, REMOTE_VIEW, START_FLUSH)
+    is_change = kind.isin(*WATCH_KINDS)
     return [
         F.collect_set(F.when(has_seqno, F.struct("group", is_change.alias("is_change")))).alias(_GROUPS),
         F.sum(F.when(has_seqno, F.col("size"))).alias(_SEQNOS),

@@ -18,20 +18,18 @@ from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING, REPL
 from connectors.kafka.codec.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
+from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS, ONLY_OF_RELAYS, WITHOUT_SEQNO
 from ordering.base.names import MAX_ADDRESS_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.base.records import (
     CLOCK_AHEAD_MS,
     HEARTBEAT,
     INCARNATIONS_A_MS,
-    LINK_START,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
-    REMOTE_VIEW,
     SKIP,
-    WITHOUT_SEQNO,
 )
 
 RECORD_SCHEMA = (
@@ -57,7 +55,7 @@ def forward_rows(
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
     `packed_headers`: the application's headers, null if there are none. An irregular row (not `plain`) has the key and
-    all its headers; its `sender` is null, its numbers are 0. `kind`: an index in `codec.FORWARD_KINDS`. `topic`: null
+    all its headers; its `sender` is null, its numbers are 0. `kind`: an index in `FORWARD_KINDS`. `topic`: null
     for the site's own, which nearly all rows have: a text in each row is expensive on its way to Python. Null sorts
     first, as the site's own topic does.
 
@@ -96,8 +94,8 @@ def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str
         "forward_fields": len(codec.FORWARD_FIELDS),
         "relayed_fields": codec.RELAYED_FIELDS,
         "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),
-        "kinds": codec.FORWARD_KINDS,
-        "never_plain": [REMOTE_VIEW, LINK_START],
+        "kinds": FORWARD_KINDS,
+        "never_plain": sorted(set(ONLY_OF_RELAYS).difference(COLUMN_KINDS)),
         "message": MESSAGE,
         "heartbeat": HEARTBEAT,
         "skip": SKIP,

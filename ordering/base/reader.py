@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.base.errors import ProtocolViolation
-from ordering.base.records import WITHOUT_SEQNO, Data
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.records import Data
 
 _WITHOUT_SEQNO = frozenset(WITHOUT_SEQNO)
 

@@ -15,6 +15,7 @@ from ordering.base.formats import FIRST, Format
 Headers = tuple[tuple[str, bytes], ...]
 """The application's headers of a message, in the order given."""
 
+# The names of kinds, each with a row in `ordering.base.kinds`.
 MESSAGE = "message"
 EPOCH = "epoch"
 STRAY = "(stray)"
@@ -38,19 +39,6 @@ REMOTE_VIEW = "remote-view"
 SKIP = "skip"
 LINK_START = "link-start"
 ENTRY = "entry"
-
-WITHOUT_SEQNO = (EPOCH, ENTRY)
-"""DATA kinds outside the order. Sequencers and sites read them; all other readers pass over them."""
-
-CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, FORGET, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
-"""FORWARD kinds that take a local seqno, as messages do, and change the membership
-(`ordering.membership.membership`)."""
-
-DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
-"""DATA that may come from the sequencer itself, without a sender and a source."""
-
-DATA_KINDS = frozenset((MESSAGE, REFUSED, *WITHOUT_SEQNO, *CONTROL_KINDS, *DECIDED_KINDS))
-"""The DATA kinds that this version knows. A record of any other kind takes its seqnos and has no other effect."""
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""

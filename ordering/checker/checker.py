@@ -28,9 +28,10 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import is_relay
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE, WITHOUT_SEQNO, Data, MessageId
+from ordering.base.records import MESSAGE, Data, MessageId
 from ordering.checker.anomalies import (
     ANOMALIES,
     CAUSAL_VIOLATION,

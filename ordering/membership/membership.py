@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ordering.base.canonical import UNREADABLE
+from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.capacity import NO_ROOM_FOR_MEMBERS, has_room_for_member
 from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.kinds import NEEDS, Rank
 from ordering.base.names import is_address, is_relay, relay_of
 from ordering.base.records import (
     FLUSH_COMPLETED,
@@ -33,6 +34,7 @@ from ordering.base.records import (
     LEAVE,
     MAX_NUMBER,
     MESSAGE,
+    REFUSED,
     REMOTE_VIEW,
     SETTINGS,
     START_FLUSH,
@@ -46,7 +48,7 @@ from ordering.base.records import (
 )
 from ordering.membership.failure_detector import NOTHING_HEARD, FailureDetector
 from ordering.membership.flush import NO_FLUSH, Flush, FlushPhase
-from ordering.membership.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
+from ordering.membership.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload, to_payload
 from ordering.membership.settings import DEFAULT_SETTINGS, Settings
 
 MAX_LEFT = 1_000
@@ -147,9 +149,9 @@ class Membership:
 
     def may_send(self, address: str, kind: str) -> bool:
         """Whether the sender may send a FORWARD of this kind. If not, the record is a dead letter."""
-        if not self.settings.closed or kind in (JOIN, SETTINGS, FORGET, REMOTE_VIEW) or self.is_member(address):
+        if not self.settings.closed or self.is_member(address) or NEEDS[kind] is Rank.STRANGER:
             return True
-        return kind == LEAVE and any(member.address == address for member in self.joining)
+        return NEEDS[kind] is Rank.JOINER and any(member.address == address for member in self.joining)
 
     def is_silenced(self, address: str, kind: str) -> bool:
         """Whether the sender is quiet after its FLUSH_OK. Its messages are dropped until it sends them again later."""
@@ -233,6 +235,9 @@ def refusal(membership: Membership, record: Forward, received: Mapping[str, Rece
     """Return the reason why an accepted control record changes nothing; "" if it changes something."""
     member, flush = MemberIncarnation(record.sender, record.incarnation), membership.flush
     is_member = member in membership.members and record.sender not in membership.leaving
+    needed = NEEDS[record.kind]
+    if needed > Rank.STRANGER and not is_member and not (needed is Rank.JOINER and member in membership.joining):
+        return "the sender is not a member"
     if record.kind == JOIN:
         is_known = is_member or member in membership.joining
         return "the sender is a member already" if is_known else _room_to_join(membership, record.sender)
@@ -252,8 +257,6 @@ def refusal(membership: Membership, record: Forward, received: Mapping[str, Rece
             if remote_members(record.sender, record.payload) is not None
             else "the payload is not a view of the sender's site"
         )
-    if not is_member and not (record.kind == LEAVE and member in membership.joining):
-        return "the sender is not a member"
     if record.kind == START_FLUSH and flush.phase is not FlushPhase.RUNNING:
         return f"a flush runs already, for {flush.requester}"
     if record.kind in (FLUSH_OK, STOP_FLUSH) and (record.payload != b"%d" % flush.id or not flush.allows(record.kind)):
@@ -263,6 +266,15 @@ def refusal(membership: Membership, record: Forward, received: Mapping[str, Rece
     if record.kind == STOP_FLUSH and (not flush.requested or flush.requester != record.sender):
         return "another member asked for this flush"
     return ""
+
+
+def outcome(membership: Membership, record: Forward, received: Mapping[str, ReceivedRow]) -> tuple[str, bytes]:
+    """Return the kind and the payload of the DATA of an accepted control record."""
+    if reason := refusal(membership, record, received):
+        return REFUSED, canonical_json({"kind": record.kind, "reason": reason})
+    if record.kind == FORGET:
+        return FORGET, to_payload(forgotten_by(membership, record, received))
+    return record.kind, record.payload
 
 
 class Fold(NamedTuple):

@@ -96,7 +96,7 @@ class Transition(NamedTuple):
     actions: tuple[Action, ...] = ()
 
 
-SEND_JOIN, SEND_LEAVE, SEND_FLUSH_OK = (Action(Do.SEND, kind) for kind in (JOIN, LEAVE, FLUSH_OK))
+SEND_JOIN, SEND_LEAVE, SEND_FLUSH_OK = Action(Do.SEND, JOIN), Action(Do.SEND, LEAVE), Action(Do.SEND, FLUSH_OK)
 SEND_TABLE, BLOCK, ASK, UNBLOCK, BEGIN_ANEW, CARRY, LOSE = (Action(do) for do in list(Do)[1:])
 OF_A_FLUSH = (SEND_FLUSH_OK, ASK)
 """The actions that name the running flush."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.base.canonical import UNREADABLE, canonical_json
+from ordering.base.kinds import ACROSS
 from ordering.base.names import Topic, relay_of
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
@@ -31,9 +32,7 @@ from ordering.base.records import (
     LINK_START,
     MAX_NUMBER,
     MESSAGE,
-    REMOTE_VIEW,
     SKIP,
-    VIEW,
     Data,
     Forward,
     Link,
@@ -216,6 +215,7 @@ def carry(record: Data, source: str, session: int, carries: Callable[[str], bool
         link = Link(session, record.epoch, record.seqno, origin_seqno)
         return CarriedRecord(MESSAGE, record.sender, record.incarnation, record.local_seqno, record.payload, link)
     link = Link(session, record.epoch, record.seqno, 0)
-    if record.kind == VIEW:
-        return CarriedRecord(REMOTE_VIEW, relay_of(source), record.epoch, record.view, record.payload, link)
+    if record.kind in ACROSS:
+        said = ACROSS[record.kind]
+        return CarriedRecord(said, relay_of(source), record.epoch, record.view, record.payload, link)
     return CarriedRecord(SKIP, relay_of(source), 1, 1, b"", link)

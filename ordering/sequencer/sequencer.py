@@ -32,18 +32,13 @@ from ordering.base.canonical import canonical_json
 from ordering.base.capacity import NO_ROOM, SenderCapacity
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST, follow, known
+from ordering.base.kinds import HEARD_KINDS, HEARD_OF_RELAYS, LINK_KINDS, NEWER_KINDS, NEXT_KINDS
 from ordering.base.names import is_address, is_relay
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import (
     ENTRY,
     EPOCH,
-    FORGET,
-    HEARTBEAT,
-    LEAVE,
-    LINK_START,
     MESSAGE,
-    REFUSED,
-    REMOTE_VIEW,
     VIEW,
     Data,
     DeadLetter,
@@ -52,7 +47,6 @@ from ordering.base.records import (
     Partition,
     Source,
 )
-from ordering.membership.forgetting import to_payload
 from ordering.membership.log_time import Age, Watch, before_horizon
 from ordering.membership.membership import (
     NOT_A_MEMBER,
@@ -60,8 +54,7 @@ from ordering.membership.membership import (
     Membership,
     ReceivedRow,
     fold,
-    forgotten_by,
-    refusal,
+    outcome,
 )
 from ordering.membership.view_change import next_decision, start_grace_periods
 from ordering.sequencer.links import LinkTable
@@ -115,14 +108,15 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             outputs.append(DeadLetter(record.source, BAD_ADDRESS))
             continue
         watch.hear(record)
-        if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
+        kind, is_message = record.kind, record.kind == MESSAGE
+        if not is_message and (kind in HEARD_KINDS or (kind in HEARD_OF_RELAYS and is_relay(record.sender))):
             continue
-        is_linked = record.link is not None or record.kind == LINK_START
+        is_linked = record.link is not None or kind in LINK_KINDS
         is_repeat = record.source.offset < state.decided.get(partition, 0)
         if is_linked and not links.take(record):
-            duplicates += record.kind == MESSAGE and not is_repeat
+            duplicates += is_message and not is_repeat
             continue
-        if not (is_linked and record.kind == MESSAGE):  # the link's tables have judged a linked message
+        if not (is_linked and is_message):  # the link's tables have judged a linked message
             judged = _judged(membership, received.get(record.sender), capacity, record, is_repeat=is_repeat)
             if isinstance(judged, str):
                 outputs.append(DeadLetter(record.source, judged))
@@ -187,14 +181,14 @@ def _never(membership: Membership, row: ReceivedRow | None, record: Forward, *, 
             return ""
     if not membership.may_send(record.sender, record.kind):
         return NOT_A_MEMBER
-    is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
+    is_forgotten = row is None and record.kind not in NEWER_KINDS and record.incarnation <= membership.incarnation_floor
     # The sender of a record that is read again may have had a row when the record was ordered.
     return FORGOTTEN if is_forgotten and not is_repeat else ""
 
 
 def _accepted(membership: Membership, row: ReceivedRow | None, record: Forward) -> ReceivedRow | None:
     """Return the sender's new row, or None to drop the record."""
-    if record.kind == REMOTE_VIEW:
+    if record.kind in NEWER_KINDS:
         new = ReceivedRow(record.incarnation, record.local_seqno)
         return new if new > (row or NOTHING_ACCEPTED) else None
     if record.incarnation <= membership.last_incarnation_over(record.sender, has_row=row is not None):
@@ -216,11 +210,7 @@ def _decided(
     """Return the DATA of an accepted record."""
     if record.kind == MESSAGE:
         return data_of(state, seqno, record, MESSAGE, record.payload)
-    refused = refusal(membership, record, received)
-    if refused:
-        return data_of(state, seqno, record, REFUSED, canonical_json({"kind": record.kind, "reason": refused}))
-    payload = record.payload if record.kind != FORGET else to_payload(forgotten_by(membership, record, received))
-    return data_of(state, seqno, record, record.kind, payload)
+    return data_of(state, seqno, record, *outcome(membership, record, received))
 
 
 def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, payload: bytes) -> Data:
@@ -255,7 +245,7 @@ def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> 
 
 def missing_before(state: SequencerState, record: Forward) -> int | None:
     """Return the local seqno that go-back-N waits for, if it drops this record as too early; otherwise None."""
-    if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
+    if record.kind not in NEXT_KINDS or record.link is not None or not is_address(record.sender):
         return None
     row = state.received.get(record.sender)
     if _never(state.membership, row, record, is_repeat=False):

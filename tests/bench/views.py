@@ -16,6 +16,7 @@ from connectors.kafka.log.effective import Effective
 from connectors.kafka.topics.settings import change_settings
 from connectors.sequencer.query import decide_chunk
 from connectors.sequencer.stored_state import StoredState, load, store
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, START_FLUSH, VIEW
 from ordering.membership.membership import MemberIncarnation, Membership
@@ -114,7 +115,7 @@ def heartbeats(rounds: int) -> dict[str, Any]:
                 "sender": [member.address for member in members],
                 "incarnation": 1,
                 "local_seqno": 1,
-                "kind": codec.FORWARD_KINDS.index(HEARTBEAT),
+                "kind": FORWARD_KINDS.index(HEARTBEAT),
                 "forwarded_at_ms": 1000 * number,
                 "plain": True,
                 "key": None,

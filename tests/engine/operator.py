@@ -23,7 +23,7 @@ from connectors.engine.group_supervisor import Taken
 from connectors.engine.intake import Intake
 from connectors.engine.loop import STOP_S
 from connectors.engine.writing import Writer
-from connectors.kafka.codec.codec import FORWARD_KINDS, decode_forward
+from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.kafka.codec.inputs import Input, original
 from connectors.kafka.log.data_log import DataLog
@@ -44,6 +44,7 @@ from connectors.takeover.fencing import check_not_fenced
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.agreement.group import after_takeover
 from ordering.base.errors import ProtocolViolation
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE, Forward, Source
 from tests.spark.packing import packed

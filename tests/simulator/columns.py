@@ -6,17 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ordering.base.records import (
-    CONTROL_KINDS,
-    LINK_START,
-    MESSAGE,
-    Data,
-    DeadLetter,
-    Forward,
-    Link,
-    Malformed,
-    Partition,
-)
+from ordering.base.kinds import COLUMN_KINDS
+from ordering.base.records import MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition
 from ordering.sequencer.columns import ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import Step, data_of
@@ -49,7 +40,7 @@ def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
         controls={
             row: (message.kind, message.payload)
             for row, message in enumerate(messages)
-            if message and message.kind in (*CONTROL_KINDS, LINK_START)
+            if message and message.kind not in COLUMN_KINDS
         },
     )
 

@@ -14,6 +14,7 @@ from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
 from connectors.sequencer import blocks
 from connectors.sequencer.query import decider
 from connectors.sequencer.stored_state import StoredState, load
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import (
     LINK_START,
@@ -72,7 +73,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "sender": good.sender if good else "",
                 "incarnation": good.incarnation if good else 0,
                 "local_seqno": good.local_seqno if good else 0,
-                "kind": codec.FORWARD_KINDS.index(good.kind) if good else 0,
+                "kind": FORWARD_KINDS.index(good.kind) if good else 0,
                 "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
                 "block": None,
                 "plain": good is not None,

@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
+from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
+from ordering.base.records import ENTRY, VIEW, Data
 from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.spark.kafka_rows import Row, data, source_frame_by_task

@@ -27,6 +27,7 @@ from connectors.relay.columns import (
     relay_letters,
     relay_mesh_data,
 )
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import is_address
 from ordering.base.records import (
     ENTRY,
@@ -499,7 +500,7 @@ def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSes
     """At the home, a record that a member of the other site wrote under the relay's name is a dead letter."""
     rows = [
         Row("abcast.g.forward.sfo", 0, offset, b"sfo/abcast.relay", b"{}", codec.forward_headers(1, 1, kind=kind))
-        for offset, kind in enumerate(codec.FORWARD_KINDS)
+        for offset, kind in enumerate(FORWARD_KINDS)
         if kind != SKIP
     ]
     for row, written in zip(rows, relay_forward(source_frame(spark, rows), WAY).collect(), strict=True):

@@ -17,6 +17,7 @@ from connectors.kafka.connection.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
 from connectors.sequencer.runs import unpack_headers
 from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
+from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.records import (
     FLUSH_OK,
     INCARNATIONS_A_MS,
@@ -73,7 +74,7 @@ def test_what_is_plain_is_good(spark: SparkSession) -> None:
             continue
         assert isinstance(wanted, Forward)
         assert headers_of(found) == list(wanted.headers), case.name
-        assert codec.FORWARD_KINDS[found["kind"]] == wanted.kind
+        assert FORWARD_KINDS[found["kind"]] == wanted.kind
         assert link_of(found) == (wanted.link or NO_LINK), case.name
         assert (found["sender"], found["incarnation"], found["local_seqno"], found["forwarded_at_ms"]) == (
             *(wanted.sender, wanted.incarnation, wanted.local_seqno),
@@ -164,7 +165,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
     headers = [(), (("trace", b"1"),), (("trace", b"\x00\xff"), ("trace", b""))]
     rows = [
         forward("local/alice", number + 1, number, application=application, kind=kind)
-        for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
+        for number, (application, kind) in enumerate(itertools.product(headers, FORWARD_KINDS), 1)
         if kind not in (REMOTE_VIEW, SKIP, LINK_START)
     ]
     decoded = forward_rows(source_frame(spark, rows), "local").collect()

@@ -29,36 +29,31 @@ from connectors.kafka.codec.headers import (
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST, Format
+from ordering.base.kinds import (
+    ALWAYS_LINKED,
+    FORWARD_KINDS,
+    LINKED_KINDS,
+    ONLY_OF_RELAYS,
+    RELAY_KINDS,
+    RESERVED,
+    SENDERS_KINDS,
+)
 from ordering.base.names import (
     ADDRESS_PATTERN,
-    ADMIN_NAME,
     RELAY_NAME,
     RESERVED_PREFIX,
-    TICK_NAME,
     Topic,
     is_relay,
     is_reserved,
     relay_of,
 )
 from ordering.base.records import (
-    CONTROL_KINDS,
-    DATA_KINDS,
-    DECIDED_KINDS,
     ENTRY,
     EPOCH,
-    FORGET,
-    HEARTBEAT,
-    LEAVE,
-    LETTER,
-    LINK_START,
     MAX_HEADERS_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
-    REMOTE_VIEW,
-    SETTINGS,
-    SKIP,
-    STATE,
     STRAY,
     STRAY_EPOCH,
     Data,
@@ -94,11 +89,6 @@ DATA_FIELDS = (
 """LINK has a value only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
 seal has the group's format and the first version that knows it, unless the format is the first.
 """
-FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
-RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
-"""FORWARD kinds that a relay writes about itself."""
-LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
-"""FORWARD kinds that may have a LINK."""
 # Reasons for a dead letter, in the order of the checks.
 UNREAD = f"the record is over {MAX_RECORD_BYTES} bytes, or can't be read as it is compressed"
 REPEATED_HEADER = "the header abcast is given twice"
@@ -126,12 +116,11 @@ SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
 _ANYTHING_PATTERN = r"(?: [\s\S]*)?"
 _BY_LINK_PATTERN = rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?"
 _SOURCE_PATTERN = rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}"
-_OF_SENDERS_ONLY = sorted({*DATA_KINDS, *FORWARD_KINDS, LETTER, STATE}.difference(DECIDED_KINDS))
 DATA_PATTERN = "|".join(
     (
         rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
         rf"{_SOURCE_PATTERN} {NUMBER_PATTERN}{_BY_LINK_PATTERN}",
-        rf"2 (?!(?:{'|'.join(_OF_SENDERS_ONLY)}) )[a-z][a-z-]* - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -"
+        rf"2 (?!(?:{'|'.join(sorted(SENDERS_KINDS))}) )[a-z][a-z-]* - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -"
         rf"{_ANYTHING_PATTERN}",
         rf"2 {EPOCH} - - - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
         rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
@@ -158,15 +147,9 @@ _ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
 _VERSION = VERSION.encode("ascii")
 _NOTHING = NOTHING.encode("ascii")
-_FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
-    frozenset(kind.encode("ascii") for kind in kinds)
-    for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
-)
-_SKIP = SKIP.encode("ascii")
-_OF_RESERVED_NAMES = (
-    (TICK_NAME, HEARTBEAT.encode("ascii")),
-    (ADMIN_NAME, SETTINGS.encode("ascii")),
-    (ADMIN_NAME, FORGET.encode("ascii")),
+_FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _ALWAYS_LINKED, _ONLY_OF_RELAYS = (
+    {kind.encode("ascii"): kind for kind in kinds}
+    for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, ALWAYS_LINKED, ONLY_OF_RELAYS)
 )
 _topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 
@@ -229,7 +212,7 @@ def decode_forward(
     assert value is not None
     address = sender.decode("ascii")
     return Forward(
-        address, incarnation, local_seqno, value, source, application, kind.decode("ascii"), timestamp_ms, link
+        address, incarnation, local_seqno, value, source, application, _FORWARD_KINDS[kind], timestamp_ms, link
     )
 
 
@@ -350,13 +333,13 @@ def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
 def _is_linked_right(kind: bytes, text: bytes, link: Link | None) -> bool:
     """Whether LINK is present where the record needs it, and nowhere else."""
     if link is None:
-        return text == _NOTHING and kind != _SKIP
+        return text == _NOTHING and kind not in _ALWAYS_LINKED
     return kind in _LINKED_KINDS
 
 
 def _claims_relay(sender: bytes, kind: bytes) -> bool:
     """Whether only a relay may write this."""
-    return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
+    return is_relay(sender.decode("latin-1")) or kind in _ONLY_OF_RELAYS
 
 
 def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
@@ -365,7 +348,7 @@ def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
         return False
     address = sender.decode("latin-1")
     name = address.partition("/")[2]
-    return is_reserved(address) and not is_relay(address) and (name, kind) not in _OF_RESERVED_NAMES
+    return is_reserved(address) and not is_relay(address) and (name, kind.decode("latin-1")) not in RESERVED
 
 
 def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes) -> bool:

@@ -43,6 +43,7 @@ from connectors.kafka.codec.headers import (
     without_nulls,
 )
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from ordering.base.kinds import LETTER_KINDS
 from ordering.base.names import is_address, is_reserved
 from ordering.base.records import LETTER, MAX_PAYLOAD_BYTES, STATE, Headers
 
@@ -95,7 +96,7 @@ def decode_letter(
         (are_too_large(application), HEADERS_TOO_LARGE),
         (is_too_long(own), LINE_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
-        (kind not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
+        (kind.decode("latin-1") not in LETTER_KINDS, WRONG_KIND),
         (not is_address(sender) or is_reserved(sender), BAD_SENDER),
         (key != receiver, WRONG_RECEIVER),
         ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),

@@ -28,8 +28,9 @@ from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.formats import follow
+from ordering.base.kinds import DATA_KINDS
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import DATA_KINDS, MESSAGE
+from ordering.base.records import MESSAGE
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000

@@ -13,7 +13,8 @@ from ordering.agreement.log import Entry, counting
 from ordering.agreement.site import OUT_FOR_GOOD
 from ordering.agreement.site_state import SiteState, state_of
 from ordering.base.errors import HistoryUnavailable
-from ordering.base.records import ENTRY, EPOCH, MAX_NUMBER, Data
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.records import ENTRY, MAX_NUMBER, Data
 
 _FIRST_WINDOW = 512
 
@@ -72,7 +73,7 @@ def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
     claims, beginning = data.epochs.read().claims, data.beginning()
     tail: list[Data] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-        stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]
+        stored = [each for each in data.records(start, below) if each.data.kind in WITHOUT_SEQNO]
         for index in range(len(stored) - 1, -1, -1):
             if stored[index].data.local_seqno <= number and _counts_for_certain(stored[index], claims):
                 return stored[index].offset, [*(each.data for each in stored[index:]), *tail]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import codec
+from ordering.base.kinds import DECIDED_KINDS
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
-    DECIDED_KINDS,
     ENTRY,
     EPOCH,
     MAX_NUMBER,

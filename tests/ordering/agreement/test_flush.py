@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordering.base.errors import ProtocolViolation
-from ordering.base.records import (
-    CONTROL_KINDS,
-    FLUSH_COMPLETED,
-    FLUSH_OK,
-    START_FLUSH,
-    STOP_FLUSH,
-    Data,
-    Forward,
-    Source,
-)
+from ordering.base.kinds import CONTROL_KINDS
+from ordering.base.records import FLUSH_COMPLETED, FLUSH_OK, START_FLUSH, STOP_FLUSH, Data, Forward, Source
 from ordering.membership.flush import NO_FLUSH, RERUN, TRANSITIONS, Flush, FlushPhase
 from ordering.membership.membership import MemberIncarnation, Membership, fold, refusal
 

@@ -522,7 +522,7 @@ def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
 
 @pytest.mark.slow
 def test_the_simulator_sees_a_start_that_is_not_refused() -> None:
-    with patch("ordering.sequencer.sequencer.refusal", lambda membership, record, received: ""):
+    with patch("ordering.membership.membership.refusal", lambda membership, record, received: ""):
         assert is_seen()
 
 
