@@ -12,6 +12,7 @@ reading rule passes over. All readers use that one pattern, so all of them see t
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Sequence
 
@@ -74,21 +75,6 @@ AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
 """The fields between sites that agree. AT_MS is the timestamp from the neighbouring broker."""
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The fields of a letter, whose key is its receiver."""
-DATA_FIELDS = (
-    *FORWARD_FIELDS,
-    "SEQNO",
-    "EPOCH",
-    "VIEW",
-    "SOURCE",
-    "FORWARDED_AT_MS",
-    "LINK",
-    "COUNT",
-    "FORMAT",
-    "FORMAT_VERSION",
-)
-"""LINK has a value only where a link brought the record. COUNT is how many seqnos the record takes, by default one. A
-seal has the group's format and the first version that knows it, unless the format is the first.
-"""
 # Reasons for a dead letter, in the order of the checks.
 UNREAD = f"the record is over {MAX_RECORD_BYTES} bytes, or can't be read as it is compressed"
 REPEATED_HEADER = "the header abcast is given twice"
@@ -113,17 +99,46 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
 NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
 SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
+_KIND_PATTERN = "[a-z][a-z-]*"
 _ANYTHING_PATTERN = r"(?: [\s\S]*)?"
-_BY_LINK_PATTERN = rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?"
-_SOURCE_PATTERN = rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}"
+DATA_PATTERNS = {
+    VERSION: VERSION,
+    "KIND": _KIND_PATTERN,
+    "INCARNATION": FROM_1_PATTERN,
+    "LOCAL_SEQNO": FROM_1_PATTERN,
+    "SEQNO": FROM_1_PATTERN,
+    "EPOCH": NUMBER_PATTERN,
+    "VIEW": NUMBER_PATTERN,
+    "SOURCE": rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}",
+    "FORWARDED_AT_MS": NUMBER_PATTERN,
+}
+"""The fields of DATA that each record has, and their patterns in a sender's record."""
+DATA_FIELDS = (*DATA_PATTERNS, "LINK", "COUNT", "FORMAT", "FORMAT_VERSION")
+"""The fields of DATA. LINK has a value only where a link brought the record. COUNT is how many seqnos the record takes,
+by default one. A seal has the group's format and the first version that knows it, unless the format is the first.
+"""
+DATA_NUMBERS = tuple(name for name, text in DATA_PATTERNS.items() if text in (FROM_1_PATTERN, NUMBER_PATTERN))
+"""The numbers among them, in the order of the header."""
+_numbers_of = operator.itemgetter(*map(DATA_FIELDS.index, DATA_NUMBERS))
+
+
+def data_pattern(kind: str, *, without: Sequence[str] = (), number: str = "{}") -> str:
+    """Return the pattern of DATA_PATTERNS in a record: those `without` a value, and each number within `number`."""
+    texts = {**DATA_PATTERNS, **{name: number.format(DATA_PATTERNS[name]) for name in DATA_NUMBERS}}
+    return " ".join({**texts, "KIND": kind, **dict.fromkeys(without, NOTHING)}.values())
+
+
 DATA_PATTERN = "|".join(
     (
-        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
-        rf"{_SOURCE_PATTERN} {NUMBER_PATTERN}{_BY_LINK_PATTERN}",
-        rf"2 (?!(?:{'|'.join(sorted(SENDERS_KINDS))}) )[a-z][a-z-]* - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -"
-        rf"{_ANYTHING_PATTERN}",
-        rf"2 {EPOCH} - - - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
-        rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"{data_pattern(f'(?!{EPOCH} |{ENTRY} ){_KIND_PATTERN}')}(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?",
+        *(
+            data_pattern(kind, without=[*without, "INCARNATION", "SOURCE", "FORWARDED_AT_MS"]) + _ANYTHING_PATTERN
+            for kind, without in (
+                (f"(?!(?:{'|'.join(sorted(SENDERS_KINDS))}) ){_KIND_PATTERN}", ["LOCAL_SEQNO"]),
+                (EPOCH, ["LOCAL_SEQNO", "SEQNO", "VIEW"]),
+                (ENTRY, ["SEQNO", "VIEW"]),
+            )
+        ),
     )
 )
 """Matches the whole header of DATA. The alternatives: a sender's record (nearly all), the sequencer's own, an epoch
@@ -133,12 +148,7 @@ An unknown kind makes no stray: a later version writes it. Fields behind the one
 matter, so these readers see the same strays; a COUNT that is not a number of up to six digits is such a field.
 """
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
-_MESSAGE = re.compile(
-    (
-        rf"2 {MESSAGE}" + rf" ({FROM_1_PATTERN})" * 3 + rf" ({NUMBER_PATTERN})" * 2 + rf" {_SOURCE_PATTERN} "
-        rf"({NUMBER_PATTERN})(?: (?:-|{LINK_PATTERN}))?"
-    ).encode("ascii")
-)
+_MESSAGE = re.compile(f"{data_pattern(MESSAGE, number='({})')}(?: (?:-|{LINK_PATTERN}))?".encode("ascii"))
 """Matches a message without fields of later versions, by far the most frequent record. The groups are its numbers."""
 COUNT_PATTERN = "[1-9][0-9]{0,5}"
 _COUNT = re.compile(COUNT_PATTERN.encode("ascii"))
@@ -252,9 +262,9 @@ def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list
 
 
 def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
-    """Return INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record.
+    """Return the DATA_NUMBERS of a message; () for any other record, and for fields behind LINK.
 
-    A fast form of `data_fields` for messages. Returns () for any other record, and for fields behind LINK.
+    A fast form of `data_numbers` of `data_fields`.
     """
     if not headers or headers[0][0] != HEADER or not headers[0][1]:
         return ()
@@ -268,9 +278,9 @@ def is_senders(key: bytes | None) -> bool:
     return key is not None and _ADDRESS.fullmatch(key) is not None
 
 
-def data_number(field: bytes) -> int:
-    """Return the number in a field of DATA; 0 where it has no value."""
-    return 0 if field == _NOTHING else int(field)
+def data_numbers(fields: Sequence[bytes]) -> tuple[int, ...]:
+    """Return the DATA_NUMBERS of a record with these `data_fields`; 0 where a field has no value."""
+    return tuple(0 if field == _NOTHING else int(field) for field in _numbers_of(fields))
 
 
 def data_count(fields: Sequence[bytes]) -> int:

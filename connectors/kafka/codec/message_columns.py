@@ -16,7 +16,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from connectors.kafka.codec.codec import FROM_1_PATTERN, NUMBER_PATTERN, SOURCE_TOPIC_PATTERN, is_senders
+from connectors.kafka.codec.codec import (
+    DATA_NUMBERS,
+    DATA_PATTERNS,
+    NUMBER_PATTERN,
+    SOURCE_TOPIC_PATTERN,
+    data_pattern,
+    is_senders,
+)
 from connectors.kafka.codec.headers import HEADER, VERSION
 from ordering.base.records import MESSAGE
 
@@ -29,21 +36,16 @@ _LOOKED_AT = 64
 
 _BEGIN = f"{VERSION} {MESSAGE} ".encode("ascii")
 _SOURCE = re.compile(rf" {SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:".encode("ascii"))
-_MESSAGES = re.compile(
-    (
-        rf"(?:{VERSION} {MESSAGE}(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
-        rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN} {NUMBER_PATTERN}\n)*"
-    ).encode("ascii")
-)
-_INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _OFFSET, _FORWARDED_AT_MS = range(7)
-_NUMBERS = [_INCARNATION, _LOCAL_SEQNO, _SEQNO, _EPOCH, _VIEW, _FORWARDED_AT_MS]
-"""The columns to return: the source's offset is left out."""
+_MESSAGES = re.compile(rf"(?:{data_pattern(MESSAGE)}\n)*".encode("ascii"))
+_IN_TEXT = tuple(DATA_PATTERNS)[2:]
+"""The fields behind the kind. Of SOURCE, the offset is left in the text."""
+_NUMBERS = [_IN_TEXT.index(name) for name in DATA_NUMBERS]
 
 
 def messages_numbers(
     keys: Iterable[bytes | None], headers: Sequence[Sequence[tuple[str, bytes | None]]]
 ) -> NDArray[np.int64] | None:
-    """Return INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS: a row each, a column a record.
+    """Return DATA_NUMBERS: a row each, a column a record.
 
     None if there are few records, many sources, or a record that needs to be decoded by itself.
     """
@@ -67,6 +69,6 @@ def messages_numbers(
         text = text.replace(source[0], b" ")
     if b":" in text:
         return None
-    numbers = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, _FORWARDED_AT_MS + 1)
+    numbers = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, len(_IN_TEXT))
     # A header with a line break in it looks like two, so there are more rows than records.
     return numbers.T[_NUMBERS] if len(numbers) == len(headers) else None

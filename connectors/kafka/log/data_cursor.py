@@ -19,7 +19,7 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 from numpy.typing import NDArray
 
-from connectors.kafka.codec.codec import data_count, data_fields, data_format, data_number, message_numbers
+from connectors.kafka.codec.codec import data_count, data_fields, data_format, data_numbers, message_numbers
 from connectors.kafka.codec.headers import without_nulls
 from connectors.kafka.codec.message_columns import messages_numbers
 from connectors.kafka.log.data_log import Start
@@ -183,15 +183,14 @@ class DataCursor:
         for record in records:
             key, headers = record.key, record.headers
             kind, count, fields = MESSAGE, 1, _NO_FIELDS
-            if numbers := message_numbers(key, headers):
-                incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
-            elif fields := data_fields(key, headers):
-                kind, count = fields[1].decode("ascii"), data_count(fields)
-                incarnation, local_seqno, seqno, epoch, view = map(data_number, fields[2:7])
-                forwarded_at_ms = data_number(fields[8])
-            else:
-                self._pass_over(record.offset)
-                continue
+            numbers = message_numbers(key, headers)
+            if not numbers:
+                fields = data_fields(key, headers)
+                if not fields:
+                    self._pass_over(record.offset)
+                    continue
+                kind, count, numbers = fields[1].decode("ascii"), data_count(fields), data_numbers(fields)
+            incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
             verdict = accept(kind, epoch, seqno, count)
             if verdict is Verdict.TAKE:
                 if kind not in DATA_KINDS:
