@@ -76,7 +76,7 @@ def test_a_cancelled_wait_loses_nothing(group: MemoryGroup) -> None:
 
 
 def test_a_stream_that_is_closed_while_it_opens(group: MemoryGroup) -> None:
-    """It hands out nothing, and is disconnected when `aclose` returns."""
+    """The stream hands out nothing, and is disconnected when `aclose` returns."""
     opening, may_open = threading.Event(), threading.Event()
 
     async def work() -> None:
