@@ -32,7 +32,11 @@ from connectors.client.state.state_transfer import StateTransfer
 from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.codec.letter_codec import WrittenLetter
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import producing
 from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.transport import LIBRARIES
+from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.base.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
@@ -668,3 +672,25 @@ def test_a_member_reads_on_where_its_inbox_does(is_cut: bool) -> None:
                     topics.drop(inbox.topic, 5)
             with Replica(connection, "g", "bob") as bob:
                 assert bob.taken == ["early"]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("transport", LIBRARIES)
+def test_a_member_reads_on_behind_a_purge_on_a_broker(broker: EmbeddedBroker, transport: str) -> None:
+    connection, group = Connection(broker.bootstrap_servers, transport=transport), f"purged-{transport}"
+    create_topics(connection, group, ["nyc"])
+    inbox = TopicPartition(f"abcast.{group}.inbox.nyc", 0)
+    with producing(connection) as producer:
+        for letter in (b"1", b"2", b"3"):
+            producer.send(inbox.topic, letter, key=b"nyc/ada", partition=0).get(timeout=WAIT)
+    with closing(connection.consumer()) as consumer, connection.admin() as admin:
+        admin.delete_records({inbox: 2})
+        consumer.assign([inbox])
+        consumer.seek(inbox, 0)
+        read = list[bytes | None]()
+
+        def poll() -> list[bytes | None]:
+            read.extend(record.value for record in state_transfer._poll(consumer, inbox).get(inbox, ()))
+            return read
+
+        eventually(lambda: poll() == [b"3"])
