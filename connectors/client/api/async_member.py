@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, cast, overload
 
-from connectors.client.api.member import CLOSE_TIMEOUT_S, Member
+from connectors.client.api.member import Member
 from connectors.client.incarnation.callbacks import Callback
 from connectors.client.state.state_joiner import SetState
 from connectors.client.state.state_supplier import GetState
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.delivery import Delivery, Deserializer
-from connectors.client.values.letter import Letter, LetterReceipt
+from connectors.client.values.letter import Letter
 from connectors.client.values.message import GivenHeaders, Serializer
 from connectors.client.values.one_thread import OneThread
 from connectors.client.values.receipt import Receipt
@@ -35,15 +35,15 @@ from connectors.client.values.stream import Stream
 from connectors.kafka.connection.connection import Connection
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
-from ordering.base.names import Address
 from ordering.casts.casts import TOTAL
-from ordering.participant.events import Event, ViewChange
+from ordering.participant.events import Event
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 _END: Any = object()
 
 
@@ -122,12 +122,35 @@ class AsyncStream(Generic[T]):
             self._stream.close()
 
 
+def _beside(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncMember, P], Coroutine[Any, Any, R]]:
+    """Return the method of `Member`, called in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncMember, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self.member, *arguments, **options)
+
+    return call
+
+
+def _in_turn(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncMember, P], Coroutine[Any, Any, R]]:
+    """Return the method of `Member`, called in the thread of all that this member sends."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncMember, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return await self._submit(functools.partial(method, self.member, *arguments, **options))
+
+    return call
+
+
 class AsyncMember:
     """A member of a group, for asyncio. Use it with `async with`.
 
     Each method does the same as the method of `Member` with its name, and raises the same errors; before `async with`,
-    it raises UsageError. `member` is the `Member` itself, for everything else: `view`, `incarnation`, `flush` … Use
-    `member.flush` in a thread, since it blocks the event loop.
+    it raises UsageError. While a broadcast or a letter waits for room in its table, for the end of a flush, or for its
+    own delivery (`broadcast_sync`), later ones of this member wait behind it.
+
+    `member` is the `Member` itself, for everything else: `view`, `incarnation`, `flush` … Use `member.flush` in a
+    thread, since it blocks the event loop.
     """
 
     def __init__(self, group: str, member: str, **options: Unpack[Options]) -> None:
@@ -155,22 +178,11 @@ class AsyncMember:
         """Close the member, as `Member.__exit__` does: after an exception without waiting."""
         await asyncio.to_thread(self.member.__exit__, kind, error, traceback)
 
-    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the member, as `Member.close` does. Raises as it does."""
-        await asyncio.to_thread(self.member.close, timeout)
-
-    async def connect(
-        self,
-        *,
-        from_ledger: bool = False,
-        state: bool = False,
-        or_history: bool = False,
-        from_seqno: int | None = None,
-        timeout: float = 30.0,
-    ) -> ViewChange:
-        """Join the group, as `Member.connect` does. Raises as it does."""
-        connect = functools.partial(self.member.connect, from_ledger=from_ledger, state=state, or_history=or_history)
-        return await asyncio.to_thread(connect, from_seqno=from_seqno, timeout=timeout)
+    close = _beside(Member.close)
+    connect = _beside(Member.connect)
+    wait_ordered = _beside(Member.wait_ordered)
+    broadcast_sync = _in_turn(Member.broadcast_sync)
+    send = _in_turn(Member.send)
 
     @overload
     async def broadcast(
@@ -197,35 +209,10 @@ class AsyncMember:
     ) -> Receipt | CastReceipt:
         """Send a message to the group, as `Member.broadcast` does; return the receipt, to `await` for the seqno.
 
-        While the call waits for room in the forward table, or for the end of a flush, later broadcasts and letters of
-        this member wait behind it. Raises as `Member.broadcast` does.
+        Raises as `Member.broadcast` does.
         """
         sent: Callable[..., Receipt | CastReceipt] = self.member.broadcast
-        return await self._in_turn(functools.partial(sent, payload, headers, timeout, order=order))
-
-    async def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
-        """Send a message in total order; return its seqno once this member has delivered it.
-
-        Later broadcasts and letters of this member wait until then. Raises as `Member.broadcast_sync` does.
-        """
-        return await self._in_turn(functools.partial(self.member.broadcast_sync, payload, headers, timeout))
-
-    async def send(
-        self,
-        address: str | Address,
-        payload: Any,
-        headers: GivenHeaders = (),
-        timeout: float | None = 30.0,
-    ) -> LetterReceipt:
-        """Send a letter to one member, as `Member.send` does; return the receipt, to `await` until it is written.
-
-        Raises as `Member.send` does.
-        """
-        return await self._in_turn(functools.partial(self.member.send, address, payload, headers, timeout))
-
-    async def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """Wait until all earlier broadcasts are ordered, as `Member.wait_ordered` does. Raises as it does."""
-        return await asyncio.to_thread(self.member.wait_ordered, timeout)
+        return await self._submit(functools.partial(sent, payload, headers, timeout, order=order))
 
     @overload
     def deliveries(
@@ -269,7 +256,7 @@ class AsyncMember:
         """
         return AsyncStream(functools.partial(self.member.inbox, timeout, from_beginning=from_beginning))
 
-    async def _in_turn(self, call: Callable[[], R]) -> R:
+    async def _submit(self, call: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._sending.submit(call))
 
 
