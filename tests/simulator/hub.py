@@ -91,7 +91,7 @@ class Sender:
     pending: list[int] = field(default_factory=list)
 
     def begin_anew(self) -> None:
-        """Its site has new topics. What waits is sent in a new life."""
+        """Send what waits in a new incarnation: the site's log is another one."""
         self.incarnation += 1
         self.last = len(self.pending)
         self.pending = list(range(1, self.last + 1))
@@ -231,6 +231,8 @@ class Hub:
                 if not self.may_cut:
                     self._blame(FALSE_ALARM, f"no log was cut, and yet: {error}")
                 site.read_anew()
+                for sender in site.senders:  # the log may have lost what it had a receipt for
+                    sender.begin_anew()
 
     def _follow(self, site: Site) -> DataCursor:
         """Read on behind `delivered`; the first time, from the beginning, or from the end where that was purged."""
