@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from connectors.kafka.codec.codec import encode_data
@@ -132,8 +132,7 @@ def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     """Keep every sequencer of the old home from deciding more. May be cut off anywhere, and done again."""
     move = old_home.epochs.read().move
     if move is None or move.home != new_home:
-        above = move.above if move is not None else 0
-        _move(old_home, Move(new_home, above), act)
+        _move(old_home, Move(new_home, _above_former(old_home)), act)
     elif _is_sealed(old_home):
         return
     of_format = old_home.epochs.read().format
@@ -142,6 +141,15 @@ def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     epoch = old_home.epochs.known.epoch_of_claim(claimed_at)
     append(old_home.connection, str(old_home.topic), encode_data(seal(epoch, of_format)))
     _logger.warning("group %s: the home was %s, and is %s now", old_home.topic.group, old_home.topic.site, new_home)
+
+
+def _above_former(old_home: DataLog) -> int:
+    """Return the number above which the epochs behind the move begin: DATA's epoch, if EPOCH has lost its claim."""
+    epochs = old_home.epochs.read()
+    with suppress(HistoryUnavailable):
+        if (known := old_home.state().epoch) > epochs.highest_epoch:
+            return known
+    return epochs.above
 
 
 def _is_sealed(old_home: DataLog) -> bool:

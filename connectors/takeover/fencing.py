@@ -1,9 +1,19 @@
-"""Checks that a group still belongs to a sequencer: no newer one has claimed it, and no other site is its home."""
+"""Checks that a group still belongs to a sequencer: EPOCH has its claim, and no newer one; no other site is its home.
+
+EPOCH may lose its end (a power failure, an unclean election). Then it may give the epochs of lost claims once more. A
+sequencer that runs finds that its claim is gone, and takes over again, with a higher epoch (`survey`).
+"""
 
 from __future__ import annotations
 
 from connectors.kafka.log.data_log import DataLog
-from ordering.base.errors import Fenced, UsageError
+from ordering.base.errors import AbcastError, Fenced, UsageError
+
+
+class ClaimLost(AbcastError):
+    """EPOCH no longer has the claim of a running sequencer, which has to take over anew."""
+
+    retriable = True
 
 
 def check_is_home(data: DataLog) -> None:
@@ -27,4 +37,13 @@ def check_not_fenced(data: DataLog, epoch: int) -> None:
         raise Fenced(
             f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}). This one "
             f"(epoch {epoch}) stops. Run one sequencer per site; to hand over on purpose, stop this one first."
+        )
+
+
+def check_is_claimed(data: DataLog, epoch: int) -> None:
+    """Raise ClaimLost if EPOCH, as it was read last, does not have this process's claim of the epoch."""
+    if not any(claim.epoch == epoch and claim.is_own for claim in reversed(data.epochs.known.claims)):
+        raise ClaimLost(
+            f"{data.epochs.topic} no longer has this sequencer's claim (epoch {epoch}): has a broker lost its end? "
+            "Taking over again."
         )

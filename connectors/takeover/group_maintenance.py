@@ -29,7 +29,7 @@ from connectors.kafka.log.sign_of_life import SignsOfLife
 from connectors.kafka.topics.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover.end_offsets import EndOffsets, LogRole
-from connectors.takeover.fencing import check_not_fenced
+from connectors.takeover.fencing import ClaimLost, check_is_claimed, check_not_fenced
 from connectors.takeover.ticks import tick
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
@@ -122,25 +122,30 @@ class GroupMaintenance:
         return self._groups[group].signed_end
 
     def check_not_fenced(self) -> None:
-        """Check that no newer epoch has begun, with one request about all groups.
+        """Check that no newer epoch has begun, and EPOCH has our claims, with one request about all groups.
 
-        Raises BrokerUnreachable; UnservableGroups, whose errors may be Fenced, or the error itself if all groups have
-        one.
+        Raises BrokerUnreachable; UnservableGroups, whose errors may be Fenced or ClaimLost, or the error itself if all
+        groups have one.
         """
         unservable: dict[str, AbcastError] = {}
         asked = self._due()
+        # The broker may have restarted since, and EPOCH may have lost its end, and grown again.
+        doubtful = {group for group in asked if "epoch" in self._groups[group].silent}
         for group in asked:
             self._groups[group].silent.add("epoch")
         for group, end in self._ends.find("epoch", asked, self.forward).items():
             known = self._groups[group]
             try:
                 with self.trouble_of(group):
-                    if end != known.checked_end:
-                        check_not_fenced(self.log(group), self._epochs[group])
+                    if end != known.checked_end or group in doubtful:
+                        log = self.log(group)
+                        log.epochs.read(again=True)
+                        check_not_fenced(log, self._epochs[group])
+                        check_is_claimed(log, self._epochs[group])
                         known.checked_end = end
                     known.silent.discard("epoch")
                     self._resume([group])
-            except GROUP_ERRORS as error:
+            except (ClaimLost, *GROUP_ERRORS) as error:
                 unservable[group] = error
         raise_unservable(unservable, self.forward)
 

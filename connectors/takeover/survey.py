@@ -41,12 +41,22 @@ class Survey(NamedTuple):
     changed: Collection[Partition] = ()
 
 
+class Signed(NamedTuple):
+    """The facts in a sequencer's last sign of life: the end of DATA, and the epoch. 0 if there is none."""
+
+    end: int = 0
+    epoch: int = 0
+
+
+UNSIGNED = Signed()
+
+
 def survey(
-    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, ledger: Ledger | None = None
+    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: Signed = UNSIGNED, ledger: Ledger | None = None
 ) -> Survey:
     """Read a group's DATA and EPOCH, and check them. Writes nothing.
 
-    `claimed`, `agreement`, `ledger`: as in `Claimer`. `signed`: the end of DATA by signs of life. Raises Fenced,
+    `claimed`, `agreement`, `ledger`: as in `Claimer`. `signed`: by signs of life. Raises Fenced,
     UsageError, HistoryUnavailable, HistoryChanged, LaterVersion, BrokerUnreachable.
     """
     group = data.topic.group
@@ -56,22 +66,25 @@ def survey(
     if data.is_copy():
         raise UsageError(
             f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home. If this is "
-            f"the home, {data.epochs.topic} was recreated, or a broker has lost all of it: go on in a new group."
+            f"the home, {data.epochs.topic} was recreated, or a broker has lost all of it. In a hub, `abcast site "
+            f"promote {data.topic.site}` makes it the home again. Otherwise go on in a new group."
         )
     epochs = data.epochs.read()
     reach = [(claim.floor, "a claim says") for claim in epochs.claims]
     reach += [(note.offset, "a note says") for note in epochs.notes]
-    reach += [(signed, "its sequencer's last sign of life says")]
+    reach += [(signed.end, "its sequencer's last sign of life says")]
     end = data.end(max(reach)[0])
     check_reach(data, end, reach)
     state = find_state(data, end)
     _check_ledger(data, ledger, state.seqno)
     newest = data.epochs.read().highest_epoch  # read behind DATA, so it has each claim that DATA knows
-    if state.epoch > newest:
+    # Without its claim, a fenced sequencer's snapshot may hide an epoch of DATA.
+    known, who = max((state.epoch, str(data.topic)), (signed.epoch, "the last sign of life"))
+    if known > newest:
         raise HistoryChanged(
-            f"{data.topic} knows epoch {state.epoch}, but {data.epochs.topic} is only at {newest}: was that topic "
-            "deleted, or has a broker lost its end? The next epochs would be used twice. Go on in a new group: "
-            "the ledger keeps its messages of this one."
+            f"{who} knows epoch {known}, but {data.epochs.topic} is only at {newest}: was that topic deleted, or has a "
+            "broker lost its end? The next epochs would be used twice. Go on in a new group: the ledger keeps its "
+            "messages of this one. In a hub, `abcast site promote` can make another site the home."
         )
     _check_agreement(data, agreement)
     _check_size(state)

@@ -48,7 +48,7 @@ from connectors.kafka.log.sign_of_life import Signs, read_signs
 from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover import fencing
 from connectors.takeover.same_forward import changed_inputs, from_the_beginning
-from connectors.takeover.survey import Survey, horizon, of_these, survey
+from connectors.takeover.survey import Signed, Survey, horizon, of_these, survey
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal, with_seal
@@ -229,7 +229,8 @@ class Takeover:
     def _look_at(self, group: str, consumer: Consumer) -> Survey:
         by, data = self._by, DataLog(self._by.connection, group, self._by.site, consumer)
         self._inherit(data)
-        signed = self._signs.reached.get(group, 0)
+        sign = self._signs.of_groups.get(group)
+        signed = Signed(self._signs.reached.get(group, 0), sign.epoch if sign is not None else 0)
         found = survey(data, by.claimed, by.agreement, signed, by.ledger)
         if by.check_group is not None:
             by.check_group(found.state)

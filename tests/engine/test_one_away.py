@@ -279,7 +279,7 @@ def test_all_rights_to_forward_are_taken(
 def test_a_right_that_is_lost_right_behind_the_takeover(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the groups that were taken over together, it suspends the one that lacks the right."""
+    """The job suspends the one group that lacks the right; others were taken over together with it."""
     prepare, results, is_refused = EndOffsets.prepare, Takeover.results, threading.Event()
 
     def together(self: Takeover, timeout_s: float) -> Any:

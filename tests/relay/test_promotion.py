@@ -31,8 +31,9 @@ from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.terminal.streaming import working
-from ordering.base.errors import BrokerUnreachable, NotOrderedInTime, UsageError
+from ordering.base.errors import BrokerUnreachable, HistoryChanged, NotOrderedInTime, UsageError
 from ordering.base.names import Topic
+from ordering.base.records import MESSAGE, Data
 from ordering.sequencer import sequencer
 from tests.ledger.ledger_of import write_ledger
 
@@ -319,6 +320,51 @@ def test_the_fence_of_a_relay_is_cut_off_and_done_again(
         assert broadcast(hub, "nyc", "after") is None
     with hub.log("nyc") as former:
         assert len(former.epochs.read().claims_since_move()) <= 2, "what is fenced is left alone"
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_the_old_home_loses_its_move(hub: Hub, kept: int) -> None:
+    """Its sequencer does not go on: only a promotion can have written the newest seal in DATA."""
+    promote(hub.sites, GROUP, "sfo")
+    hub.order("sfo", "c", 2)
+    nyc = hub.connections["nyc"]
+    nyc.topics.truncate(f"abcast.{GROUP}.epoch.nyc", kept)
+    expected = (UsageError, "the home of group g is sfo now") if kept == 3 else (HistoryChanged, "only at 1")
+    with pytest.raises(expected[0], match=expected[1]):
+        take_over(nyc, GROUP, "nyc")
+    assert len(nyc.topics.partitions[TopicPartition(f"abcast.{GROUP}.epoch.nyc", 0)]) == kept
+    promote(hub.sites, GROUP, "sfo")
+    with pytest.raises(UsageError, match="the home of group g is sfo now"):
+        take_over(nyc, GROUP, "nyc")
+
+
+def test_the_home_that_is_replaced_has_lost_its_claims(hub: Hub) -> None:
+    """Records of its running sequencer behind the seal of the promotion do not count."""
+    for name in "bcd":
+        hub.order("nyc", name, 1)
+    nyc = hub.connections["nyc"]
+    state = take_over(nyc, GROUP, "nyc")
+    nyc.topics.truncate(f"abcast.{GROUP}.epoch.nyc", 1)
+    assert promote(hub.sites, GROUP, "sfo").last_seqno == 8
+    late = Data(MESSAGE, state.epoch, 9, 0, "nyc/late", 5, 1)
+    nyc.topics.append(TopicPartition(f"abcast.{GROUP}.data.nyc", 0), *encode_data(late))
+    with hub.log("nyc") as log:
+        assert log.state().seqno == 8
+
+
+@pytest.mark.parametrize("site", ["nyc", "sfo"])
+def test_the_home_has_lost_all_of_epoch(hub: Hub, site: str) -> None:
+    """The promotion makes it the home again, as the error says."""
+    if site == "sfo":
+        promote(hub.sites, GROUP, "sfo")
+        hub.order("sfo", "c", 2)
+    home = hub.connections[site]
+    epoch = take_over(home, GROUP, site).epoch
+    home.topics.truncate(f"abcast.{GROUP}.epoch.{site}", 0)
+    with pytest.raises(UsageError, match=f"abcast site promote {site}"):
+        take_over(home, GROUP, site)
+    promote(replace(hub.sites, home=site), GROUP, site)
+    assert take_over(home, GROUP, site).epoch > epoch
 
 
 def test_a_sequencer_that_runs_sees_a_move(hub: Hub) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -22,15 +23,25 @@ from connectors.kafka.log.same_log import CLOCKS_APART_MS, Fit, LedgerRow, fit
 from connectors.ledger.job import start_after
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.spark.job import JobOptions
+from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.base.errors import (
+    BrokerUnreachable,
+    Fenced,
+    HistoryChanged,
+    HistoryUnavailable,
+    ProtocolViolation,
+    UsageError,
+)
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data, Partition
 from ordering.checker.anomalies import DIVERGENT
+from ordering.sequencer.sequencer import snapshot
 from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
 from tests.waiting import eventually
@@ -148,6 +159,80 @@ def test_epoch_has_lost_its_end(kafka: MemoryConnection, kept: int) -> None:
     with pytest.raises((HistoryChanged, UsageError), match=rf"{EPOCH}.*(?i:go on in a new group)"):
         take_over(kafka, "g", SITE)
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == kept
+
+
+def test_a_fenced_sequencer_hides_the_epoch_that_epoch_has_lost(kafka: MemoryConnection) -> None:
+    """Its snapshot behind the successor's seal would count, if the successor had never claimed."""
+    order(kafka, 1)
+    fenced = take_over(kafka, "g", SITE)
+    claimed: dict[str, int] = {}
+    take_over(kafka, "g", SITE, claimed)
+    with closing(GroupMaintenance(kafka, SITE, claimed, "process")) as maintenance:
+        maintenance.take({"g": [FORWARD]})
+        maintenance.sign({}, 0.0)
+    kafka.topics.append(TopicPartition(DATA, 0), *encode_data(snapshot(fenced)))
+    kafka.topics.truncate(EPOCH, 4)
+    with pytest.raises(HistoryChanged, match=f"the last sign of life knows epoch 5, but {EPOCH} is only at 3"):
+        take_over(kafka, "g", SITE)
+    assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == 4
+
+
+class TestARunningSequencerWhoseClaimIsLost:
+    """The sequencer does not go on: its epoch may be given to another sequencer."""
+
+    @pytest.fixture
+    def claimed(self) -> dict[str, int]:
+        return {}
+
+    @pytest.fixture
+    def maintenance(self, kafka: MemoryConnection, claimed: dict[str, int]) -> Iterator[GroupMaintenance]:
+        order(kafka, 3)
+        assert take_over(kafka, "g", SITE, claimed).epoch == 3
+        with closing(GroupMaintenance(kafka, SITE, claimed, "process")) as maintenance:
+            maintenance.take({"g": [FORWARD]})
+            maintenance.check_not_fenced()
+            yield maintenance
+
+    @pytest.mark.parametrize("kept", [1, 2])
+    def test_it_is_alone(
+        self, kafka: MemoryConnection, maintenance: GroupMaintenance, claimed: dict[str, int], kept: int
+    ) -> None:
+        kafka.topics.truncate(EPOCH, kept)
+        with pytest.raises(ClaimLost, match=r"claim \(epoch 3\): has a broker lost its end"):
+            maintenance.check_not_fenced()
+        with pytest.raises(HistoryChanged):
+            take_over(kafka, "g", SITE, claimed)
+
+    def test_its_note_alone_is_lost(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
+        kafka.topics.truncate(EPOCH, 3)
+        maintenance.check_not_fenced()
+
+    @pytest.mark.parametrize("kept", [3, 4])
+    def test_epoch_has_grown_past_the_last_record_that_was_read(
+        self, kafka: MemoryConnection, maintenance: GroupMaintenance, kept: int
+    ) -> None:
+        kafka.topics.truncate(EPOCH, kept)
+        assert take_over(kafka, "g", SITE).epoch == kept + 1
+        with pytest.raises(Fenced):
+            maintenance.check_not_fenced()
+
+    def test_another_has_the_same_epoch(
+        self, kafka: MemoryConnection, maintenance: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """DATA has lost the seal, too, so nothing tells of the epoch. EPOCH ends where it ended before."""
+        kafka.topics.take_away(EPOCH, OFFSETS)
+        with pytest.raises(BrokerUnreachable):
+            maintenance.check_not_fenced()
+        kafka.topics.bring_back(EPOCH)
+        kafka.topics.truncate(EPOCH, 2)
+        kafka.topics.truncate(DATA, 5)
+        with monkeypatch.context() as context:
+            context.setattr("connectors.kafka.codec.epochs.this_host", lambda: "elsewhere")
+            assert take_over(kafka, "g", SITE).epoch == 3
+        assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == 4
+        eventually(lambda: maintenance.away.is_due("g"))
+        with pytest.raises(ClaimLost):
+            maintenance.check_not_fenced()
 
 
 def test_topics_that_were_made_anew_are_a_new_group(

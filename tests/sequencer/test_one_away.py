@@ -234,9 +234,9 @@ class TestMaintenance:
         def refused(*_: object) -> None:
             raise KafkaRefused("no right to group away")
 
+        log = maintenance.log
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(maintenance, "log", lambda group: refused() if group == "away" else None)
-            patch.setattr("connectors.takeover.group_maintenance.check_not_fenced", lambda *_: None)
+            patch.setattr(maintenance, "log", lambda group: refused() if group == "away" else log(group))
             with pytest.raises(UnservableGroups, match="no right"):
                 maintenance.check_not_fenced()
 

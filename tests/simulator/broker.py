@@ -172,7 +172,8 @@ class SimulatedEpochs(EpochLog):
     def __init__(self, log: SimulatedLog) -> None:
         self.log = log
 
-    def read(self) -> Epochs:
+    def read(self, *, again: bool = False) -> Epochs:
+        del again  # its EPOCH only grows
         broker, stale = self.log.broker, self.log.stale_claims
         return Epochs(SITE, list(broker.claims) if stale is None else stale, list(broker.notes))
 

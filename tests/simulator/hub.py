@@ -378,7 +378,7 @@ class Hub:
         if self.dice.random() < 0.2:
             self.make_anew(site.name)
             return
-        log = site.kafka.log(*self.dice.choice(site.kafka.places(("forward", "relayed", "data", "data"))))
+        log = site.kafka.log(*self.dice.choice(site.kafka.places((*LOGS, "data"))))
         log.truncate(max(log.beginning, len(log.records) - self.dice.choice([1, 2, 5])))
 
     def bootstrap(self, name: str, fails: float | None = None) -> None:
@@ -560,8 +560,12 @@ class Hub:
             self.files = dict.fromkeys(self.sites, self.newest)
             if name == home or self._is_made_home(name):
                 try:
-                    by = Claimer(self.sites[name].connection, name, check_group=beginning_of(self.newest, name))
-                    self.jobs.append(Job(by, GROUP, self.clock))
+                    try:
+                        self._start(name)
+                    except UsageError as error:  # it has lost EPOCH
+                        if f"`abcast site promote {name}` makes it" not in str(error) or not self._is_made_home(name):
+                            raise
+                        self._start(name)
                     return name
                 except AbcastError as error:
                     self.told[str(error)[:60]] += 1
@@ -569,6 +573,10 @@ class Hub:
                         self._blame(STUCK, f"{name} can't be the home: {error}")
                         return None
         return None  # the group ends here: the errors say so
+
+    def _start(self, name: str) -> None:
+        by = Claimer(self.sites[name].connection, name, check_group=beginning_of(self.newest, name))
+        self.jobs.append(Job(by, GROUP, self.clock))
 
     def _last_home(self) -> str | None:
         """The site that is the home at last: the last one that was made one; else that of the file, if it can be."""

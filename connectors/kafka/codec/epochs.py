@@ -76,11 +76,14 @@ class Claim(NamedTuple):
         return f"process {self.pid} on host {self.host}" if self.host else "another process"
 
     @property
+    def is_own(self) -> bool:
+        """Whether this process is the claimer, or has the pid of one that has ended."""
+        return (self.host, self.pid) == (this_host(), os.getpid())
+
+    @property
     def is_over(self) -> bool:
         """Whether the claimer is known to have ended: its pid on this host is gone, or is now this process's own."""
-        if self.host != this_host():
-            return False
-        return self.pid == os.getpid() or not _is_there(self.pid)
+        return self.is_own or (self.host == this_host() and not _is_there(self.pid))
 
 
 class Note(NamedTuple):

@@ -10,8 +10,8 @@
 * An *exclusion* names sites that the others no longer wait for. A *format* is the group's from the next claim on.
 
 Invariant. `Epochs` is the whole of EPOCH below `Epochs.below`: records are applied in order, each once. Nothing is ever
-dropped from EPOCH, so the reader refuses a topic without its beginning. A topic that is shorter than before was created
-anew, and is read from its beginning.
+dropped from EPOCH, so the reader refuses a topic without its beginning. A topic that is shorter than before, or no
+longer has the last record that was read, was created anew or has lost its end. It is read from its beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from connectors.kafka.codec.epochs import Claim, Move, Note, StrayClaim, decode
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.acts import KEPT, Act, read_act
-from connectors.kafka.transport import Consumer
+from connectors.kafka.transport import Consumer, Record
 from ordering.base.errors import HistoryUnavailable, ProtocolViolation
 from ordering.base.formats import FIRST, Format
 from ordering.base.names import Topic
@@ -126,20 +126,24 @@ class EpochLog:
         """The content as of the last read."""
         self.consumer = consumer
         self._connection = connection
+        self._last: Record | None = None
+        """The last record read."""
 
-    def read(self) -> Epochs:
+    def read(self, *, again: bool = False) -> Epochs:
         """Read the new records, and return the content up to now: `known`, to which later reads add. Strays are logged.
 
-        Raises HistoryUnavailable if retention has dropped the beginning, LaterVersion for a record that this version
-        can't follow, and BrokerUnreachable.
+        `again`: look whether EPOCH still has the last record, though it ends where it ended before. Raises
+        HistoryUnavailable if retention has dropped the beginning, LaterVersion for a record that this version can't
+        follow, and BrokerUnreachable.
         """
         end = self._end()
-        if end < self.known.below:  # the topic was created anew
-            self.known = Epochs(self.known.site)
+        if end < self.known.below or ((again or end > self.known.below) and not self._has_last()):
+            self.known, self._last = Epochs(self.known.site), None
         if not self.known.below and end:
             self._check_beginning()
         for record in read_range(self._connection, self.consumer, self.partition, self.known.below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
+            self._last = record
             try:
                 entry = decode(self.topic, *at, above=self.known.above)
             except StrayClaim as stray:
@@ -155,6 +159,14 @@ class EpochLog:
             self.known.apply(entry, record.offset)
         self.known.below = max(self.known.below, end)  # the last offset may be a transaction's marker
         return self.known
+
+    def _has_last(self) -> bool:
+        """Whether the topic has the last record that was read."""
+        last = self._last
+        if last is None:
+            return True
+        found = read_range(self._connection, self.consumer, self.partition, last.offset, last.offset + 1)
+        return [(each.timestamp, each.value) for each in found] == [(last.timestamp, last.value)]
 
     def _end(self) -> int:
         with self._connection.reachable("READ", self.topic):

@@ -1,4 +1,4 @@
-"""The newest leader among the answers of brokers, of which some are cut off from the controller, or silent."""
+"""The newest leader among the answers of brokers. Some are cut off from the controller, or silent."""
 
 from __future__ import annotations
 
