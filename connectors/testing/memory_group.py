@@ -8,7 +8,7 @@ from typing import Any
 
 from connectors.client.api.member import Member
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.names import DEFAULT_SITE
 
 
@@ -27,7 +27,7 @@ class MemoryGroup:
 
     def __enter__(self) -> MemoryGroup:
         """Start the sequencer."""
-        self._cleanup.enter_context(TinySequencer(self.connection, self.name, self.site))
+        self._cleanup.enter_context(SequencerThread(self.connection, self.name, self.site))
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from connectors.diagnosis import check
-from connectors.testing import MemoryConnection, TinySequencer
+from connectors.testing import MemoryConnection, SequencerThread
 from jobs.demo import demo
 from jobs.demo.cast import DemoProcesses
 from jobs.demo.demo import MARKER, _empty_directory
@@ -51,7 +51,7 @@ class Jobs:
         self._start()
 
     def _start(self) -> None:
-        self._sequencer = TinySequencer(self._connection, "demo", "local").__enter__()
+        self._sequencer = SequencerThread(self._connection, "demo", "local").__enter__()
         self._cleanup.push(self._sequencer)
 
     def kill_the_sequencer(self) -> None:

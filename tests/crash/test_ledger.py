@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.sequencer.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import Process
@@ -47,7 +47,7 @@ def versions(log: Path) -> int:
 def test_each_seqno_once(scenario: Scenario) -> None:
     """Killed between the Delta commit and the checkpoint's; then its checkpoint deleted; then two at once."""
     ledger = scenario.data / "ledger"
-    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+    with SequencerThread(scenario.connection, scenario.group, scenario.site):
         load = scenario.load("alice")
         for _ in range(ATTEMPTS):
             process = scenario.job("ledger")
@@ -79,7 +79,7 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
     In `make test`, `test_retention_overtakes_the_writer` of tests/spark/test_ledger.py shows that it notices.
     """
     ledger = scenario.data / "ledger"
-    with TinySequencer(scenario.connection, scenario.group, scenario.site) as sequencer:
+    with SequencerThread(scenario.connection, scenario.group, scenario.site) as sequencer:
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")
@@ -111,7 +111,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
     `test_deleted_under_the_writer`.
     """
     ledger = scenario.data / "ledger"
-    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+    with SequencerThread(scenario.connection, scenario.group, scenario.site):
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")

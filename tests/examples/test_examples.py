@@ -1,4 +1,4 @@
-"""The examples as programs on a real broker, killed where it matters. `TinySequencer` orders; it has the real core."""
+"""The examples as programs on a real broker, killed where it matters. `SequencerThread` orders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing import TinySequencer
+from connectors.testing import SequencerThread
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import ViewChange
 from tests.examples.lock_service import Locks
@@ -83,7 +83,7 @@ def group(connection: Connection) -> Iterator[str]:
     """A group of two partitions that is ordered."""
     name = f"example-{next(_numbers)}"
     create_topics(connection, name, ["local"], partitions=2)
-    with TinySequencer(connection, name, "local"):
+    with SequencerThread(connection, name, "local"):
         yield name
 
 

@@ -12,7 +12,7 @@ from connectors import Member
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing import TinySequencer
+from connectors.testing import SequencerThread
 from tests.waiting import WAIT
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ def test_producer_and_consumer(broker: EmbeddedBroker, programs: Path) -> None:
     connection, group = Connection(broker.bootstrap_servers), "javascript"
     create_topics(connection, group, ["local"], partitions=2)
     with (
-        TinySequencer(connection, group, "local") as sequencer,
+        SequencerThread(connection, group, "local") as sequencer,
         Member(group, "local/alice", connection=connection) as alice,
     ):
         alice.broadcast(b"from Python").result(WAIT)

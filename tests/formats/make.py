@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from tests.engine.test_agreeing import SITES, all_have, running, send
 
 GROUP, SITE = "g", "nyc"
@@ -30,14 +30,14 @@ def group_log() -> MemoryConnection:
     """Yield the log of a group with members, views in a flush, settings, headers, two takeovers."""
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
-    with TinySequencer(kafka, GROUP, SITE):
+    with SequencerThread(kafka, GROUP, SITE):
         assert change_settings(kafka, GROUP, SITE, flush=True, suspect_after_ms=60_000)
         with Member(GROUP, "nyc/alice", connection=kafka) as alice, Member(GROUP, "nyc/bob", connection=kafka) as bob:
             alice.connect(timeout=10)
             bob.connect(timeout=10)
             receipts = [member.broadcast(b"%d" % n, {"n": b"1"}.items()) for n in range(5) for member in (alice, bob)]
             assert all(receipt.result(10) for receipt in receipts)
-    with TinySequencer(kafka, GROUP, SITE), Member(GROUP, "nyc/carol", connection=kafka) as carol:
+    with SequencerThread(kafka, GROUP, SITE), Member(GROUP, "nyc/carol", connection=kafka) as carol:
         assert carol.broadcast(b"after a takeover").result(10)
     return kafka
 

@@ -33,7 +33,7 @@ from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import TRANSACTION, newest_commit, read_table_state
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.agreement.log import Entry
 from ordering.agreement.site_state import SiteState
 from ordering.base.formats import FIRST
@@ -77,7 +77,7 @@ def test_a_group_goes_on(version: Path) -> None:
     with DataLog(kafka, "g", "nyc") as data:
         before = data.state()
     assert (before.seqno, before.view, before.format) == (26, 4, FIRST.number)
-    with TinySequencer(kafka, "g", "nyc") as sequencer:
+    with SequencerThread(kafka, "g", "nyc") as sequencer:
         assert sequencer.state.seqno == before.seqno
         assert sequencer.state.membership.settings == before.membership.settings
         with Member("g", "nyc/dave", connection=kafka) as dave:
@@ -94,7 +94,7 @@ def test_readers_of_the_version_can_read_what_is_written_now(version: Path) -> N
     kafka = kafka_of(version / "group.jsonl")
     data, epochs = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("data", "epoch"))
     written_before = [len(kafka.topics.partitions[place]) for place in (data, epochs)]
-    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
+    with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
         dave.connect(timeout=10)
         assert dave.broadcast(b"new").result(10)
     take_over(kafka, "g", "nyc")  # with a view, and a flush
@@ -145,7 +145,7 @@ def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
     with (
-        TinySequencer(kafka, "g", "nyc"),
+        SequencerThread(kafka, "g", "nyc"),
         Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "outbox.db") as alice,
     ):
         assert alice.broadcast(b"third").result(10)

@@ -30,7 +30,7 @@ from connectors.kafka.log.seqno_search import where
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.agreement.log import Entry, SiteMessage
 from ordering.base.errors import AbcastError, LaterVersion, NotOrderedInTime, ProtocolViolation
 from ordering.base.formats import ADDITIONS, FORMATS, NEWEST, Format
@@ -124,7 +124,7 @@ class TestSnapshots:
             SequencerState.from_bytes(of_body(body))
 
     def test_a_member_starts_on_a_later_one(self, kafka: MemoryConnection) -> None:
-        with TinySequencer(kafka, "g", SITE) as sequencer:
+        with SequencerThread(kafka, "g", SITE) as sequencer:
             first = Member("g", "nyc/alice", connection=kafka)
             assert first.broadcast(b"1").result(5) == 1
             state = sequencer.state
@@ -142,7 +142,7 @@ class TestSettings:
         assert settings.decided(b'{"max_members":6}').unknown == {"max_members": 6}
 
     def test_a_live_member_goes_on(self, kafka: MemoryConnection) -> None:
-        with TinySequencer(kafka, "g", SITE) as sequencer, Member("g", "nyc/alice", connection=kafka) as alice:
+        with SequencerThread(kafka, "g", SITE) as sequencer, Member("g", "nyc/alice", connection=kafka) as alice:
             assert alice.broadcast(b"1").result(5) == 1
             epoch, admin = sequencer.state.epoch, "nyc/abcast.admin"
             source = Source("abcast.g.forward.nyc", 0, 1)
@@ -189,7 +189,7 @@ class TestKinds:
     ) -> None:
         """A sequencer, members, the checker and status count them; members warn once a kind."""
         last = self.opened(kafka)
-        with caplog.at_level(logging.WARNING), TinySequencer(kafka, "g", SITE) as sequencer:
+        with caplog.at_level(logging.WARNING), SequencerThread(kafka, "g", SITE) as sequencer:
             assert sequencer.state.seqno == last
             with Member("g", "nyc/alice", connection=kafka) as alice, Member("g", "nyc/bob", connection=kafka) as bob:
                 assert alice.broadcast(b"new").result(5) == last + 1
@@ -336,7 +336,7 @@ class TestFormats:
     def test_who_reads_on_stops_at_the_seal(self, kafka: MemoryConnection) -> None:
         """The messages before the seal are delivered, and none behind it; the checker stops, too."""
         alice = Member("g", "nyc/alice", connection=kafka)
-        with TinySequencer(kafka, "g", SITE):
+        with SequencerThread(kafka, "g", SITE):
             assert alice.broadcast(b"1").result(5) == 1
             deliveries = alice.deliveries(from_seqno=1, timeout=5)
             assert next(deliveries).seqno == 1
@@ -370,7 +370,7 @@ def test_an_outbox_of_a_later_version(kafka: MemoryConnection, tmp_path: Path) -
             database.execute(f"ALTER TABLE {table} ADD COLUMN later TEXT DEFAULT 'kept'")
         database.execute("CREATE TABLE later (said TEXT)")
         database.commit()
-    with TinySequencer(kafka, "g", SITE), Member("g", "nyc/a", connection=kafka, outbox=path) as member:
+    with SequencerThread(kafka, "g", SITE), Member("g", "nyc/a", connection=kafka, outbox=path) as member:
         assert member.broadcast(b"2").result(5) == 2
         assert [each.payload for each in member.deliveries(from_seqno=1, timeout=0.5)] == [b"1", b"2"]
     with closing(sqlite3.connect(path)) as database:

@@ -13,7 +13,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import LaterVersion
 from ordering.base.formats import FIRST, NEWEST
 from tests.formats.make import kafka_of
@@ -39,11 +39,11 @@ def test_from_an_earlier_version_to_a_later_format(broker: EmbeddedBroker, versi
     producer.flush(timeout=10)
     producer.close(timeout=10)
     with Member(group, "nyc/dave", connection=connection) as dave:
-        with TinySequencer(connection, group, "nyc"):
+        with SequencerThread(connection, group, "nyc"):
             assert dave.broadcast(b"1").result(20) == 27
             assert read_status(connection, group, "nyc").format == FIRST.number
             assert upgrade(connection, group, "nyc")[:2] == (FIRST.number, NEWEST.number)
-        with TinySequencer(connection, group, "nyc"):
+        with SequencerThread(connection, group, "nyc"):
             assert dave.broadcast(b"2").result(20) == 28
             assert read_status(connection, group, "nyc").format == NEWEST.number
             assert len(list(dave.deliveries(from_seqno=1, timeout=2))) == 13
@@ -52,4 +52,4 @@ def test_from_an_earlier_version_to_a_later_format(broker: EmbeddedBroker, versi
     epochs.flush(timeout=10)
     epochs.close(timeout=10)
     with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later here"):
-        TinySequencer(connection, group, "nyc").__enter__()
+        SequencerThread(connection, group, "nyc").__enter__()

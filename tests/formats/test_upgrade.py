@@ -28,7 +28,7 @@ from connectors.takeover import takeover
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from jobs import topics
 from ordering.agreement.log import Entry
 from ordering.base.errors import BrokerUnreachable, LaterVersion, UsageError
@@ -57,13 +57,13 @@ def test_it_holds_from_the_next_takeover_on() -> None:
     """Running members go on over the switch, and the messages before and behind it are one order."""
     kafka = of_first_version()
     with Member("g", "nyc/dave", connection=kafka) as dave:
-        with TinySequencer(kafka, "g", "nyc") as sequencer:
+        with SequencerThread(kafka, "g", "nyc") as sequencer:
             assert dave.broadcast(b"before").result(10) == 27
             assert upgrade(kafka, "g", "nyc")[:2] == (FIRST.number, NEWEST.number)
             assert upgrade(kafka, "g", "nyc")[:2] == (NEWEST.number, NEWEST.number)
             assert dave.broadcast(b"meanwhile").result(10) == 28
             assert sequencer.state.format == FIRST.number
-        with TinySequencer(kafka, "g", "nyc") as sequencer:
+        with SequencerThread(kafka, "g", "nyc") as sequencer:
             assert sequencer.state.format == NEWEST.number
             assert dave.broadcast(b"behind").result(10) == 29
         taken = [each.payload for each in dave.deliveries(from_seqno=27, timeout=1)]
@@ -98,7 +98,7 @@ def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch:
 def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
     """A kill after each of its records: the next one goes on, and readers find one order of one format behind it."""
     kafka, appended = of_first_version(), list[str]()
-    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
+    with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
         assert dave.broadcast(b"before").result(10) == 27
     upgrade(kafka, "g", "nyc")
 
@@ -112,7 +112,7 @@ def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch
         patch.setattr(takeover, "append", killed)
         with suppress(BrokerUnreachable):
             take_over(kafka, "g", "nyc")
-    with TinySequencer(kafka, "g", "nyc") as sequencer, Member("g", "nyc/dave", connection=kafka) as dave:
+    with SequencerThread(kafka, "g", "nyc") as sequencer, Member("g", "nyc/dave", connection=kafka) as dave:
         assert sequencer.state.format == NEWEST.number
         assert dave.broadcast(b"behind").result(10) == 28
         found = [each.payload for each in dave.deliveries(from_seqno=27, timeout=1)]
@@ -131,11 +131,11 @@ def test_a_failover_after_a_switch(*, is_copied: bool) -> None:
         with DataLog(kafkas["nyc"], "g", "nyc") as home, DataLog(kafkas["sfo"], "g", "sfo") as copy:
             take_over(kafkas["nyc"], "g", "nyc")
             copy_rest(home, copy)
-    with TinySequencer(kafkas["nyc"], "g", "nyc"), Member("g", "nyc/dave", connection=kafkas["nyc"]) as dave:
+    with SequencerThread(kafkas["nyc"], "g", "nyc"), Member("g", "nyc/dave", connection=kafkas["nyc"]) as dave:
         last = dave.broadcast(b"before").result(10)
     assert promote(sites, "g", "sfo").last_seqno == last
     assert take_over(kafkas["sfo"], "g", "sfo").format == NEWEST.number
-    with TinySequencer(kafkas["sfo"], "g", "sfo"), Member("g", "sfo/a", connection=kafkas["sfo"]) as alice:
+    with SequencerThread(kafkas["sfo"], "g", "sfo"), Member("g", "sfo/a", connection=kafkas["sfo"]) as alice:
         assert alice.broadcast(b"behind").result(10) == last + 1
         found = [each.payload for each in alice.deliveries(from_seqno=last, timeout=1)]
     assert found == [b"before", b"behind"]
@@ -170,7 +170,7 @@ def test_a_copy_has_the_format_of_its_home() -> None:
     kafka = MemoryConnection()
     for site in ("nyc", "sfo"):
         kafka.create("g", site)
-    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as member:
+    with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as member:
         assert member.broadcast(b"1").result(10) == 1
     take_over(kafka, "g", "nyc")
     for each in written(kafka, "nyc"):

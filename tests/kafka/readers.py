@@ -30,7 +30,7 @@ from connectors.relay.letter_copies import _newest_of_relays
 from connectors.relay.marks import is_anew, last_copy, last_relayed
 from connectors.relay.presence import _Group
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import PositionLost
 from ordering.base.names import BY_RELAYS, Address, Role, Topic
 from ordering.base.records import DeadLetter, Source
@@ -184,7 +184,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 
 def fill(connection: Connection, group: str) -> None:
     """Let members of the group write records of each kind."""
-    with TinySequencer(connection, group, SITE), contextlib.ExitStack() as members:
+    with SequencerThread(connection, group, SITE), contextlib.ExitStack() as members:
         alice, bob = (
             members.enter_context(Member(group, f"{SITE}/{name}", connection=connection, casts=True))
             for name in ("alice", "bob")

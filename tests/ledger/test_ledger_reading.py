@@ -19,7 +19,7 @@ from connectors.ledger.last_row import LedgerEnd
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.reader import Reader
 from ordering.base.records import EPOCH, MESSAGE, VIEW
@@ -89,7 +89,7 @@ def without_times(what: Delivery | Event) -> Delivery | Event:
 
 def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention: Retention, tmp_path: Path) -> None:
     """A member that reads the ledger's part sees the views, blocks and unblocks that the others saw."""
-    with TinySequencer(connection, "g", "nyc") as sequencer:
+    with SequencerThread(connection, "g", "nyc") as sequencer:
         with Member("g", "nyc/alice", connection=connection) as alice:
             alice.connect()
             with Member("g", "nyc/bob", connection=connection) as bob:
@@ -134,7 +134,7 @@ def test_a_ledger_that_retention_has_overtaken(
     """The job ends, and names the missing messages and the remedy in a sentence."""
     options = JobOptions(connection, "nyc", tmp_path)
     with (
-        TinySequencer(connection, "g", "nyc") as sequencer,
+        SequencerThread(connection, "g", "nyc") as sequencer,
         Member("g", "nyc/alice", connection=connection) as alice,
     ):
         for number in range(5):

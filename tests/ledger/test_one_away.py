@@ -16,7 +16,7 @@ from connectors.ledger.job import LedgerJob
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -34,7 +34,7 @@ def kafka() -> MemoryConnection:
     connection = MemoryConnection(timeout=1.0)
     for group in GROUPS:
         connection.create(group, "nyc")
-        with TinySequencer(connection, group, "nyc"), Member(group, "nyc/a", connection=connection) as alice:
+        with SequencerThread(connection, group, "nyc"), Member(group, "nyc/a", connection=connection) as alice:
             for _ in range(3):
                 alice.broadcast(b"x").result(10)
     return connection
@@ -47,10 +47,10 @@ def made_anew(kafka: MemoryConnection) -> None:
 
 def overtaken(kafka: MemoryConnection) -> None:
     made_anew(kafka)
-    with TinySequencer(kafka, "wrong", "nyc"), Member("wrong", "nyc/a", connection=kafka) as alice:
+    with SequencerThread(kafka, "wrong", "nyc"), Member("wrong", "nyc/a", connection=kafka) as alice:
         for _ in range(5):
             alice.broadcast(b"x").result(10)
-    with TinySequencer(kafka, "wrong", "nyc"):
+    with SequencerThread(kafka, "wrong", "nyc"):
         pass  # it leaves a snapshot
     place = TopicPartition("abcast.wrong.data.nyc", 0)
     kafka.topics.beginnings[place] = len(kafka.topics.partitions[place]) - 1

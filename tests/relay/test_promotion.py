@@ -29,7 +29,7 @@ from connectors.spark.job import JobOptions
 from connectors.takeover.fencing import check_not_fenced
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import working
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, NotOrderedInTime, UsageError
 from ordering.base.names import Topic
@@ -56,7 +56,7 @@ class Hub:
     def order(self, site: str, name: str, count: int) -> None:
         """Order some messages by the site's own sequencer."""
         connection = self.connections[site]
-        with TinySequencer(connection, GROUP, site), Member(GROUP, f"{site}/{name}", connection=connection) as member:
+        with SequencerThread(connection, GROUP, site), Member(GROUP, f"{site}/{name}", connection=connection) as member:
             for number in range(count):
                 member.broadcast(b"%d" % number)
             member.wait_ordered(10)
@@ -271,7 +271,7 @@ def test_a_failover_is_cut_off_and_done_again(
     """Wherever it is cut off, and the old home's sequencer runs all the time: there is one home afterwards."""
     hub.copy("nyc", "lax")
     receipts: dict[str, int | None] = {}
-    with TinySequencer(hub.connections["nyc"], GROUP, "nyc"):
+    with SequencerThread(hub.connections["nyc"], GROUP, "nyc"):
         receipts["nyc/before"] = broadcast(hub, "nyc", "before")
         with monkeypatch.context() as context:
             cut = Cut(context, at, is_written=is_written)
@@ -286,7 +286,7 @@ def test_a_failover_is_cut_off_and_done_again(
         assert broadcast(hub, "nyc", "after") is None, "a receipt of a site that is the home no more"
     with hub.log("nyc") as former, pytest.raises(UsageError, match="the home of group g is sfo now"):
         check_not_fenced(former, former.epochs.read().newest_epoch)
-    with TinySequencer(hub.connections["sfo"], GROUP, "sfo"):
+    with SequencerThread(hub.connections["sfo"], GROUP, "sfo"):
         receipts["sfo/late"] = broadcast(hub, "sfo", "late")
     order = {sender: seqno for seqno, (sender, _) in enumerate(hub.messages("sfo"), 1)}
     given = {sender: seqno for sender, seqno in receipts.items() if seqno is not None}
@@ -309,7 +309,7 @@ def test_the_fence_of_a_relay_is_cut_off_and_done_again(
         with closing(relay):
             return relay.start()
 
-    with TinySequencer(hub.connections["nyc"], GROUP, "nyc"):
+    with SequencerThread(hub.connections["nyc"], GROUP, "nyc"):
         with monkeypatch.context() as context:
             Cut(context, at, is_written=is_written)
             with pytest.raises((BrokerUnreachable, UsageError)):

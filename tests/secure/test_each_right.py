@@ -19,7 +19,7 @@ from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.rights import Right, Who, grant, rights_of
 from connectors.kafka.topics.topics import check_topics, create_topics, ensure_topic, look_at_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
 from ordering.sequencer import sequencer
@@ -94,7 +94,7 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
     trial = Trial(secure_broker, "each-care", "maintainer")
     append(trial.admin, str(Topic(trial.group, "dead-letter", SITE)), (None, b"x", []))
     with (
-        TinySequencer(trial.admin, trial.group, SITE),
+        SequencerThread(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
         return sum(each.records for each in found)
 
     with (
-        TinySequencer(trial.admin, trial.group, SITE),
+        SequencerThread(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
         for right, connection in trial.lacking():
@@ -158,7 +158,7 @@ def test_a_member(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixtur
             assert next(iter(member.inbox(timeout=20))).payload == b"letter"
             assert len(list(itertools.islice(member.deliveries(timeout=20), 2))) == 2
 
-    with TinySequencer(trial.admin, trial.group, SITE):
+    with SequencerThread(trial.admin, trial.group, SITE):
         trial.check(work, caplog, unneeded={f"abcast.sequencer.{SITE}"})  # it tells why a message waits
 
 
@@ -167,7 +167,7 @@ def test_a_member(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixtur
 def test_an_observer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
     trial = Trial(secure_broker, "each-observer", "observer")
     with (
-        TinySequencer(trial.admin, trial.group, SITE),
+        SequencerThread(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin) as alice,
     ):
         alice.broadcast(b"x").result(WAIT)

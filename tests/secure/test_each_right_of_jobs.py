@@ -20,7 +20,7 @@ from connectors.ledger.job import LedgerJob
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.kinds import relays_of
 from connectors.spark.job import JobOptions
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import await_ready, running
 from ordering.base.names import BY_RELAYS, Topic
 from tests.secure.test_each_right import SITE, Trial, what_fails
@@ -36,7 +36,7 @@ def test_a_ledger(
     """Both of its tables. The log names the topics that it may not see: other groups go on."""
     trial = Trial(secure_broker, "each-ledger", "ledger")
     with (
-        TinySequencer(trial.admin, trial.group, SITE),
+        SequencerThread(trial.admin, trial.group, SITE),
         Member(trial.group, f"{SITE}/a", connection=trial.admin, casts=True) as alice,
     ):
         alice.broadcast(b"x").result(WAIT)
@@ -64,7 +64,7 @@ class RelayTrial:
         for site, connection in self.admins.items():
             create_topics(connection, self.group, [site])
             if mode != "hub" or site == next(iter(kafkas)):
-                with TinySequencer(connection, self.group, site):
+                with SequencerThread(connection, self.group, site):
                     pass
             append(connection, str(Topic(self.group, "forward", site)), (b"x/y", b"x", []))
 

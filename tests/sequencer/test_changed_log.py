@@ -28,7 +28,7 @@ from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     BrokerUnreachable,
     Fenced,
@@ -58,7 +58,7 @@ def kafka() -> MemoryConnection:
 
 
 def order(kafka: MemoryConnection, count: int) -> None:
-    with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/a", connection=kafka) as member:
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/a", connection=kafka) as member:
         for number in range(count):
             member.broadcast(b"%d" % number).result(20)
 
@@ -119,7 +119,7 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
 
     for name in "abcde":
         send(name)
-    with TinySequencer(kafka, "g", SITE) as sequencer:
+    with SequencerThread(kafka, "g", SITE) as sequencer:
         eventually(lambda: sequencer.state.seqno == 5, what="all is ordered")
     change(kafka, FORWARD, how)
     log = kafka.topics.partitions[place]
@@ -128,7 +128,7 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
     state = take_over_groups(Claimer(kafka, SITE), {"g": [FORWARD]})["g"]
     assert (Partition(FORWARD, 0) in state.decided) is (how is list)
     assert ("reads it from its beginning" in caplog.text) is (how is not list)
-    with TinySequencer(kafka, "g", SITE) as sequencer:
+    with SequencerThread(kafka, "g", SITE) as sequencer:
         send("last")
         eventually(lambda: "nyc/last" in sequencer.state.received, what="it is ordered")
         assert ("nyc/new" in sequencer.state.received) is has_new

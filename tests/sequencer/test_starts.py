@@ -23,7 +23,7 @@ from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.base.names import Topic
 from ordering.base.records import Data, Headers, Partition
@@ -49,7 +49,7 @@ def data_of(kafka: MemoryConnection) -> list[Data]:
 
 
 def order(kafka: MemoryConnection, count: int) -> None:
-    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/alice", connection=kafka) as alice:
+    with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/alice", connection=kafka) as alice:
         for receipt in [alice.broadcast(b"old %d" % number) for number in range(count)]:
             receipt.result(10)
 
@@ -147,7 +147,7 @@ class TestNothingIsClaimedInVain:
 
 class TestSettings:
     def test_an_operator_whose_clock_is_behind(self, kafka: MemoryConnection) -> None:
-        with TinySequencer(kafka, "g", "nyc") as sequencer:
+        with SequencerThread(kafka, "g", "nyc") as sequencer:
             assert change_settings(kafka, "g", "nyc", flush=True)
             with patch("time.time_ns", return_value=1_000_000_000):
                 assert change_settings(kafka, "g", "nyc", closed=True)
@@ -287,7 +287,7 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
     tick(kafka.producer(), str(FORWARD), [0], 1)
     end = len(log_of(kafka, FORWARD))
     assert take_over(kafka, "g", "nyc").membership.horizon == {Partition(str(FORWARD), 0): end}
-    with TinySequencer(kafka, "g", "nyc") as sequencer:
+    with SequencerThread(kafka, "g", "nyc") as sequencer:
         deadline = time.monotonic() + 60
         while sequencer.state.membership.horizon and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -13,7 +13,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.storage.location import RemotePath
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable
 from tests.cli.here import abcast_here
 from tests.ledger.ledger_of import effective, write_ledger
@@ -30,7 +30,7 @@ def old_group(connection: Connection, group: str, site: str, ledger: RemotePath)
     create_topics(connection, group, [site])
     for payloads in (PAYLOADS[:20], PAYLOADS[20:]):
         with (
-            TinySequencer(connection, group, site),
+            SequencerThread(connection, group, site),
             Member(group, f"{site}/alice", connection=connection) as alice,
         ):
             for payload in payloads:

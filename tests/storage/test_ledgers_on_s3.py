@@ -9,7 +9,7 @@ import pytest
 
 from connectors.local.broker import EmbeddedBroker
 from connectors.storage.location import RemotePath
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from tests.cli.here import abcast_here
 from tests.crash.conftest import MakeScenario, make_scenario, temporary_files
 from tests.crash.processes import Process
@@ -60,7 +60,7 @@ def test_each_seqno_once(scenario: Scenario, server: S3Server, tmp_path: Path) -
     """The job is killed between its commit and the answer to it; then two run at once, and one gets no answer."""
     data = server.place("story")
     ledger, answers = data / "ledger", Answers(server)
-    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+    with SequencerThread(scenario.connection, scenario.group, scenario.site):
         load = scenario.load("alice")
         first = start(scenario, data)
         answers.lose_one()

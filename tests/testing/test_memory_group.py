@@ -13,8 +13,8 @@ import abcast.testing
 import pytest
 from abcast import Member, UsageError
 from abcast.testing import MemoryGroup
-from kafka.errors import OffsetOutOfRangeError
 
+from connectors.engine.intake import InputLost
 from ordering.base.names import Topic
 from tests.papers import doc, fences
 from tests.waiting import WAIT, eventually
@@ -48,7 +48,7 @@ def test_members_are_closed_at_the_end() -> None:
 def test_what_ends_the_sequencer_ends_the_test() -> None:
     group, others = MemoryGroup(), set(threading.enumerate())
     group.connection.topics.drop(str(Topic(group.name, "forward", group.site)), 1)
-    with pytest.raises(OffsetOutOfRangeError), group:
+    with pytest.raises(InputLost), group:
         eventually(lambda: set(threading.enumerate()) <= others)
 
 

@@ -13,7 +13,7 @@ import pytest
 from connectors import Member
 from connectors.client.state.state_supplier import CHUNK_BYTES
 from connectors.kafka.connection.connection import Connection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import kill, with_casts
 from tests.waiting import WAIT
@@ -35,7 +35,7 @@ def traced(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) 
         return send(self, topic, value, key, [*before, *(headers or ()), BEHIND], **rest)
 
     monkeypatch.setattr(producer, "send", send_more)
-    with TinySequencer(connection, group):
+    with SequencerThread(connection, group):
         yield
 
 

@@ -22,7 +22,7 @@ from connectors.kafka.topics.topics import create_topics, delete_topics, find_to
 from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Role, Topic
 from ordering.base.reader import Reader as SequenceReader
@@ -87,7 +87,7 @@ def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, mon
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
     with contextlib.ExitStack() as closing:
-        closing.enter_context(TinySequencer(kafka, "g", SITE))
+        closing.enter_context(SequencerThread(kafka, "g", SITE))
         closing.enter_context(contextlib.suppress(AbcastError))
         member, sender = (closing.enter_context(with_casts(kafka, "g", name)) for name in "rs")
         reader = Reader(member, member.inbox() if role == "inbox" else None)
@@ -109,7 +109,7 @@ def test_an_inbox_that_has_changed_between_two_runs(how: Change) -> None:
         with Member("g", f"{SITE}/r", connection=kafka) as member:
             return [letter.payload for letter in member.inbox(timeout=0.2, **settings)]
 
-    with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/s", connection=kafka) as sender:
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/s", connection=kafka) as sender:
         write("inbox", sender, 5)
         assert len(run()) == 5
         change(kafka, str(Topic("g", "inbox", SITE)), how)
@@ -152,7 +152,7 @@ def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest
         Member("g", f"{SITE}/r", connection=kafka) as member,
         ending_so(Member("g", f"{SITE}/s", connection=kafka)) as sender,
     ):
-        with TinySequencer(kafka, "g", SITE):
+        with SequencerThread(kafka, "g", SITE):
             broadcast(kafka, "g", "a", [b"old %d" % number for number in range(8)])
             sender.broadcast(b"mine").result(20)
             reader = Reader(member)
@@ -180,7 +180,7 @@ def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     kafka = MemoryConnection(timeout=5.0)
     kafka.create("g", SITE)
-    with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/r", connection=kafka) as member:
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/r", connection=kafka) as member:
         reader = Reader(member)
         for number in range(10):
             broadcast(kafka, "g", f"a{number}", [b"%d" % number])
@@ -204,7 +204,7 @@ def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> No
         Member(group, f"{SITE}/r", connection=connection) as member,
         ending_so(Member(group, f"{SITE}/s", connection=connection, resend_after_s=1.0)) as sender,
     ):
-        with TinySequencer(connection, group, SITE):
+        with SequencerThread(connection, group, SITE):
             for number in range(5):
                 sender.broadcast(b"old %d" % number).result(20)
             reader = Reader(member)
@@ -212,7 +212,7 @@ def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> No
         delete_topics(other, [topic for topic in find_topics(other) if topic.group == group])
         eventually(lambda: not [topic for topic in find_topics(other) if topic.group == group], what="they are gone")
         create_topics(other, group, [SITE])
-        with TinySequencer(other, group, SITE):
+        with SequencerThread(other, group, SITE):
             broadcast(other, group, "z", [b"new %d" % number for number in range(8)])
             reader.join()
             assert isinstance(reader.problem, HistoryChanged)
@@ -222,7 +222,7 @@ def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> No
 def idle_log() -> tuple[MemoryConnection, TopicPartition, SequencerState]:
     kafka = MemoryConnection()
     kafka.create("g", SITE)
-    with TinySequencer(kafka, "g", SITE):
+    with SequencerThread(kafka, "g", SITE):
         broadcast(kafka, "g", "a", [b"%d" % number for number in range(8)])
     with DataLog(kafka, "g", SITE) as log:
         return kafka, TopicPartition(str(log.topic), 0), log.state()

@@ -1,4 +1,4 @@
-"""The member against a real broker and the real core, sequenced by `TinySequencer`."""
+"""The member against a real broker and the real core, sequenced by `SequencerThread`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS, VARIABLE
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -96,7 +96,7 @@ class TestBadInput:
     def test_headers_may_be_a_dict(self) -> None:
         connection = MemoryConnection()
         connection.create("g", "nyc")
-        with TinySequencer(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
             alice.broadcast(b"x", headers={"a": b"1", "b": b""}).result(WAIT)
             alice.send("nyc/alice", b"y", headers={"a": b"1"}).result(WAIT)
             assert next(alice.deliveries()).headers == (("a", b"1"), ("b", b""))
@@ -162,7 +162,7 @@ class TestConnecting:
 @pytest.mark.broker
 class TestBroadcast:
     def test_receipts_are_in_the_order_of_the_broadcasts(self, connection: Connection, group: str) -> None:
-        with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
             receipts = [alice.broadcast(b"%d" % number) for number in range(500)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 501))
             assert alice.wait_ordered(WAIT) == 500
@@ -172,7 +172,7 @@ class TestBroadcast:
     @WITH_EITHER
     def test_threads_share_a_member(self, connection: Connection, group: str) -> None:
         """Each thread's own messages keep their order, and local seqnos have no gap."""
-        with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
 
             def send(thread: int) -> None:
                 for number in range(100):
@@ -193,7 +193,7 @@ class TestBroadcast:
     @WITH_EITHER
     def test_everything_travels(self, connection: Connection, group: str) -> None:
         headers = (("k", b"\x00\xff"), ("k", b""), ("", b"x"))
-        with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
             alice.broadcast(b"", headers=headers)
             alice.broadcast(b"\xff" * MAX_PAYLOAD_BYTES).result(WAIT)
             incarnation = alice.incarnation
@@ -214,7 +214,7 @@ class TestBroadcast:
         with pytest.raises(ForwardTableFull, match="3 messages"):
             alice.broadcast(b"refused", timeout=0.3)
         assert 0.3 <= time.monotonic() - started < 9
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             assert alice.broadcast(b"y", timeout=WAIT).result(WAIT) == 4
             alice.close()
 
@@ -237,7 +237,7 @@ class TestBroadcast:
             return False
 
         with (
-            TinySequencer(connection, group, drop=drop),
+            SequencerThread(connection, group, drop=drop),
             Member(group, "nyc/alice", connection=connection, resend_after_s=0.3) as alice,
         ):
             receipts = [alice.broadcast(b"%d" % number) for number in range(10)]
@@ -266,7 +266,7 @@ class TestBroadcast:
     def test_a_failed_produce_request_is_repaired(self, connection: Connection, group: str) -> None:
         """The producer dies; a new one sends the table from its beginning, and no message overtakes another."""
         with (
-            TinySequencer(connection, group),
+            SequencerThread(connection, group),
             Member(group, "nyc/alice", connection=connection) as alice,
         ):
             alice.broadcast(b"0").result(WAIT)
@@ -306,7 +306,7 @@ class TestBroadcast:
     @WITH_EITHER
     def test_close_leaves_no_threads(self, connection: Connection, group: str) -> None:
         before = set(threading.enumerate())
-        with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
             alice.broadcast(b"x").result(WAIT)
             generator = alice.deliveries()
             next(generator)
@@ -334,7 +334,7 @@ class TestBroadcast:
             "m = Member(sys.argv[1], 'nyc/alice', bootstrap_servers=sys.argv[2]); m.broadcast(b'x')\n"
             "g = Member(sys.argv[1], 'nyc/bob', bootstrap_servers=sys.argv[2]).deliveries(); d = next(g)\n"
         )
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             subprocess.run(
                 [sys.executable, "-c", script, group, connection.bootstrap_servers], cwd=ROOT, timeout=30, check=True
             )
@@ -349,7 +349,7 @@ class TestIncarnations:
         taken: list[int] = []
         now = time.time_ns()
         for clock in (now, now, now - 3600 * 10**9):
-            with monkeypatch.context() as patched, TinySequencer(connection, group):
+            with monkeypatch.context() as patched, SequencerThread(connection, group):
                 patched.setattr(time, "time_ns", lambda clock=clock: clock)
                 with Member(group, "nyc/alice", connection=connection) as alice:
                     alice.broadcast(b"x").result(WAIT)
@@ -362,7 +362,7 @@ class TestIncarnations:
         """A member whose committed number has expired numbers itself by DATA, which keeps the ordered messages for
         good.
         """
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             with Member(group, "nyc/alice", connection=connection) as alice:
                 alice.broadcast(b"x").result(WAIT)
                 first = alice.incarnation
@@ -376,7 +376,7 @@ class TestIncarnations:
 
     def test_a_later_start_supersedes(self, connection: Connection, group: str) -> None:
         """In the earlier process, waiting receipts and the next broadcasts raise Superseded."""
-        with TinySequencer(connection, group, drop=lambda forward: forward.payload == b"lost"):
+        with SequencerThread(connection, group, drop=lambda forward: forward.payload == b"lost"):
             first = Member(group, "nyc/alice", connection=connection)
             first.broadcast(b"1").result(WAIT)
             waiting = first.broadcast(b"lost")
@@ -390,7 +390,7 @@ class TestIncarnations:
 
     def test_reading_takes_none(self, connection: Connection, group: str) -> None:
         """Reading under a sender's name does not supersede the sender."""
-        with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
+        with SequencerThread(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
             alice.broadcast(b"1").result(WAIT)
             assert len(delivered(connection, group, "nyc/alice")) == 1
             assert alice.broadcast(b"2").result(WAIT) == 2
@@ -401,11 +401,14 @@ class TestDeliveries:
     @pytest.fixture
     def filled(self, connection: Connection, group: str) -> str:
         """Ten messages, every DATA record written twice, and what a fenced sequencer left behind the seal."""
-        with TinySequencer(connection, group, repeat=True), Member(group, "nyc/alice", connection=connection) as alice:
+        with (
+            SequencerThread(connection, group, repeat=True),
+            Member(group, "nyc/alice", connection=connection) as alice,
+        ):
             for number in range(1, 6):
                 alice.broadcast(b"%d" % number)
             alice.wait_ordered(WAIT)
-        with TinySequencer(connection, group, repeat=True) as second:
+        with SequencerThread(connection, group, repeat=True) as second:
             source = Source(f"abcast.{group}.forward.nyc", 0, 999)
             for seqno in (6, 7):
                 second.write([Data("message", 1, seqno, 0, "nyc/mallory", 1, 1, b"stale", source)])
@@ -423,7 +426,7 @@ class TestDeliveries:
             assert [d.epoch for d in got] == [1 if n < 6 else 3 for n in range(start, 11)]
 
     def test_a_seqno_still_to_come(self, connection: Connection, filled: str) -> None:
-        with TinySequencer(connection, filled), Member(filled, "nyc/bob", connection=connection) as bob:
+        with SequencerThread(connection, filled), Member(filled, "nyc/bob", connection=connection) as bob:
             future = bob.deliveries(from_seqno=12, timeout=WAIT)
             sender = threading.Timer(0.5, lambda: [bob.broadcast(b"%d" % number) for number in (11, 12)])
             sender.start()
@@ -484,7 +487,7 @@ class TestDeliveries:
     ) -> None:
         """Deliveries go on without a seam; without the ledger an error names it."""
         everything = delivered(connection, filled)
-        with TinySequencer(connection, filled) as sequencer:
+        with SequencerThread(connection, filled) as sequencer:
             with connection.admin() as admin:
                 end = _offset_of(connection, filled, 8)
                 admin.delete_records({TopicPartition(f"abcast.{filled}.data.nyc", 0): end})
@@ -509,7 +512,7 @@ class TestDeliveries:
 
     def test_a_ledger_that_ends_too_early(self, connection: Connection, filled: str, tmp_path: Path) -> None:
         everything = delivered(connection, filled)
-        with TinySequencer(connection, filled) as sequencer, connection.admin() as admin:
+        with SequencerThread(connection, filled) as sequencer, connection.admin() as admin:
             admin.delete_records({TopicPartition(f"abcast.{filled}.data.nyc", 0): _offset_of(connection, filled, 8)})
             sequencer.write([snapshot(sequencer.state)])
         _write_ledger(tmp_path / "ledger", filled, everything[:5])
@@ -615,11 +618,11 @@ class TestOutbox:
                 first = max(first + lines, file)
 
         if ordered_meanwhile:
-            with TinySequencer(connection, group):
+            with SequencerThread(connection, group):
                 crash_twice()
         else:
             crash_twice()
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             sender = self._start(connection, group, outbox, first, 10)
             assert sender.wait(120) == 0
             assert sender.stdout is not None
@@ -632,7 +635,7 @@ class TestOutbox:
         assert payloads == list(range(first + 10))
 
     def test_a_second_process_is_refused(self, connection: Connection, group: str, tmp_path: Path) -> None:
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             alice = Member(group, "nyc/alice", connection=connection, outbox=tmp_path / "o")
             with pytest.raises(UsageError, match="in use by another process"):
                 Member(group, "nyc/alice", connection=connection, outbox=tmp_path / "o")
@@ -645,7 +648,7 @@ class TestOutbox:
             receipts = [alice.broadcast(b"%d" % number) for number in range(3)]
             alice.close(timeout=0)
         with (
-            TinySequencer(connection, group),
+            SequencerThread(connection, group),
             Member(group, "nyc/alice", connection=connection, outbox=tmp_path / "o") as alice,
         ):
             assert alice.wait_ordered(WAIT) in (3, None)  # None: ordered before this start looked
@@ -654,7 +657,7 @@ class TestOutbox:
         assert [d.payload for d in delivered(connection, group)] == [b"0", b"1", b"2", b"3"]
 
     def test_a_start_without_it_supersedes_it(self, connection: Connection, group: str, tmp_path: Path) -> None:
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             with Member(group, "nyc/alice", connection=connection, outbox=tmp_path / "o") as alice:
                 alice.broadcast(b"1")
             with Member(group, "nyc/alice", connection=connection) as other:
@@ -664,7 +667,7 @@ class TestOutbox:
 
     def test_an_old_copy_starts_a_new_incarnation(self, connection: Connection, group: str, tmp_path: Path) -> None:
         """A restored file does not know which local seqnos are taken; using them again would lose messages."""
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             with Member(group, "nyc/alice", connection=connection, outbox=tmp_path / "o") as alice:
                 alice.broadcast(b"1").result(WAIT)
                 first = alice.incarnation
@@ -699,7 +702,7 @@ def test_a_broker_restart_is_only_a_pause(tmp_path: Path, transport: str) -> Non
         connection = Connection(broker.bootstrap_servers, transport=transport)
         create_topics(connection, "g", ["nyc"])
         with (
-            TinySequencer(connection, "g"),
+            SequencerThread(connection, "g"),
             Member("g", "nyc/alice", connection=connection, resend_after_s=1) as alice,
         ):
             generator = alice.deliveries(timeout=60)

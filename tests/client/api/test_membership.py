@@ -1,4 +1,4 @@
-"""Members that join, leave, flush and die, on a real broker and the real core (`TinySequencer`)."""
+"""Members that join, leave, flush and die, on a real broker and the real core (`SequencerThread`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     AbcastError,
     Blocked,
@@ -46,8 +46,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
-    with TinySequencer(connection, group) as running:
+def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
+    with SequencerThread(connection, group) as running:
         yield running
 
 
@@ -269,7 +269,7 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
 @pytest.mark.parametrize("in_outbox", [False, True])
 @pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
 def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
-    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, settings: Any, in_outbox: bool
+    connection: Connection, group: str, sequencer: SequencerThread, tmp_path: Path, settings: Any, in_outbox: bool
 ) -> None:
     """No message is lost: the old incarnation's are ordered no more, and its receipts hold in the next one."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500, **settings)
@@ -311,7 +311,7 @@ def broadcast_until_it_fails(member: Member) -> None:
 
 @ON_A_BROKER
 def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
-    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path
+    connection: Connection, group: str, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
     """Its messages would be dead letters before its JOIN is ordered, so the JOIN comes first."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
@@ -386,7 +386,7 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
 
 
 def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
-    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, group: str, sequencer: SequencerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker is away between the two incarnations, and the member is closed: its next start sends all."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
@@ -419,7 +419,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
 
 @ON_A_BROKER
 def test_what_is_carried_into_a_flush_that_is_run_again(
-    connection: Connection, group: str, sequencer: TinySequencer
+    connection: Connection, group: str, sequencer: SequencerThread
 ) -> None:
     """b rejoins at r's quiet point with a message to send; r dies, and b must send it before its FLUSH_OK."""
     change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
@@ -494,7 +494,7 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
             assert calls == ["block", "unblock"] * 2
 
 
-def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: TinySequencer) -> None:
+def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: SequencerThread) -> None:
     """Its START_FLUSH is ordered after the requester has given up; and one of two at a time is refused."""
     with Member(group, "nyc/a", connection=connection, resend_after_s=0.5) as a:
         a.connect()
@@ -574,7 +574,7 @@ def test_connect_again_changes_nothing(connection: Connection, group: str) -> No
 
 
 def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
-    connection: Connection, group: str, sequencer: TinySequencer
+    connection: Connection, group: str, sequencer: SequencerThread
 ) -> None:
     """`close` leaves also where the view has not come yet: nobody is left behind to be suspected."""
     with Member(group, "nyc/a", connection=connection) as a:
@@ -591,7 +591,7 @@ def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
 
 
 def test_who_waits_for_its_messages_hears_of_the_close(
-    connection: Connection, group: str, sequencer: TinySequencer
+    connection: Connection, group: str, sequencer: SequencerThread
 ) -> None:
     sequencer.drop = lambda _: True
     raised: list[BaseException] = []

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from connectors import Member, Receipt
-from connectors.testing import MemoryConnection, MemoryGroup, TinySequencer
+from connectors.testing import MemoryConnection, MemoryGroup, SequencerThread
 from ordering.base.errors import NotOrderedInTime, NotWrittenInTime, UsageError
 from ordering.membership.membership import MemberIncarnation
 from tests.waiting import WAIT, eventually
@@ -89,7 +89,7 @@ def test_it_cannot_be_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not receipt.cancel()
-        with TinySequencer(connection, "g"):
+        with SequencerThread(connection, "g"):
             return await asyncio.wait_for(receipt, WAIT)
 
     with Member("g", "nyc/alice", connection=connection) as alice:
@@ -148,7 +148,7 @@ def test_settled_while_it_becomes_a_future() -> None:
 def test_letters_that_are_late() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    with TinySequencer(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
+    with SequencerThread(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
         assert alice.send("nyc/alice", b"x").result(WAIT) == 1
         connection.topics.refuse("abcast.g.inbox.nyc", 1000)
         with pytest.raises(NotWrittenInTime):

@@ -16,7 +16,7 @@ from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_clients import MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 
 WAIT = 60.0
 ALL = list(range(1, 6))
@@ -61,7 +61,7 @@ def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pyte
     monkeypatch.setattr(IncarnationNumbers, "broker_ms", 0)  # to ask for it is a batch
     resend_after_s = 0.2 if isinstance(kafka, Pipelined) else 20
     with (
-        TinySequencer(kafka, "g") as sequencer,
+        SequencerThread(MemoryConnection(topics=kafka.topics), "g") as sequencer,
         Member("g", "nyc/alice", connection=kafka, resend_after_s=resend_after_s) as alice,
     ):
         kafka.topics.passes_first_batches = True
@@ -87,7 +87,7 @@ def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
 def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
     """Also a producer's first requests: each message and letter comes once and in order."""
     with (
-        TinySequencer(kafka, "g"),
+        SequencerThread(kafka, "g"),
         Member("g", "nyc/alice", connection=kafka) as alice,
         Member("g", "nyc/bob", connection=kafka) as bob,
     ):
@@ -106,7 +106,7 @@ def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
 def test_all_at_once(kafka: MemoryConnection) -> None:
     """Several senders, refusals in between, each new producer's first batches out of order."""
     kafka.topics.passes_first_batches = True
-    with TinySequencer(MemoryConnection(topics=kafka.topics), "g"):
+    with SequencerThread(MemoryConnection(topics=kafka.topics), "g"):
         members = [Member("g", f"nyc/m{number}", connection=kafka, resend_after_s=0.2) for number in range(3)]
         receipts: list[Receipt] = []
         for number in range(20):

@@ -13,7 +13,7 @@ from connectors import Member
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError
 from ordering.base.records import FLUSH_OK, MESSAGE
 from ordering.participant.events import ViewChange
@@ -32,8 +32,8 @@ def kafka() -> MemoryConnection:
 
 
 @pytest.fixture
-def sequencer(kafka: MemoryConnection) -> Iterator[TinySequencer]:
-    with TinySequencer(kafka, GROUP) as running:
+def sequencer(kafka: MemoryConnection) -> Iterator[SequencerThread]:
+    with SequencerThread(kafka, GROUP) as running:
         yield running
 
 
@@ -44,7 +44,7 @@ def phase_of(member: Member) -> ParticipantPhase:
 @pytest.mark.parametrize("with_outbox", [False, True])
 @pytest.mark.parametrize("asks", ["before", "after"])
 def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
-    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, asks: str, with_outbox: bool
+    kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, asks: str, with_outbox: bool
 ) -> None:
     """Its message can't be ordered any more and precedes its JOIN, whether the member has asked before or not."""
     with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
@@ -70,7 +70,7 @@ def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
 
 
 def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
-    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
+    kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
     """A stranger's messages are ordered while the group is open, and no longer once it has closed."""
     change_settings(kafka, GROUP, "nyc", suspect_after_ms=2_500)
@@ -92,7 +92,7 @@ def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
 
 
 def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
-    kafka: MemoryConnection, sequencer: TinySequencer
+    kafka: MemoryConnection, sequencer: SequencerThread
 ) -> None:
     """The sequencer drops records under that name until the flush ends; the sender needs no resend to be heard then."""
     with Member(GROUP, "nyc/a", connection=kafka) as a:
@@ -109,7 +109,7 @@ def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
 
 
 def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
-    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
+    kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
     """A closed group takes only the earlier incarnation's JOIN: a control record strands that incarnation as a
     message does.
@@ -147,7 +147,7 @@ def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: b
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_the_next_life(
-    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, is_killed: bool
+    kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, is_killed: bool
 ) -> None:
     """A message of the old incarnation is ordered before the new one's JOIN. The messages behind it go on."""
     path = tmp_path / "s.outbox"
@@ -186,7 +186,7 @@ def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_t
 
 @pytest.mark.parametrize("with_outbox", [False, True])
 def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not_begun_is_known_to_that(
-    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, with_outbox: bool
+    kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, with_outbox: bool
 ) -> None:
     with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
         stranger.broadcast(b"ordered").result(WAIT)

@@ -12,7 +12,7 @@ from connectors import Member
 from connectors.client.memory.outbox import Outbox
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Blocked, EnvironmentProblem
 from ordering.casts.casts import Cast
 from tests.client.members import forwarder_of, kill, silence, with_casts
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
-    with TinySequencer(connection, group) as running:
+def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
+    with SequencerThread(connection, group) as running:
         yield running
 
 

@@ -20,7 +20,7 @@ from connectors.kafka.codec.cast_codec import cast_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, StateUnavailable, UsageError
 from ordering.base.names import Topic
 from ordering.casts.casts import ORDERS, Cast
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
+def sequencer(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SequencerThread]:
     monkeypatch.setattr(state_joiner, "PATIENCE_S", 1.0)
-    with TinySequencer(connection, group) as running:
+    with SequencerThread(connection, group) as running:
         yield running
 
 

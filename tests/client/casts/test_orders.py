@@ -19,7 +19,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, KafkaRefused, UsageError
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.delivery_status import DeliveryStatus
@@ -29,8 +29,8 @@ from tests.waiting import WAIT, eventually
 
 
 @pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
-    with TinySequencer(connection, group) as running:
+def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
+    with SequencerThread(connection, group) as running:
         yield running
 
 

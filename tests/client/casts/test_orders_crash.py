@@ -18,7 +18,7 @@ from connectors.client.state import state_joiner
 from connectors.diagnosis.report import check_group
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from jobs.deliver import _line
 from ordering.casts.casts import ORDERS
 from ordering.participant.events import ViewChange
@@ -85,7 +85,7 @@ def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection,
     """
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=10_000)
     command = [sys.executable, "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"]
-    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+    with SequencerThread(connection, group), contextlib.ExitStack() as closing:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         closing.callback(process.wait, WAIT)
         closing.callback(process.kill)
@@ -141,7 +141,7 @@ def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, gr
     """Each accepted message is delivered once, in all orders, whether or not it was written or known as written."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=3_000)
     outbox, accepted = tmp_path / "outbox", Counter[int]()
-    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+    with SequencerThread(connection, group), contextlib.ExitStack() as closing:
         a = Recorder(connection, group, "a")
         closing.callback(a.member.close)
         for start in range(2):
@@ -169,7 +169,7 @@ def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, gr
 def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: str, tmp_path: Path) -> None:
     """Survivors deliver the same of its casts in each view, in orders that hold; also of its next incarnation."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_000)
-    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+    with SequencerThread(connection, group), contextlib.ExitStack() as closing:
         a, b = (Recorder(connection, group, name) for name in "ab")
         closing.callback(b.member.close)
         closing.callback(a.member.close)

@@ -20,7 +20,7 @@ from connectors.client.tail import sharing
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Blocked, ProtocolViolation, Superseded
 from ordering.base.names import Topic
 from ordering.base.records import JOIN, MESSAGE, Forward
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
-    with TinySequencer(connection, group) as running:
+def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
+    with SequencerThread(connection, group) as running:
         yield running
 
 
-def drop_messages(sequencer: TinySequencer) -> list[Forward]:
+def drop_messages(sequencer: SequencerThread) -> list[Forward]:
     """Drop all further messages; return them."""
     dropped: list[Forward] = []
 
@@ -55,7 +55,7 @@ def payloads(member: Member, count: int) -> list[bytes]:
 
 
 def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
-    connection: Connection, flushing: str, sequencer: TinySequencer
+    connection: Connection, flushing: str, sequencer: SequencerThread
 ) -> None:
     """A cast that waits when another process takes its name is dropped, and ends no thread that others use."""
     with with_casts(connection, flushing, "a") as a, with_casts(connection, flushing, "b") as b:
@@ -79,7 +79,7 @@ def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
 
 
 def test_a_cast_waits_for_what_an_outbox_has_kept(
-    connection: Connection, flushing: str, sequencer: TinySequencer, tmp_path: Path
+    connection: Connection, flushing: str, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
     dropped = drop_messages(sequencer)
     killed = with_casts(connection, flushing, "a", outbox=tmp_path / "outbox")
@@ -173,7 +173,7 @@ def test_a_position_that_data_does_not_reach(connection: Connection, group: str,
 
 
 def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
-    connection: Connection, flushing: str, sequencer: TinySequencer
+    connection: Connection, flushing: str, sequencer: SequencerThread
 ) -> None:
     """A member that was suspected joins again by itself, and its application has made no mistake."""
     sequencer.drop = lambda record: record.kind == JOIN
@@ -186,7 +186,7 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
 
 
 def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
-    connection: Connection, flushing: str, sequencer: TinySequencer
+    connection: Connection, flushing: str, sequencer: SequencerThread
 ) -> None:
     """Once block() has returned, the member takes no more casts, and the flush waits only for the earlier ones."""
     with (

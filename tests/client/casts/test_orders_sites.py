@@ -14,7 +14,7 @@ from connectors.client.tail import cast_reader
 from connectors.diagnosis.casts import check_casts
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from jobs.deliver import _event_line, _line
 from ordering.base.names import Topic
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DIVERGENT, FIFO_VIOLATION, LOST
@@ -40,7 +40,7 @@ def nyc() -> Iterator[MemoryConnection]:
     for number in range(2):
         relayed = TopicPartition(str(Topic(GROUP, "relayed", "nyc", "sfo")), number)
         connection.topics.partitions[relayed] = []
-    with TinySequencer(connection, GROUP):
+    with SequencerThread(connection, GROUP):
         change_settings(connection, GROUP, "nyc", flush=True)
         yield connection
 

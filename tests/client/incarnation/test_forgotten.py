@@ -24,7 +24,7 @@ from connectors.kafka.log.effective import Effective
 from connectors.kafka.topics.senders import Forgotten, forget_senders, idle_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, Superseded, UsageError
 from ordering.base.names import Address
 from ordering.base.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
@@ -60,7 +60,7 @@ def forget(connection: Connection, group: str, address: str = ALICE) -> Forgotte
 def test_one_that_lives_goes_on_in_a_new_life(connection: Connection, group: str, casts: bool) -> None:
     """The member takes a new incarnation, and does not join by that: a stranger stays one."""
     with (
-        TinySequencer(connection, group, "nyc") as sequencer,
+        SequencerThread(connection, group, "nyc") as sequencer,
         Member(group, ALICE, connection=connection, casts=casts) as alice,
     ):
         alice.broadcast(b"1").result(WAIT)
@@ -102,7 +102,7 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monk
         return True
 
     with (
-        TinySequencer(connection, group, "nyc", drop=drop),
+        SequencerThread(connection, group, "nyc", drop=drop),
         Member(group, ALICE, connection=connection, resend_after_s=600) as alice,
     ):
         alice.broadcast(b"1").result(WAIT)
@@ -115,7 +115,7 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monk
 
 
 def test_members_stay(connection: Connection, group: str) -> None:
-    with TinySequencer(connection, group, "nyc"), Member(group, ALICE, connection=connection) as alice:
+    with SequencerThread(connection, group, "nyc"), Member(group, ALICE, connection=connection) as alice:
         alice.connect(timeout=WAIT)
         assert [sender.is_member for sender in known_senders(connection, group, "nyc")] == [True]
         assert forget(connection, group) == Forgotten([], [])
@@ -124,7 +124,7 @@ def test_members_stay(connection: Connection, group: str) -> None:
 
 def leave_in_an_outbox(connection: Connection, group: str, outbox: Path) -> None:
     """Leave three messages in the outbox: one is ordered, then the sender is forgotten."""
-    with TinySequencer(connection, group, "nyc", drop=lambda record: record.payload in (b"2", b"3")):
+    with SequencerThread(connection, group, "nyc", drop=lambda record: record.payload in (b"2", b"3")):
         alice = Member(group, ALICE, connection=connection, outbox=outbox)
         alice.broadcast(b"1").result(WAIT)
         alice.broadcast(b"2")
@@ -138,7 +138,7 @@ def test_an_outbox_is_sent_from_a_new_life(connection: Connection, group: str, t
     outbox = tmp_path / "o"
     leave_in_an_outbox(connection, group, outbox)
     with (
-        TinySequencer(connection, group, "nyc"),
+        SequencerThread(connection, group, "nyc"),
         Member(group, ALICE, connection=connection, outbox=outbox) as alice,
     ):
         alice.wait_ordered(WAIT)
@@ -173,7 +173,7 @@ def test_an_outbox_that_a_later_start_had_is_not_sent(connection: Connection, gr
 
 def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None:
     """No sender of a group younger than the idle time is idle."""
-    with TinySequencer(connection, group, "nyc"):
+    with SequencerThread(connection, group, "nyc"):
         for name in ("alice", "bob"):
             with Member(group, f"nyc/{name}", connection=connection) as member:
                 member.broadcast(b"x").result(WAIT)
@@ -230,7 +230,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
     kafka, group = MemoryConnection(), "g"
     kafka.create(group, "nyc", partitions=1)
     suspension = Suspension(monkeypatch)
-    with TinySequencer(kafka, group) as sequencer, Member(group, ALICE, connection=kafka) as alice:
+    with SequencerThread(kafka, group) as sequencer, Member(group, ALICE, connection=kafka) as alice:
         alice.broadcast(b"1").result(WAIT)
         before = alice.incarnation
         suspension.begin()
@@ -238,7 +238,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
         eventually(lambda: sequencer.state.seqno == 1 + len(receipts))
         assert forget(kafka, group).forgotten == [ALICE]
         sequencer.__exit__(None, None, None)
-        with TinySequencer(kafka, group):  # its snapshot follows all of these records
+        with SequencerThread(kafka, group):  # its snapshot follows all of these records
             with DataLog(kafka, group, "nyc") as log:
                 newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
             kafka.topics.drop("abcast.g.data.nyc", newest)
@@ -267,7 +267,7 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
     def drop(record: Forward) -> bool:
         return record.kind == HEARTBEAT and record.sender == ALICE
 
-    with TinySequencer(kafka, group, drop=drop) as sequencer, Member(group, ALICE, connection=kafka) as alice:
+    with SequencerThread(kafka, group, drop=drop) as sequencer, Member(group, ALICE, connection=kafka) as alice:
         change_settings(kafka, group, "nyc", suspect_after_ms=1_000)
         alice.broadcast(b"1").result(WAIT)
         before = alice.incarnation
@@ -286,7 +286,7 @@ def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytes
         eventually(lambda: sequencer.state.membership.members == (MemberIncarnation(ALICE, before),))
         eventually(lambda: not sequencer.state.membership.members, WAIT)
         sequencer.__exit__(None, None, None)
-        with TinySequencer(kafka, group) as begin_anew:
+        with SequencerThread(kafka, group) as begin_anew:
             with DataLog(kafka, group, "nyc") as log:
                 newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
             kafka.topics.drop("abcast.g.data.nyc", newest)

@@ -22,7 +22,7 @@ from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
 from ordering.base.names import Address
 from ordering.base.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
@@ -92,7 +92,7 @@ class TestOutboxes:
         killed(alice, left_open)
         again = Member("g", "nyc/alice", connection=kafka, outbox=disk)
         receipts = [again.broadcast(b"sell %d" % number) for number in (1, 2, 3)]
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             results = [outcome(receipt) for receipt in receipts]
             again.close()
         for receipt, result in zip(receipts, results, strict=True):
@@ -113,7 +113,7 @@ class TestOutboxes:
         killed(alice, left_open)
         rival.broadcast(b"rival's 2")
         killed(rival, left_open)
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             eventually(lambda: len(ordered(kafka)) == 2)
             with pytest.raises(Superseded, match=r"another message under local seqno 2 than .* So up to 1 messages"):
                 Member("g", "nyc/alice", connection=kafka, outbox=copy)
@@ -127,7 +127,7 @@ class TestOutboxes:
         """The usual end of a killed process: its messages and controls are as before, and only the end of the log
         is read.
         """
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
             alice.connect()
             alice.broadcast(b"1", headers=[("k", b"v")]).result(WAIT)
@@ -160,7 +160,7 @@ class TestOutboxes:
         )
         database.close()
         with (
-            TinySequencer(kafka, "g", "nyc"),
+            SequencerThread(kafka, "g", "nyc"),
             Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "old") as alice,
         ):
             assert alice.incarnation == 7
@@ -178,7 +178,7 @@ class TestClones:
         one = Member("g", "nyc/alice", connection=kafka)
         two = Member("g", "nyc/alice", connection=kafka)
         receipts = [one.broadcast(b"one's 1"), two.broadcast(b"two's 1"), two.broadcast(b"two's 2")]
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             assert [outcome(receipt) for receipt in receipts] == [1, "Superseded", "Superseded"]
             assert ordered(kafka) == ["one's 1", "two's 2"]
             with pytest.raises(Superseded, match="another process has sent as nyc/alice under incarnation 7"):
@@ -207,7 +207,7 @@ class TestClones:
     def test_a_wrong_clock(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
         """Messages are ordered under a wrong clock, and later, when the clock is right."""
         real = time.time_ns
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             monkeypatch.setattr(time, "time_ns", lambda: real() + days * 86_400 * 10**9)
             with Member("g", "nyc/alice", connection=kafka) as alice:
                 assert alice.broadcast(b"1").result(WAIT) == 1
@@ -218,7 +218,7 @@ class TestClones:
 
     def test_a_broker_that_was_ahead(self, kafka: MemoryConnection) -> None:
         """A sender goes on when the broker's clock is right again."""
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             for number, days in enumerate((0, 30, 0, 400, 0), start=1):
                 kafka.topics.ahead_ms = days * 86_400_000
                 with Member("g", "nyc/alice", connection=kafka) as alice:
@@ -227,7 +227,7 @@ class TestClones:
     def test_both_clocks_were_ahead(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         """A clock ahead at the broker and at the member can't be undone; the next start says so at once."""
         real = time.time_ns
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             with monkeypatch.context() as wrong:
                 kafka.topics.ahead_ms = 30 * 86_400_000
                 wrong.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
@@ -243,7 +243,7 @@ class TestClones:
     ) -> None:
         """The clock was a month ahead in an earlier start, which could not ask for the broker's time."""
         real, outbox = time.time_ns, tmp_path / "outbox" if with_outbox else None
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             with monkeypatch.context() as wrong:
                 wrong.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
                 wrong.setattr(IncarnationNumbers, "broker_ms", 0)
@@ -268,7 +268,7 @@ class TestClones:
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The first one raises once, and no traceback is logged."""
-        with TinySequencer(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
+        with SequencerThread(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
             first = Member("g", "nyc/twin", connection=kafka)
             first.broadcast(b"1").result(WAIT)
             waiting = first.broadcast(b"lost")
@@ -280,7 +280,7 @@ class TestClones:
         assert not [record for record in caplog.records if record.exc_info]
 
     def test_who_has_heard_nothing_hears_it_at_the_end(self, kafka: MemoryConnection) -> None:
-        with TinySequencer(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
+        with SequencerThread(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
             first = Member("g", "nyc/twin", connection=kafka)
             first.broadcast(b"lost")
             with Member("g", "nyc/twin", connection=kafka) as second:
@@ -351,7 +351,7 @@ class TestOldLives:
     def test_are_heard_when_they_broadcast_at_last(self, kafka: MemoryConnection, tmp_path: Path, begins: str) -> None:
         outbox, casts = tmp_path / "o" if begins == "with an outbox" else None, "casts" in begins
         with (
-            TinySequencer(kafka, "g", "nyc"),
+            SequencerThread(kafka, "g", "nyc"),
             Member("g", "nyc/alice", connection=kafka, outbox=outbox, casts=casts) as alice,
         ):
             if outbox is None:
@@ -373,7 +373,7 @@ class TestOldLives:
 
     def test_are_changed_only_if_they_must_be(self, kafka: MemoryConnection, tmp_path: Path) -> None:
         with (
-            TinySequencer(kafka, "g", "nyc"),
+            SequencerThread(kafka, "g", "nyc"),
             Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o") as alice,
         ):
             before = alice.incarnation
@@ -384,7 +384,7 @@ class TestOldLives:
 
     def test_do_not_take_back_their_name(self, kafka: MemoryConnection, tmp_path: Path) -> None:
         """Another process has claimed it in the meantime, and sent nothing yet."""
-        with TinySequencer(kafka, "g", "nyc"):
+        with SequencerThread(kafka, "g", "nyc"):
             alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o")
             self.come_and_go(kafka)
             with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "p"), pytest.raises(Superseded):

@@ -18,7 +18,7 @@ from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.session import Session
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.base.names import TICK_NAME
 from ordering.base.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
@@ -92,7 +92,7 @@ def bench(calls: list[str]) -> Iterator[Bench]:
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
     made = Bench(kafka, calls)
-    with TinySequencer(kafka, "g", "nyc", drop=lambda forward: (forward.sender, forward.kind) in made.lost):
+    with SequencerThread(kafka, "g", "nyc", drop=lambda forward: (forward.sender, forward.kind) in made.lost):
         yield made
         made.lost.clear()
         for member in (made.alice, made.bob):

@@ -27,7 +27,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     HistoryUnavailable,
     LetterTableFull,
@@ -272,7 +272,7 @@ class TestIncarnations:
         incarnations = []
         for start in range(3):
             with (
-                TinySequencer(connection, group, "a"),
+                SequencerThread(connection, group, "a"),
                 Member(group, "a/alice", connection=connection, outbox=tmp_path / "o") as alice,
             ):
                 alice.broadcast(b"x").result(WAIT)
@@ -339,7 +339,7 @@ class TestReceiving:
 
     def test_a_reply_finds_its_way(self, connection: Connection, group: str, alice: Member) -> None:
         """To the sender of a delivery, at the same site here, and to the sender of a letter at the other site."""
-        with TinySequencer(connection, group, "a"), Member(group, "a/bob", connection=connection) as bob:
+        with SequencerThread(connection, group, "a"), Member(group, "a/bob", connection=connection) as bob:
             alice.broadcast(b"question").result(WAIT)
             delivery = next(bob.deliveries(from_seqno=1))
             bob.send(delivery.sender, b"answer").result(WAIT)

@@ -14,7 +14,7 @@ from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.position_notes import PositionNotes
 from connectors.client.values.stream import Stream
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import PositionLost, UsageError
 from ordering.base.names import Address
 from ordering.base.records import Data, Source
@@ -28,7 +28,7 @@ def kafka() -> MemoryConnection:
     """Return a Kafka with five ordered messages."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    with TinySequencer(connection, "g", "nyc"), Member("g", "nyc/alice", connection=connection) as alice:
+    with SequencerThread(connection, "g", "nyc"), Member("g", "nyc/alice", connection=connection) as alice:
         for number in range(1, 6):
             alice.broadcast(b"%d" % number)
     return connection
@@ -127,7 +127,7 @@ class TestWhatIsInHand:
 
     def test_a_member_of_the_group(self, kafka: MemoryConnection) -> None:
         """Its runs begin with its view, and go on where the one before has taken."""
-        with TinySequencer(kafka, "g", "nyc"), bob(kafka) as member:
+        with SequencerThread(kafka, "g", "nyc"), bob(kafka) as member:
             member.connect()
             for number in (1, 2, 3):
                 member.broadcast(b"new %d" % number).result(WAIT)
@@ -223,7 +223,7 @@ class TestForgotten:
     def test_a_member_goes_on_with_its_view(self, kafka: MemoryConnection) -> None:
         assert len(rest(kafka)) == 5
         kafka.topics.forget_commits()
-        with TinySequencer(kafka, "g", "nyc"), bob(kafka) as member:
+        with SequencerThread(kafka, "g", "nyc"), bob(kafka) as member:
             member.connect()
             member.broadcast(b"x").result(WAIT)
             assert [delivery.payload for delivery in member.deliveries(timeout=0.05)] == [b"x"]
@@ -291,7 +291,7 @@ class TestForgotten:
         kafka.topics.forget_commits()
         assert rest(kafka) == [1, 2, 3, 4, 5]
         kafka.topics.partitions[notes] = log
-        with Member("g", "nyc/alice", connection=kafka) as alice, TinySequencer(kafka, "g", "nyc"):
+        with Member("g", "nyc/alice", connection=kafka) as alice, SequencerThread(kafka, "g", "nyc"):
             alice.broadcast(b"6").result(WAIT)
         assert rest(kafka) == [6]
         kafka.topics.forget_commits()
@@ -325,7 +325,7 @@ class TestOffsetsSetByHand:
     def test_behind_leftovers(self, kafka: MemoryConnection) -> None:
         """Leftovers of a fenced sequencer behind the seal take an offset and no seqno."""
         stale = Data("message", 1, 6, 0, "nyc/x", 1, 1, b"stale", Source("abcast.g.forward.nyc", 0, 99))
-        with TinySequencer(kafka, "g", "nyc") as second:
+        with SequencerThread(kafka, "g", "nyc") as second:
             second.write([stale])
             self.set(kafka, len(kafka.topics.partitions[self.DATA]))
             assert rest(kafka) == []

@@ -38,7 +38,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
 from ordering.base.names import Address
 from ordering.base.records import Headers
@@ -53,7 +53,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def group(connection: Connection, group: str) -> Iterator[str]:
-    with TinySequencer(connection, group):
+    with SequencerThread(connection, group):
         yield group
 
 
@@ -554,7 +554,7 @@ def test_retention_has_dropped_the_history() -> None:
     """A group that had messages does not begin empty."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
-    with TinySequencer(kafka, "g") as sequencer:
+    with SequencerThread(kafka, "g") as sequencer:
         with Member("g", "nyc/old", connection=kafka) as old:
             old.broadcast(b"before").result(WAIT)
         sequencer.write([snapshot(sequencer.state)])
@@ -660,7 +660,7 @@ def test_a_member_reads_on_where_its_inbox_does(is_cut: bool) -> None:
         for _ in range(3):
             topics.append(inbox, b"nyc/ada", b"", [])
 
-    with TinySequencer(connection, "g"):
+    with SequencerThread(connection, "g"):
         write_letters()
         with Replica(connection, "g", "ada", state=False) as ada:
             ada.say("early")

@@ -17,7 +17,7 @@ from connectors.client.tail.producers import Producers
 from connectors.testing.memory_clients import MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import WRITES, MemoryFuture
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
@@ -33,7 +33,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryConnection]:
     monkeypatch.setattr("connectors.client.tail.heartbeats.CHANGE_S", 0.1)
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    with TinySequencer(connection, "g"):
+    with SequencerThread(connection, "g"):
         yield connection
 
 

@@ -10,7 +10,7 @@ from connectors import Member
 from connectors.client.tail.log_end import LogEnd
 from connectors.kafka.log.data_log import DataLog
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryChanged
 from ordering.sequencer.state import SequencerState
 from tests.waiting import WAIT
@@ -37,7 +37,7 @@ def test_a_state_is_brought_up_to_date_and_equals_one_read_anew(
 
     with (
         closing(LogEnd(kafka, "g", "nyc")) as end,
-        TinySequencer(kafka, "g"),
+        SequencerThread(kafka, "g"),
         Member("g", "nyc/a", connection=kafka) as member,
     ):
         member.broadcast(b"0").result(WAIT)
@@ -59,7 +59,7 @@ def test_a_state_is_brought_up_to_date_and_equals_one_read_anew(
 
 def test_a_log_that_ends_earlier_is_another_one(kafka: MemoryConnection) -> None:
     with closing(LogEnd(kafka, "g", "nyc")) as end:
-        with TinySequencer(kafka, "g"), Member("g", "nyc/a", connection=kafka) as member:
+        with SequencerThread(kafka, "g"), Member("g", "nyc/a", connection=kafka) as member:
             member.broadcast(b"x").result(WAIT)
             end.read()
         kafka.topics.truncate("abcast.g.data.nyc", 0)

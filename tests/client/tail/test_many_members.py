@@ -17,7 +17,7 @@ from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.effective import Effective
 from connectors.testing.memory_clients import MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Address
 from ordering.sequencer.state import SequencerState
@@ -30,7 +30,7 @@ THREADS = 20
 
 def test_200_members(connection: Connection, group: str) -> None:
     """The members connect in 3 s, have their first receipts in 10 s, and share their threads."""
-    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+    with SequencerThread(connection, group), contextlib.ExitStack() as closing:
         before = threading.active_count()
         started = time.monotonic()
         members = [Member(group, f"nyc/{number}", connection=connection) for number in range(MEMBERS)]
@@ -51,7 +51,7 @@ def test_200_members(connection: Connection, group: str) -> None:
 def test_what_is_shared_is_closed_with_the_last_member() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    with TinySequencer(connection, "g"):
+    with SequencerThread(connection, "g"):
         before = set(threading.enumerate())
         with Member("g", "nyc/a", connection=connection) as a, Member("g", "nyc/b", connection=connection) as b:
             assert a.broadcast(b"x").result(WAIT) == 1
@@ -129,7 +129,7 @@ class TestLogTailer:
             return records
 
         monkeypatch.setattr(DataCursor, "poll", slow)
-        with TinySequencer(kafka, "g") as sequencer, Member("g", "nyc/a", connection=kafka) as a:
+        with SequencerThread(kafka, "g") as sequencer, Member("g", "nyc/a", connection=kafka) as a:
             a.broadcast(b"first").result(WAIT)
             tailer = a._shared.tailer("g", "nyc")
             for round_ in range(1, 11):
@@ -153,7 +153,7 @@ class TestLogTailer:
     ) -> None:
         """A follower reads from the cache, by itself, and from the cache again, as it falls behind and catches up."""
         monkeypatch.setattr("connectors.client.tail.tail_cache.MAX_RECORDS", window)
-        with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
+        with SequencerThread(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()
             for round_ in range(1, 11):
                 receipts = [a.broadcast(b"%d" % round_) for _ in range(5 * round_)]
@@ -167,7 +167,7 @@ class TestLogTailer:
             assert taken == list(range(1, last + 1))
 
     def test_a_listener_that_fails_is_told_and_the_others_go_on(self, kafka: MemoryConnection) -> None:
-        with TinySequencer(kafka, "g"), Member("g", "nyc/a", connection=kafka) as a:
+        with SequencerThread(kafka, "g"), Member("g", "nyc/a", connection=kafka) as a:
             subscription, failing = a._shared.tailer("g", "nyc").subscribe(Address("nyc", "a")), Heard()
             failing.receive = lambda _: 1 / 0  # type: ignore[assignment, method-assign]
             subscription.begin(failing, subscription.end()[0].offset)

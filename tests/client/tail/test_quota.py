@@ -18,7 +18,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import broker_jars
 from connectors.local.java import require_java
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError
 from ordering.base.records import VIEW
 
@@ -55,7 +55,7 @@ def test_who_sends_too_much_for_its_quota_is_suspected_no_more_than_its_neighbou
     create_topics(connection, group, ["nyc"], partitions=1)
     change = Connection(broker.bootstrap_servers, 11.0, transport=transport, client_id=limited)
     with contextlib.ExitStack() as to_close:
-        to_close.enter_context(TinySequencer(connection, group))
+        to_close.enter_context(SequencerThread(connection, group))
         change_settings(connection, group, "nyc", suspect_after_ms=SUSPECT_AFTER_S * 1000)
         a, b = (Member(group, f"nyc/{name}", connection=change) for name in "ab")
         for member in (b, a):

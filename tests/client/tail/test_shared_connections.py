@@ -36,7 +36,7 @@ from connectors.kafka.log.effective import Effective
 from connectors.testing.memory_clients import MemoryConsumer, MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import MemoryFuture
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import BrokerUnreachable, KafkaRefused, Superseded, UsageError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
@@ -47,7 +47,7 @@ def kafka() -> Iterator[MemoryConnection]:
     """Yield a Kafka with a group and its sequencer."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
-    with TinySequencer(connection, "g"):
+    with SequencerThread(connection, "g"):
         yield connection
 
 
@@ -154,7 +154,7 @@ def test_a_group_whose_topics_are_gone_silences_no_member_of_another_one(
     def heard() -> int:
         return sum(record.key == b"nyc/a" for record in forward)
 
-    with TinySequencer(kafka, "gone"), Member("gone", "nyc/b", connection=kafka) as b:
+    with SequencerThread(kafka, "gone"), Member("gone", "nyc/b", connection=kafka) as b:
         b.connect()
         with Member("g", "nyc/a", connection=kafka) as a:
             a.connect()
@@ -216,7 +216,7 @@ def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(ka
 @pytest.mark.parametrize("kind", ["deliveries", "inbox"])
 def test_a_stopped_stream_hands_out_nothing_more(kafka: MemoryConnection, kind: str) -> None:
     """The next run has the item."""
-    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as a:
+    with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as a:
         a.broadcast(b"x").result(WAIT)
         a.send("nyc/a", b"x").result(WAIT)
         stream = getattr(a, kind)(timeout=WAIT)

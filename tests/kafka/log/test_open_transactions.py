@@ -21,7 +21,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import StreamingJob
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.names import ROLES, Role, Topic
 from tests.waiting import eventually
 
@@ -86,7 +86,7 @@ class TestOnABroker:
         monkeypatch.setattr(module, "LONG_S", 0.0)
         connection, group = Connection(broker.bootstrap_servers, transport=transport), f"hung-{transport}"
         create_topics(connection, group, ["nyc"], partitions=2)
-        with TinySequencer(connection, group):
+        with SequencerThread(connection, group):
             assert _transactions(connection, group, "nyc").is_ok
             hung.begin_transaction()
             topic = str(Topic(group, "forward", "nyc"))

@@ -26,7 +26,7 @@ from connectors.relay.lacking import lacking_beside
 from connectors.takeover.group_maintenance import LOOK_AT_SETTINGS_S, GroupMaintenance
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Data
@@ -47,7 +47,7 @@ def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def order(connection: Connection, group: str, count: int) -> None:
     """Order messages, each in its own batch and so with its own snapshot."""
-    with TinySequencer(connection, group, SITE), Member(group, f"{SITE}/a", connection=connection) as member:
+    with SequencerThread(connection, group, SITE), Member(group, f"{SITE}/a", connection=connection) as member:
         for number in range(count):
             member.broadcast(b"%d" % number).result(20)
 
@@ -187,7 +187,7 @@ def test_casts_go_on_behind_a_purge(tmp_path: Path) -> None:
     def member(name: str, **more: Any) -> Member:
         return Member(group, f"{SITE}/{name}", connection=kafka, casts=True, **more)
 
-    with TinySequencer(kafka, group, SITE), member("a") as alice, member("b") as bob:
+    with SequencerThread(kafka, group, SITE), member("a") as alice, member("b") as bob:
         for number in range(4):
             alice.broadcast(b"t%d" % number).result(20)
             alice.broadcast(b"c%d" % number, order="fifo").result(20)

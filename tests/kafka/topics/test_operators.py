@@ -15,7 +15,7 @@ from connectors.kafka.topics.operators import _next_incarnation
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, UsageError
 from ordering.base.records import FORGET, SETTINGS
 from ordering.membership.forgetting import SenderRow, to_payload
@@ -34,10 +34,10 @@ def kafka() -> MemoryConnection:
 
 
 @pytest.fixture
-def sequencer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
+def sequencer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[SequencerThread]:
     """Yield the sequencer of a group with a floor: a sender that may just have begun was forgotten."""
     monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
-    with TinySequencer(kafka, GROUP, SITE) as sequencer:
+    with SequencerThread(kafka, GROUP, SITE) as sequencer:
         with Member(GROUP, ALICE, connection=kafka) as alice:
             alice.broadcast(b"x").result(10)
         [row] = [sender.row for sender in known_senders(kafka, GROUP, SITE)]
@@ -67,7 +67,7 @@ class Other:
 )
 def test_settings_hold_although_another_was_first(
     kafka: MemoryConnection,
-    sequencer: TinySequencer,
+    sequencer: SequencerThread,
     monkeypatch: pytest.MonkeyPatch,
     above: int,
     kind: str,
@@ -80,7 +80,7 @@ def test_settings_hold_although_another_was_first(
 
 
 def test_a_sender_is_forgotten_although_another_was_first(
-    kafka: MemoryConnection, sequencer: TinySequencer, monkeypatch: pytest.MonkeyPatch
+    kafka: MemoryConnection, sequencer: SequencerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Member(GROUP, "nyc/bob", connection=kafka) as bob:
         bob.broadcast(b"x").result(10)
@@ -97,7 +97,7 @@ def test_who_never_comes_first_is_told_in_a_sentence(kafka: MemoryConnection, mo
         change_settings(kafka, GROUP, SITE, closed=True)
 
 
-def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, sequencer: TinySequencer) -> None:
+def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, sequencer: SequencerThread) -> None:
     """Also after senders were forgotten, when the floor is a recent time."""
     with DataLog(kafka, GROUP, SITE) as data:
         taken = [_next_incarnation(data, ADMIN)[0] for _ in range(5)]
@@ -106,7 +106,7 @@ def test_two_who_read_the_same_take_different_lives(kafka: MemoryConnection, seq
 
 
 def test_one_is_heard_where_data_is_emptied(
-    kafka: MemoryConnection, sequencer: TinySequencer, monkeypatch: pytest.MonkeyPatch
+    kafka: MemoryConnection, sequencer: SequencerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a state, neither the operators' row nor the floor is known: the new time is above both."""
 

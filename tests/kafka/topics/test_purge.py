@@ -20,7 +20,7 @@ from connectors.kafka.topics.purge import considered, purge_group
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.names import Topic
 from ordering.checker.checker import Checker
 from ordering.sequencer import sequencer
@@ -55,7 +55,7 @@ def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def order_six(connection: Connection, group: str) -> None:
     """Order six messages; the snapshot of the last batch counts five of them."""
-    with TinySequencer(connection, group, SITE):
+    with SequencerThread(connection, group, SITE):
         broadcast(connection, group, 5)
         broadcast(connection, group, 1)
 
@@ -81,7 +81,7 @@ def test_what_was_considered_goes_and_the_order_goes_on(broker: EmbeddedBroker) 
     [again, _] = purge_group(connection, group, SITE, dead_letters_s=DAY_S)[::-1]
     assert again.records == 0
 
-    with TinySequencer(connection, group, SITE):
+    with SequencerThread(connection, group, SITE):
         broadcast(connection, group, 2)
     with DataLog(connection, group, SITE) as data:
         state = data.state()
@@ -145,7 +145,7 @@ class TestWhatIsLeftAlone:
     def test_what_no_snapshot_counts(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         """A successor would read them again, to find that they were decided."""
         monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1000)
-        with TinySequencer(kafka, "g", SITE):
+        with SequencerThread(kafka, "g", SITE):
             broadcast(kafka, "g", 3, "bob")
         assert self.considered(kafka) == {TopicPartition("abcast.g.forward.nyc", 0): 5}
 

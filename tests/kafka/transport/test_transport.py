@@ -32,7 +32,7 @@ from connectors.kafka.transport import (
     transport,
 )
 from connectors.local.broker import EmbeddedBroker
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import BrokerUnreachable, UsageError
 from ordering.base.records import Headers
 from tests.kafka.polling import read
@@ -245,7 +245,7 @@ class TestPromises:
         group = f"transport-{next(_numbers)}"
         create_topics(ours, group, ["nyc"], partitions=3)
         with (
-            TinySequencer(other, group),
+            SequencerThread(other, group),
             Member(group, "nyc/alice", connection=ours) as alice,
             Member(group, "nyc/bob", connection=other) as bob,
         ):
