@@ -25,7 +25,7 @@ from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.tiny_sequencer import TinySequencer
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, Data, Source
@@ -245,7 +245,7 @@ def test_records_without_a_seqno_that_a_broker_dropped(broker: EmbeddedBroker, t
 
     def send(text: bytes) -> None:
         with (
-            TinySequencer(connection, group, "nyc"),
+            SequencerThread(connection, group, "nyc"),
             Member(group, f"nyc/{text.decode()}", connection=connection) as it,
         ):
             it.broadcast(text).result(WAIT)
