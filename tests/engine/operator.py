@@ -1,4 +1,4 @@
-"""The Spark job's operator on a Kafka in memory: it replaces `Loop`, with one step a batch.
+"""The Spark job's operator as a machine of the process engine's loop, with one step a batch.
 
 The columns are made here, and the resulting runs are written here: tests/spark/test_agreeing.py covers the JVM's part
 of both. Most messages are plain, and in blocks; some are not. The code between ships.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,20 +18,16 @@ import pandas as pd
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Output
-from connectors.engine.group_supervisor import Taken
-from connectors.engine.intake import Intake
-from connectors.engine.loop import STOP_S
-from connectors.engine.writing import Writer
+from connectors.engine.loop import Beginnings
+from connectors.engine.site_job import inputs_of
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.kafka.codec.inputs import Input, original
-from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import PlainRecord, Record
 from connectors.sequencer.agreeing_query import (
     FROM_TIME,
     REPORT,
     StepReport,
-    StoredGroup,
     agreer,
     begun,
 )
@@ -40,13 +35,13 @@ from connectors.sequencer.runs import DATA_ROLE
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.takeover.agreement import AgreementSettings, known_state
-from connectors.takeover.fencing import check_not_fenced
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.agreement.group import after_takeover
-from ordering.base.errors import ProtocolViolation
+from ordering.agreement.group import Group, after_takeover
 from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
-from ordering.base.records import MESSAGE, Forward, Source
+from ordering.base.records import MESSAGE, Exclusion, Forward, Source
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.state import SequencerState
 from tests.spark.packing import packed
 
 CHUNK_ROWS = 7
@@ -72,77 +67,56 @@ class Memory:
         self.get = tuple(map(bytearray, value))
 
 
-class OperatorLoop:
-    """Reads a batch, has it decided, and writes it, in one thread."""
+class Operator:
+    """The machine of one group: each step is a batch."""
 
-    def __init__(self, connection: MemoryConnection, agreement: AgreementSettings, stop: threading.Event) -> None:
-        self._connection, self._agreement, self._stop = connection, agreement, stop
-        self._writer, self._intake = Writer(connection), Intake(connection, stop)
-        self._read: dict[TopicPartition, tuple[str, Input | None]] = {}
-        self._states: dict[str, Memory] = {}
-        self._initial: dict[str, StoredGroup] = {}
-        self._epochs: dict[str, int] = {}
-        self.reports: list[StepReport] = []
-        self._directory = tempfile.TemporaryDirectory(prefix="abcast-test-")
+    def __init__(self, operators: Operators, state: SequencerState, group: Group) -> None:
+        self.pipeline = Pipeline.after_takeover(state)
+        self.group = group
+        self.sources: dict[TopicPartition, Input | None] = {}
+        self.is_due = self._is_in_flight = False
+        self._operators, self._site = operators, operators.agreement.neighbours.site
+        self._initial, self._stored = {state.group: begun(group)}, Memory()
+        self._spilled = SpillStore(Path(operators.directory.name) / state.group, str(state.epoch))
+        self._rows: list[dict[str, Any]] = []
 
-    def take(self, taken: Taken, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
-        """Begin with groups that were taken over, and read these inputs and EPOCH."""
-        for name, state in taken.states.items():
-            group = after_takeover(known_state(self._connection, self._agreement, state), state)
-            for place, beginning in self._intake.beginnings(inputs[name]).items():
-                source = inputs[name][place]
-                self._read[place] = name, source
-                self._intake.positions[place] = (
-                    group.start_of(source.place, beginning, is_copy=source.is_copy)
-                    if source.place
-                    else group.start_of_log(source.site, beginning)
-                )
-            epoch = TopicPartition(str(Topic(name, "epoch", self._agreement.neighbours.site)), 0)
-            self._read[epoch] = name, None
-            self._intake.positions[epoch] = 0
-            self._initial[name], self._states[name] = begun(group), Memory()
-            self._epochs[name] = state.epoch
-        self._intake.read(sorted(self._read))
+    @property
+    def is_full(self) -> bool:
+        return self.is_due
 
-    def run(self, supervisor: Any) -> None:
-        """Work until stopped."""
-        while not self._stop.is_set():
-            supervisor.raise_failure()
-            try:
-                self.step()
-            except ProtocolViolation:
-                self._check_not_fenced()
-                raise
+    def wants(self, place: TopicPartition) -> bool:
+        return not self.is_due
 
-    def _check_not_fenced(self) -> None:
-        """Raise Fenced as the shard does when its query has failed."""
-        for name, epoch in self._epochs.items():
-            with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
-                check_not_fenced(data, epoch)
+    def take(self, place: TopicPartition, records: Sequence[Record]) -> None:
+        self._rows += _in_blocks(self._read(place, records))
 
-    def step(self) -> None:
-        """Run a batch."""
-        polled, now_ms = self._intake.poll(), int(time.time() * 1000)
-        for name in self._states:
-            rows = [_row(FROM_TIME, PlainRecord("", 0, 0, now_ms, None, None, []), 0)]
-            for place, records in polled.items():
-                if self._read[place][0] == name:
-                    rows += _in_blocks(self._rows(place, records))
-            frame = pd.DataFrame(rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
-            chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
-            state: Any = self._states[name]
-            decided = agreer(self._initial, self._agreement.neighbours, self._spill_of)((name,), chunks, state)
-            outputs = [output for runs in decided for output in self._outputs(name, runs)]
-            written = self._writer.write(outputs)
-            deadline = time.monotonic() + STOP_S
-            if not self._writer.wait(written, lambda deadline=deadline: time.monotonic() > deadline):  # type: ignore[misc]
-                return
+    def absorb(self, decisions: Iterable[Exclusion]) -> None:
+        """Do nothing: the operator reads EPOCH."""
 
-    def _spill_of(self, group: str) -> SpillStore:
-        return SpillStore(Path(self._directory.name) / group, str(self._epochs[group]))
+    def tick(self, elapsed_ms: int) -> None:
+        """Begin a batch with the time."""
+        self._rows.append(_row(FROM_TIME, PlainRecord("", 0, 0, int(time.time() * 1000), None, None, []), 0))
+        self.is_due = True
 
-    def _rows(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
-        source = self._read[place][1]
+    def writes(self) -> list[Output] | None:
+        if self._is_in_flight:
+            return None
+        frame = pd.DataFrame(self._rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
+        chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
+        stored: Any = self._stored
+        name, neighbours = self.pipeline.state.group, self._operators.agreement.neighbours
+        decided = agreer(self._initial, neighbours, lambda _: self._spilled)((name,), chunks, stored)
+        self._rows, self._is_in_flight = [], True
+        return [output for runs in decided for output in self._outputs(name, runs)]
+
+    def acknowledge(self) -> None:
+        self.is_due = self._is_in_flight = False
+
+    def finish(self) -> None:
+        """Do nothing: Spark ends a query between two batches."""
+
+    def _read(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+        source = self.sources[place]
         for raw in records:
             kind = (
                 FROM_FORWARD if source is not None and source.place else FROM_LOG if source is not None else FROM_EPOCH
@@ -161,9 +135,9 @@ class OperatorLoop:
     def _outputs(self, group: str, runs: pd.DataFrame) -> Iterator[Output]:
         for run in runs.to_dict("records"):
             if run["role"] == REPORT:
-                self.reports.append(StepReport.from_json(run["value"][0].decode()))
+                self._operators.reports.append(StepReport.from_json(run["value"][0].decode()))
                 continue
-            topic = str(Topic(group, run["role"], self._agreement.neighbours.site))
+            topic = str(Topic(group, run["role"], self._site))
             packed_records = _unpacked(run) if run["aside"] else None
             for row in range(run["size"]):
                 given = list(zip(run["names"][row], run["values"][row], strict=True)) if run["names"] else []
@@ -190,11 +164,34 @@ class OperatorLoop:
                 own = (HEADER, " ".join(map(str, fields)).encode())
                 yield topic, (key, value, [own, *given])
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._directory.cleanup()
-        self._writer.abandon()
-        self._intake.close()
+
+class Operators:
+    """The makers of the machines."""
+
+    def __init__(self, connection: MemoryConnection, agreement: AgreementSettings) -> None:
+        self._connection, self.agreement = connection, agreement
+        self.directory = tempfile.TemporaryDirectory(prefix="abcast-test-")
+        self.reports: list[StepReport] = []
+
+    def machine(self, state: SequencerState) -> Operator:
+        """Return the group's operator."""
+        return Operator(self, state, after_takeover(known_state(self._connection, self.agreement, state), state))
+
+    def starts(
+        self, machine: Operator, found: Mapping[TopicPartition, int], beginnings: Beginnings
+    ) -> Mapping[TopicPartition, int]:
+        """Return the offset of each input, and of EPOCH."""
+        group, sources, begins = machine.group, inputs_of(self.agreement.neighbours, found), beginnings(found)
+        name, site = machine.pipeline.state.group, self.agreement.neighbours.site
+        epoch = TopicPartition(str(Topic(name, "epoch", site)), 0)
+        machine.sources = {**sources, epoch: None}
+        offsets = {
+            place: group.start_of(source.place, begins[place], is_copy=source.is_copy)
+            if source.place
+            else group.start_of_log(source.site, begins[place])
+            for place, source in sources.items()
+        }
+        return {**offsets, epoch: 0}
 
 
 def _row(kind: int, record: Record, at: int) -> dict[str, Any]:

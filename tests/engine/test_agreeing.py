@@ -66,7 +66,7 @@ from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE
 from ordering.membership.forgetting import SenderRow
 from ordering.sequencer import sequencer
 from ordering.sequencer.state import SequencerState
-from tests.engine.operator import OperatorLoop
+from tests.engine.operator import Operators
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -125,13 +125,9 @@ class Running:
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(Claimer(kafka, site, agreement="isis"), topics)
         agreement = AgreementSettings(neighbours, SUSPECT_AFTER_MS)
-        self.loop: Any
-        if engine == SPARK:
-            self.loop = OperatorLoop(kafka, agreement, self._stop)
-            self.loop.take(Taken(states), inputs)
-        else:
-            self.loop = Loop(kafka, site, AgreeingSites(kafka, agreement), self._stop)
-            self.loop.take(Taken(states, self.starts))
+        self.deciders: Any = Operators(kafka, agreement) if engine == SPARK else AgreeingSites(kafka, agreement)
+        self.loop: Loop[Any] = Loop(kafka, site, self.deciders, self._stop)
+        self.loop.take(Taken(states, self.starts))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -153,6 +149,8 @@ class Running:
         self._stop.set()
         self._thread.join(10)
         self.loop.close()
+        if isinstance(self.deciders, Operators):
+            self.deciders.directory.cleanup()
 
 
 @contextmanager
@@ -407,12 +405,12 @@ def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, m
     with running(kafka, "nyc", names=both, engine=SPARK) as (nyc,):
         for first in range(1, 601, 20):
             send(kafka, "nyc", range(first, first + 20))
-            steps = len(nyc.loop.reports)
-            eventually(lambda steps=steps: len(nyc.loop.reports) > steps + 1, 20)  # type: ignore[misc]
-        assert not any(report.has_room for report in nyc.loop.reports)
+            steps = len(nyc.deciders.reports)
+            eventually(lambda steps=steps: len(nyc.deciders.reports) > steps + 1, 20)  # type: ignore[misc]
+        assert not any(report.has_room for report in nyc.deciders.reports)
         with running(kafka, "sfo", names=both):
             # A step may end with room whose records are not in DATA yet.
-            eventually(lambda: nyc.loop.reports[-1].has_room and effective(kafka, "nyc"), 60)
+            eventually(lambda: nyc.deciders.reports[-1].has_room and effective(kafka, "nyc"), 60)
             assert len(effective(kafka, "nyc")) < 600
             monkeypatch.undo()
             with running(kafka, "nyc", names=both, engine=SPARK):
