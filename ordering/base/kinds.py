@@ -104,8 +104,6 @@ _FORWARD = (Way.NEXT, Way.NEWER, Way.HEARD, Way.OF_LINK)
 COLUMN_KINDS = _of(*_FORWARD, which=lambda kind: kind.in_columns)
 FORWARD_KINDS = (*COLUMN_KINDS, *_of(*_FORWARD, which=lambda kind: not kind.in_columns))
 NEXT_KINDS, NEWER_KINDS, HEARD_KINDS, LINK_KINDS = (frozenset(_of(way)) for way in _FORWARD)
-CONTROL_KINDS = _of(Way.NEXT, Way.NEWER, which=lambda kind: not kind.in_columns)
-"""FORWARD kinds that take a seqno, as messages do, and change the membership (`ordering.membership.membership`)."""
 RELAY_KINDS = _of(*_FORWARD, which=lambda kind: _RELAY in kind.writers)
 ONLY_OF_RELAYS = _of(*_FORWARD, which=lambda kind: _CLIENT not in kind.writers)
 HEARD_OF_RELAYS = NEXT_KINDS.intersection(RELAY_KINDS)
