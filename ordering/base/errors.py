@@ -153,6 +153,13 @@ class LaterVersion(ProtocolViolation):
     """A record of a later version that this one must not pass over. The message says which version to install."""
 
 
+class CastMissing(ProtocolViolation):
+    """A message depends on a cast that is in no log: its sender's client has a fault, or the log has lost the cast.
+
+    Nothing behind that message can be delivered here. A new start goes on.
+    """
+
+
 class HistoryChanged(ProtocolViolation):
     """A log was replaced, or has lost its end: it no longer has the records that were read from it.
 

@@ -3,13 +3,17 @@
 Invariant. `agreed` counts the casts that DATA of this view depends on, and grows only. In a flush, `limit` is at least
 `agreed`, and at least the deliveries at its START_FLUSH, which this member's FLUSH_OK reports. No cast above `limit` is
 delivered. A flush that starts over keeps its limit.
+
+A newcomer, which delivers no casts of the view, goes by the clocks since START_FLUSH (`of_a_newcomer`). They are enough
+once a member with casts has answered: its clock counts all that DATA depended on before. So newcomers that began at
+different places agree, whatever an older clock says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ordering.base.records import START_FLUSH, STOP_FLUSH
+from ordering.base.records import FLUSH_OK, START_FLUSH, STOP_FLUSH
 from ordering.casts.casts import OrderedRecord
 from ordering.casts.clocks import Clock
 
@@ -21,12 +25,20 @@ class AgreedCut:
         self.agreed = list(agreed)
         self.flush = flush
         self.limit = list(limit) if limit is not None else None
+        self._in_flush, self._is_answered = list(agreed), flush != 0
 
-    def agree(self, clock: Clock) -> bool:
+    @property
+    def of_a_newcomer(self) -> list[int]:
+        """The agreed casts, as a newcomer counts them."""
+        return self._in_flush if self._is_answered else self.agreed
+
+    def agree(self, clock: Clock, kind: str) -> bool:
         """Count the casts up to a DATA record's clock as agreed. Return whether a flush runs, whose limit may rise."""
         self.agreed = list(map(max, self.agreed, clock))
         if self.limit is None:
             return False
+        self._in_flush = list(map(max, self._in_flush, clock))
+        self._is_answered |= kind == FLUSH_OK
         self.limit = list(map(max, self.limit, clock))
         return True
 
@@ -36,12 +48,13 @@ class AgreedCut:
             self.flush = record.seqno
             if self.limit is None:
                 self.limit = list(map(max, vector, self.agreed))
+                self._in_flush, self._is_answered = [0] * len(self.agreed), False
         elif record.kind == STOP_FLUSH:
-            self.flush, self.limit = 0, None
+            self.flush, self.limit, self._is_answered = 0, None, False
             return True
         return False
 
     def begin_view(self, vector: Sequence[int]) -> None:
         """Begin a view in which `vector` counts the casts of each member in earlier views."""
-        self.agreed = list(vector)
+        self.agreed, self._in_flush, self._is_answered = list(vector), list(vector), False
         self.limit = list(vector) if self.flush else None

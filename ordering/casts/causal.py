@@ -29,6 +29,7 @@ from ordering.casts.ended_incarnations import EndedIncarnations
 from ordering.casts.held_casts import FLUSH, TOTAL_ORDER, HeldCasts, Need
 from ordering.casts.hold_back_budget import MAX_HELD
 from ordering.casts.ordered_queue import OrderedQueue
+from ordering.casts.stalls import Stall, stalls
 from ordering.membership.membership import MemberIncarnation
 
 MAX_INFLATED_BYTES = 64 * 1024 * 1024
@@ -130,6 +131,13 @@ class CausalReceiver:
         """The number of DATA records that wait for casts."""
         return len(self._queue)
 
+    def stalls(self) -> list[Stall]:
+        """Return, for each entry that the first waiting DATA record waits for, the reason why it does not come."""
+        depends = self._queue.depends
+        if not self._queue.records or self.is_new or depends is None:
+            return []
+        return stalls(self._queue.records[0], depends, self.members, self._vector, self.held)
+
     @property
     def is_blocked(self) -> bool:
         """Whether a flush is going on."""
@@ -149,7 +157,7 @@ class CausalReceiver:
             self.members,
             tuple(self._vector),
             self.seqno,
-            tuple(self.cut.agreed),
+            tuple(self.cut.of_a_newcomer if self.is_new else self.cut.agreed),
             self.cut.flush,
             tuple(limit) if limit is not None else None,
             dict(self._clocks.last),
@@ -276,7 +284,7 @@ class CausalReceiver:
         record = queue.records[0]
         if queue.depends is None:
             queue.depends = self._clock_of(record)
-            if queue.depends and self.cut.agree(queue.depends):
+            if queue.depends and self.cut.agree(queue.depends, record.kind):
                 self.progress += 1
                 self.held.wake(FLUSH, 0)
         if not self.is_new and not all(map(le, queue.depends, self._vector)):
@@ -312,7 +320,8 @@ class CausalReceiver:
         stay = [member for member in record.members if member in self._index]
         if stay and not self.is_blocked:
             raise ProtocolViolation(f"view {record.view} is outside of a flush, and {stay[0].address} stays in it.")
-        agreed, vector, index = self.cut.agreed, self._vector, self._index
+        vector, index = self._vector, self._index
+        agreed = self.cut.of_a_newcomer if self.is_new else self.cut.agreed
         ends = set(index).difference(record.members)
         gone = [member for member in self.members if member in ends]
         settled = tuple(Settled(member, agreed[index[member]]) for member in gone)

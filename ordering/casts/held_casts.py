@@ -40,6 +40,11 @@ class HeldCasts:
         self.ready: deque[int] = deque()
         self.suspended: dict[int, list[tuple[int, int]]] = {}
         self.by_number: list[dict[int, Cast]] = [{} for _ in range(members)]
+        self.refused: dict[int, tuple[int, Need]] = {}
+        """The next cast of a member that found no room, by the member's index: its number, and what it waits for.
+
+        The driver clears this when it goes back to the casts that found no room.
+        """
         self._later: dict[tuple[int, MemberIncarnation, int], Cast] = {}
 
     def __iter__(self) -> Iterator[Cast]:
@@ -50,6 +55,8 @@ class HeldCasts:
     def hold(self, index: int, cast: Cast, need: Need | None) -> CastVerdict:
         """Hold a new cast of this view if there is room. `need`: the condition of a member's next cast."""
         if not self.budget.is_left:
+            if need is not None:
+                self.refused[index] = cast.local_seqno, need
             return CastVerdict.FULL
         self.by_number[index][cast.local_seqno] = cast
         self.budget.put(cast)
@@ -93,7 +100,7 @@ class HeldCasts:
         `place` gives the index of a cast's sender in the view, or None if the cast is not to be delivered here.
         """
         dropped = [cast for casts in self.by_number for cast in casts.values()]
-        self.by_number, self.suspended = [{} for _ in range(members)], {}
+        self.by_number, self.suspended, self.refused = [{} for _ in range(members)], {}, {}
         self.ready = deque(range(members))
         later, self._later = self._later, {}
         for key, cast in later.items():

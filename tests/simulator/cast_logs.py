@@ -15,7 +15,9 @@ Line = Cast | OrderedRecord
 
 
 class LoggedOrders(Orders):
-    """A history that notes what each life delivered, casts, total messages and views."""
+    """A history that notes what each life delivered, casts, total messages and views. Nobody lies."""
+
+    may_lie = False
 
     def __init__(self, seed: int) -> None:
         self.logs: dict[MemberIncarnation, list[Line]] = {}

@@ -5,7 +5,7 @@ The rest is a model: partitions (`tests.simulator.orders_logs`) in which one sen
 gaps and repeats of a failed request; relays (`connectors.relay.casts`), each at its own pace, that are killed, that
 begin again by the mark of the last copy, that run twice at once, and that are cut off for long; a sequencer and its
 flushes, which never fail here (`tests.simulator.membership` has those); members that die, leave, start again and join
-late.
+late. In a quarter of the histories, a member lies (`tests.simulator.orders_liars`).
 
 The judge knows nothing of clocks. It writes down, for each message, all that happened before it was sent: what its
 sender had sent or delivered, and what had happened before that; and compares that with what others had delivered.
@@ -24,10 +24,12 @@ from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.merging import MergedState, Merger
 from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.casts.stalls import Stall
 from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders_applications import Application, Applications
+from tests.simulator.orders_liars import Liars, proves
 from tests.simulator.orders_logs import MISHAPS_EVERY, POWERS, CastLog, CastLogs, GoingOn, Lacks, lacks
 from tests.simulator.orders_starts import Starts
 
@@ -54,6 +56,8 @@ class Rules:
     )
     begin_by_mark: bool = True
     """A relay goes on behind the record that its last copy was made from, not behind so many as there are copies."""
+    proves: Callable[[Stall, bool, bool], bool] = proves
+    """Whether a stall proves a wrong clock. It is of the reader's site, or not; the site's logs were read, or not."""
     fate_of_record: Callable[[CausalReceiver, Cast | OrderedRecord], DeliveryStatus] = fate_of_record
     fate_of_state: Callable[[CausalReceiver, CausalState], DeliveryStatus] = fate_of_state
     lacks: Lacks = lacks
@@ -89,6 +93,8 @@ class Process:
     in_view: dict[int, int] = field(default_factory=dict)
     """Its deliveries at the time of each view."""
     is_alive: bool = True
+    is_liar: bool = False
+    """Whether its messages may count casts that do not exist."""
     is_leaving: bool = False
     is_suspected: bool = False
 
@@ -105,6 +111,9 @@ class Process:
 
 class Orders:
     """A seed's history. `run` it; it returns the violations as (anomaly, sentence)."""
+
+    may_lie = True
+    """Whether a member may lie."""
 
     def __init__(self, seed: int, rules: Rules | None = None) -> None:
         self.random = random.Random(seed)
@@ -130,6 +139,8 @@ class Orders:
         self.problems: list[tuple[str, str]] = []
         self.applications = Applications(self)
         self.starts = Starts(self)
+        self.liars = Liars(self, seed if self.may_lie else 0)
+        self.is_healing = False
         self.seen: Counter[str] = Counter()
         """Counts of events, so that a test can say that they occurred."""
         for _ in range(self.random.randint(2, 4)):
@@ -138,6 +149,7 @@ class Orders:
         for process in self.members:
             self._take_state(process, CausalState())
             self.applications.begin(process)
+        self.liars.begin()
 
     def run(self) -> list[tuple[str, str]]:
         weights = {
@@ -151,7 +163,10 @@ class Orders:
                 self._befall()
             if self.problems:
                 return self.problems
+        self.liars.lies_left = 0
         self._heal()
+        if self.liars.kill():
+            self._heal()
         self._check()
         return self.problems
 
@@ -196,7 +211,11 @@ class Orders:
             if joiner.receiver is not None:
                 self.applications.begin(joiner, may_ask=True)
             return
-        has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.members]
+        has = [
+            each
+            for each in self.members
+            if each.receiver is not None and joiner.life in each.receiver.members and not each.is_liar
+        ]
         if not has:
             return
         donor = self.random.choice(has)
@@ -235,6 +254,8 @@ class Orders:
         at = next(at for at, record in enumerate(self.data) if record.kind == VIEW and joiner.life in record.members)
         view = self.data[at].view
         before = next((each.in_view[view] for each in self.processes if view in each.in_view), None)
+        if before is None:
+            before = self.liars.before_view(self.data[at], at)
         kinds = [record.kind for record in self.data[:at]]
         starts = [
             number for number, kind in enumerate(kinds) if kind == START_FLUSH and STOP_FLUSH not in kinds[number:]
@@ -265,9 +286,15 @@ class Orders:
     def _do_die(self) -> None:
         """Kill it: unwritten casts are gone. Records for the sequencer may arrive until the view."""
         if (process := self._one_to_spare()) is not None:
-            self._kill(process)
+            self.end(process)
 
-    def _kill(self, process: Process) -> None:
+    def begin_again(self, process: Process) -> None:
+        """Let the process end, and another life join."""
+        self.end(process)
+        self._join()
+
+    def end(self, process: Process) -> None:
+        """Kill it."""
         process.is_alive = False
         self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
         self.seen["died in a flush"] += self.flush > 0
@@ -279,14 +306,14 @@ class Orders:
 
         The survivors are quick with DATA and slow with casts: the flush begins before they have these.
         """
-        others = [each for each in self.members if each.stays and each not in (supplier, joiner)]
+        others = [each for each in self.members if each.stays and each not in (supplier, joiner) and not each.is_liar]
         known = supplier.receiver, joiner.receiver
         if not supplier.stays or len(others) < 2 or known[0] is None or known[1] is None:
             return
         ahead = dict(zip(known[0].members, known[0].vector, strict=True))
         behind = dict(zip(known[1].members, known[1].vector, strict=True))
-        self._kill(supplier)
-        self._kill(max(others, key=lambda each: ahead.get(each.life, 0) - behind.get(each.life, 0)))
+        self.end(supplier)
+        self.end(max(others, key=lambda each: ahead.get(each.life, 0) - behind.get(each.life, 0)))
         self.seen["died serving"] += 1
         self._do_flush()
         for process in self.members:
@@ -304,7 +331,7 @@ class Orders:
             process.is_suspected = True
 
     def _one_to_spare(self) -> Process | None:
-        ready = [each for each in self.members if each.stays and each.receiver is not None]
+        ready = [each for each in self.members if each.stays and each.receiver is not None and not each.is_liar]
         return self.random.choice(ready) if len(ready) > 2 or (len(ready) > 1 and len(self.data) > 30) else None
 
     # Sending.
@@ -326,7 +353,7 @@ class Orders:
             if isinstance(message, Broadcast):
                 if message.kind == MESSAGE:
                     message = message._replace(payload=self._note(process, TOTAL))
-                process.forwards.append(message)
+                process.forwards.append(self.liars.sent(process, message) if process.is_liar else message)
             else:
                 cast = message._replace(payload=self._note(process, message.order, message.payload))
                 self.starts.leaves(process, cast)
@@ -467,6 +494,7 @@ class Orders:
     def _do_again(self) -> None:
         if (process := self._one()) is not None:
             self._read_again(process)
+            self.liars.look(process)
 
     def _do_ask(self) -> None:
         self.applications.ask()
@@ -488,6 +516,7 @@ class Orders:
         for where, offset in process.full_at.items():
             process.offsets[where] = min(process.offsets[where], offset)
         process.full_at.clear()
+        process.receiver.held.refused.clear()
         return True
 
     def _do_read_data(self) -> None:
@@ -513,6 +542,7 @@ class Orders:
                 self._read(process, where, len(log.log.records))
         self.read_data(process, len(self.data))
         self._read_again(process)
+        self.liars.look(process)
 
     def _step(self, process: Process | Application, record: Cast | OrderedRecord) -> CastVerdict:
         assert process.merger is not None
@@ -543,7 +573,7 @@ class Orders:
         bit = 1 << number
         if delivered & bit:
             self.find(DUPLICATE, f"{life} delivers {self._name(number)} twice")
-        if missing := self.past[number] & ~delivered:
+        if missing := self.past[number] & ~delivered & ~self.liars.messages:
             first = next(bits(missing))
             of_casts = TOTAL not in (self.orders[first], self.orders[number])
             one_sender = of_casts and self.senders[first] == self.senders[number]
@@ -558,7 +588,7 @@ class Orders:
             process.outgoing.flush_ok(record.seqno)
         if record.kind == VIEW:
             settled = record.settled
-            if settled != self.settled.setdefault(record.view, settled):
+            if not process.is_liar and settled != self.settled.setdefault(record.view, settled):
                 self.find(VIEW_VIOLATION, f"{process.life} takes {settled} for settled with view {record.view}")
             if process.life in record.members:
                 process.in_view[record.view] = process.delivered
@@ -629,7 +659,7 @@ class Orders:
 
     def _heal(self) -> None:
         """Heal: no more failures, until nothing more happens."""
-        before = None
+        before, self.is_healing = None, True
         self.cast_logs.kafka.heal()
         for _ in range(ROUNDS_TO_HEAL):
             for copy in self.cast_logs.copies:
@@ -653,7 +683,10 @@ class Orders:
             is_full = any(each.full_at for each in self.members) or any(
                 one.full_at for one in self.applications.running
             )
-            if now == before and not is_full:
+            is_awaited = self.liars.liar is not None and any(
+                each.is_alive and each.receiver is None for each in self.members
+            )
+            if now == before and not is_full and not is_awaited:
                 return
             before = now
 
@@ -683,7 +716,7 @@ class Orders:
         for process in alive:
             if process.receiver is None:
                 self.find(LOST, f"{process.life} finds nobody with a state")
-            elif missing := everything & ~process.delivered:
+            elif missing := everything & ~process.delivered & ~self.liars.messages:
                 self.find(LOST, f"{process.life} never delivers {self._name(next(bits(missing)))}")
             elif process.outgoing is not None and len(process.outgoing):
                 self.find(LOST, f"{process.life} can't send {len(process.outgoing)} messages")
@@ -700,7 +733,7 @@ class Orders:
         for process in self.processes:
             for view, delivered in process.in_view.items():
                 life, first = known.setdefault(view, (process.life, delivered))
-                if first != delivered:
+                if (first ^ delivered) & ~self.liars.messages:
                     self.find(VIEW_VIOLATION, f"before view {view}, {life} and {process.life} delivered other sets")
 
     def find(self, name: str, detail: str) -> None:

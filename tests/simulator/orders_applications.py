@@ -94,6 +94,7 @@ class Applications:
             for each in self.running
             if each.is_alive and (not each.ready or self.world.rules.supply_in_midst)
             if joiner.life in each.receiver.members and each.process.life in each.receiver.members
+            if not each.process.is_liar
         ]
         if not suppliers:
             return
@@ -124,7 +125,7 @@ class Applications:
         if fate is DeliveryStatus.NEVER:
             self.world.seen["a state is void"] += 1
             return
-        if answer.delivered & ~joiner.delivered:
+        if answer.delivered & ~joiner.delivered & ~self.world.liars.messages:
             self.world.find(LOST, f"the state for {joiner.life} has what the group does not deliver")
         self.asking.remove(joiner)
         self._begin_at(joiner, state, dict(answer.offsets), answer.delivered)
@@ -151,6 +152,7 @@ class Applications:
             self.world.read_some(one, one.process.life.address[0])
         else:
             self.world.read_data(one, self.random.randint(1, 3))
+            self.world.liars.look(one)
 
     def _give(self, one: Application, count: int) -> None:
         hub = one.process.receiver
@@ -165,10 +167,15 @@ class Applications:
                 self.world.seen["passed over by an application"] += 1
             elif isinstance(record, Cast) or record.kind == MESSAGE:
                 one.delivered |= self.world.judge(one.process.life, one.delivered, record)
-            elif record.kind == VIEW and one.process.in_view.get(record.view, one.delivered) != one.delivered:
+            elif record.kind == VIEW and self._differ(
+                one.process.in_view.get(record.view, one.delivered), one.delivered
+            ):
                 self.world.find(
                     VIEW_VIOLATION, f"before view {record.view}, {one.process.life}'s application was given another set"
                 )
+
+    def _differ(self, one: int, other: int) -> bool:
+        return bool((one ^ other) & ~self.world.liars.messages)
 
     def finish(self, process: Process) -> None:
         """Read and deliver all records. A joiner gets its state."""
@@ -182,7 +189,7 @@ class Applications:
     def check(self, alive: list[Process]) -> None:
         """Check that each live application got its hub's deliveries."""
         for one in self.running:
-            if one.process in alive and one.delivered != one.process.delivered:
+            if one.process in alive and self._differ(one.delivered, one.process.delivered):
                 self.world.find(
                     LOST, f"{one.process.life}'s application was given less, or more, than its hub delivers"
                 )

@@ -11,10 +11,12 @@ from ordering.casts.clocks import Clock
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.held_casts import Need
 from ordering.casts.outgoing import Outgoing
+from ordering.casts.stalls import Stall
 from ordering.casts.unwritten_casts import Course, InheritedCast
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
 from tests.simulator.orders import Rules
+from tests.simulator.orders_liars import proves
 from tests.simulator.orders_logs import POWERS
 
 
@@ -175,6 +177,26 @@ def takes_all_for_delivered(message: InheritedCast, own: MemberIncarnation, hub:
     return Course.DELIVERED
 
 
+def waits_for_ever(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
+    """Take nothing for proof."""
+    return False
+
+
+def needs_no_end(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
+    """Take a cast that was not read yet for missing."""
+    return stall.missing is None or is_own
+
+
+def knows_other_sites(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
+    """Take a cast of another site that has not arrived for missing."""
+    return has_read_all
+
+
+def sees_no_circle(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
+    """Take nothing but a missing cast for proof."""
+    return stall.missing is not None and proves(stall, is_own, has_read_all)
+
+
 class Mutation(NamedTuple):
     """A broken rule: its error, the anomaly it must show, and its patch."""
 
@@ -206,5 +228,9 @@ MUTATIONS = (
     Mutation("forgets-what-was-not-delivered", LOST, Rules(course_of=takes_all_for_delivered)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
     Mutation("retention-goes-by-offsets", LOST, Rules(lacks=nothing_is_lacked, powers=POWERS)),
+    Mutation("waits-for-ever", LOST, Rules(proves=waits_for_ever)),
+    Mutation("proof-without-the-end", LOST, Rules(proves=needs_no_end)),
+    Mutation("proof-by-other-sites", LOST, Rules(proves=knows_other_sites)),
+    Mutation("sees-no-circle", LOST, Rules(proves=sees_no_circle)),
     Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False, powers=POWERS)),
 )

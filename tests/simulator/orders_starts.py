@@ -61,6 +61,8 @@ class Starts:
                 return
             cast = left.popleft()
             self.world.seen[f"left: {course.value}"] += 1
+            if course is Course.DELIVERED:
+                self.world.liars.counted_as_delivered(int(cast.payload))
             if course is Course.ANEW:
                 process.outgoing.send(cast.order, cast.payload)
 

@@ -12,7 +12,7 @@ from tests.simulator.seeds import blocks
 
 SEEDS = 2_000
 SEEDS_FOR_A_MUTATION = 200
-SEEDS_WITH_ALL_THAT_IS_RARE = 300
+SEEDS_WITH_ALL_THAT_IS_RARE = 400
 FAST_SEEDS = 50
 
 
@@ -39,12 +39,13 @@ def test_what_is_rare_does_happen() -> None:
         "gap", "written again", "full", "over", "DATA waits", "DATA is full", "joined late", "joined from offsets",
         "began with a view", "started again", "died in a flush", "died with casts unwritten", "put out of a view",
         "dropped with a view", "began with a state", "died serving", "passed over by an application",
-        "left: anew", "left with casts in flight",
+        "left: anew", "left with casts in flight", "found a lie",
         "relay killed", "relay ran twice", "cut", "a partition is away", "retention", "request of a relay repeated",
     }  # fmt: skip
     assert {name for name in rare if seen[name] < 20} == set()
     assert seen["a state is void"]
     assert seen["left: delivered"]
+    assert {name for name in ("lie", "lie in FLUSH_OK", "started again by hand") if not seen[name]} == set()
 
 
 @pytest.mark.slow

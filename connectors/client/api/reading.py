@@ -105,6 +105,7 @@ class ReadingHalf:
             HistoryUnavailable: Kafka's retention has dropped the next message, and no ledger was given, or it lacks
                 the message. A member with casts reads none.
             PositionLost: Kafka has lost the saved position of this name.
+            CastMissing: with `casts`, a message depends on a cast that does not exist.
             ProtocolViolation: DATA was made anew or has lost its end (HistoryChanged while the iterator runs), or has
                 a format of a later version (LaterVersion).
         """

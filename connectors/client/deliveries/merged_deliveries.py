@@ -167,12 +167,13 @@ class MergedSource:
             start = start._replace(reader=Reader(state.epoch, state.seqno))  # it may begin before `first`
             stored = next(log.records(start.offset, log.end()), None)
             if stored is None:
-                return Begin(start, newcomer(state, since_now()), ends)
+                return Begin(start, newcomer(state, since_now()), ends, new_up_to=first - 1)
             at_ms = stored.timestamp_ms - MARGIN_MS
             return Begin(
                 start,
                 newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
                 _since(consumer, ends, at_ms),
+                new_up_to=first - 1,
             )
 
     def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int | None:

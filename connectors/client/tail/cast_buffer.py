@@ -2,7 +2,8 @@
 
 Invariant. `take` returns the casts of each partition in the order of their offsets. After `again`, it returns them from
 the given offsets on: casts that the reader's thread had read, or was just reading, from another place are dropped until
-the thread has gone back.
+the thread has gone back. `has_taken_all`: all casts that the logs had when `ask_for_end` was called were taken, and
+those from the given offsets on once more, if `again` was called since.
 
 Bounded: `is_full` tells the reader's thread to read no further.
 
@@ -35,7 +36,7 @@ class Found(NamedTuple):
 
 
 class CastBuffer:
-    """The buffer of one reader. Thread-safe; `next`, `take` and `again` are for the thread that takes."""
+    """The buffer of one reader. Thread-safe; the first methods are for the thread that takes."""
 
     def __init__(self, offsets: Mapping[TopicPartition, int]) -> None:
         self.next = dict(offsets)
@@ -46,6 +47,14 @@ class CastBuffer:
         self._new: list[TopicPartition] = []
         self._again: dict[TopicPartition, int] = {}
         self._failure: Exception | None = None
+        self.asked = 0
+        """The number of the last request for an end; 0 for none."""
+        self._reached = self._taken = 0
+
+    @property
+    def has_taken_all(self) -> bool:
+        """Whether all casts up to the end that was asked for were taken."""
+        return 0 < self.asked == self._taken
 
     @property
     def has_news(self) -> bool:
@@ -64,6 +73,7 @@ class CastBuffer:
                 raise self._failure
             taken, self._found, self._bytes = list(self._found), deque(), 0
             new, self._new = self._new, []
+            self._taken = self._reached
         self.next.update(dict.fromkeys(new, 0))
         for place, offset, _ in taken:
             self.next[place] = offset + 1
@@ -75,7 +85,13 @@ class CastBuffer:
             kept = [found for found in self._found if found.place not in offsets]
             self._found, self._bytes = deque(kept), _size(kept)
             self._again.update(offsets)
+            self.asked += self.asked > 0
         self.next.update(offsets)
+
+    def ask_for_end(self) -> None:
+        """Ask the reader's thread for the logs' ends, in place of an earlier request."""
+        with self._lock:
+            self.asked += 1
 
     # --- called by the reader's thread ---
 
@@ -96,6 +112,12 @@ class CastBuffer:
             fresh = [found for found in read if found.place not in self._again]
             self._found.extend(fresh)
             self._bytes += _size(fresh)
+
+    def reach_end(self, request: int) -> None:
+        """Note that everything up to the end of a request was added, unless the request is not the last one."""
+        with self._lock:
+            if request == self.asked and not self._again:
+                self._reached = request
 
     def fail(self, error: Exception) -> None:
         """Note the error that has ended the thread."""

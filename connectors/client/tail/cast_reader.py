@@ -26,7 +26,7 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
-from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable, TopicMissing
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, HistoryUnavailable, TopicMissing
 from ordering.base.names import Topic
 
 POLL_S = 0.1
@@ -61,6 +61,10 @@ class CastTopics(NamedTuple):
             )
         return found
 
+    def own_partitions(self) -> list[TopicPartition]:
+        """Return the partitions of the site's own topic. Raises BrokerUnreachable."""
+        return self._partitions_of([str(Topic(self.group, "cast", self.site))])
+
     def beside(self, known: Iterable[TopicPartition], max_age_s: float) -> list[TopicPartition]:
         """Return the partitions of topics not in `known`, from a list at most `max_age_s` old.
 
@@ -92,6 +96,8 @@ class CastReader:
         self._read_up_to = dict(offsets)
         self._stopping = threading.Event()
         self._failing = False
+        self._end_of_request = 0
+        self._ends: Mapping[TopicPartition, int] = {}
         self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
         self._thread.start()
@@ -114,6 +120,15 @@ class CastReader:
         """Read again from these offsets: `take` returns everything from there once more."""
         self._buffer.again(offsets)
 
+    def ask_for_end(self) -> None:
+        """Ask Kafka where the site's own topic ends now."""
+        self._buffer.ask_for_end()
+
+    @property
+    def has_taken_all(self) -> bool:
+        """Whether all casts that the site's own topic had after the last `ask_for_end` were taken."""
+        return self._buffer.has_taken_all
+
     def close(self) -> None:
         """Disconnect."""
         self._stopping.set()
@@ -126,8 +141,8 @@ class CastReader:
                     self._look()
                     if self._buffer.is_full:
                         self._stopping.wait(POLL_S)
-                    else:
-                        self._read()
+                    elif self._read():
+                        self._see_whether_at_end()
         except Exception as error:  # noqa: BLE001 - `take` raises any error
             self._buffer.fail(error)
             self._wake()
@@ -150,7 +165,24 @@ class CastReader:
     def _assign(self) -> None:
         self._log.read(self._read_up_to)
 
-    def _read(self) -> None:
+    def _see_whether_at_end(self) -> None:
+        """Note when the end that was asked for is reached. Called after a poll without an error."""
+        request = self._buffer.asked
+        if not request:
+            return
+        if request != self._end_of_request:
+            try:
+                places = self._topics.own_partitions()
+                self._ends = {place: int(end) for place, end in self._consumer.end_offsets(places).items()}
+            except (AbcastError, KafkaError):
+                return  # reading warns of it
+            self._end_of_request = request
+        reads_all = bool(self._ends) and self._ends.keys() <= self._read_up_to.keys()
+        if reads_all and all(self._consumer.position(place) >= end for place, end in self._ends.items()):
+            self._buffer.reach_end(request)
+
+    def _read(self) -> bool:
+        """Read on; return whether Kafka could be read."""
         if offsets := self._buffer.go_back():
             self._read_up_to.update(offsets)
             self._assign()
@@ -165,7 +197,7 @@ class CastReader:
                 _logger.warning("reading casts: %r; trying again", error)
             self._failing = True
             time.sleep(POLL_S)
-            return
+            return False
         self._failing = self._failing and not polled
         read = []
         for place, records in polled.items():
@@ -179,10 +211,10 @@ class CastReader:
                     )
                 else:
                     read.append(Found(place, record.offset, cast))
-        if not read:
-            return
-        self._buffer.add(read)
-        self._wake()
+        if read:
+            self._buffer.add(read)
+            self._wake()
+        return True
 
 
 def _changed(place: TopicPartition, what: str) -> HistoryChanged:

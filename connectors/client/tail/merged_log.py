@@ -7,10 +7,15 @@ Bounded, as docs/protocols/causal.md says. A cast that finds the queue full is r
 when the merger has moved and no more casts come. If casts do not cease to come, it is read again after AGAIN_AFTER_S.
 Each reading in vain doubles that time, since the cast that is needed may lie far behind. While the queue for DATA is
 full, no more DATA is read.
+
+If DATA waits for STALL_S, the log sees whether it waits in vain (`ordering.casts.stalls`), and ends if it does. Casts
+of the site's own members were in its own topic before DATA counted them. Another site's casts may be on their way
+for any time: the log waits, and says so.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,12 +27,15 @@ from connectors.client.tail.cast_buffer import Found
 from connectors.client.tail.cast_reader import CastReader, CastTopics
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.kafka.codec.headers import depends_of
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
+from ordering.base.errors import CastMissing
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, VIEW
 from ordering.casts.casts import NO_VIEW, Cast, CastStep, CastVerdict, OrderedRecord
 from ordering.casts.merging import MergedState, Merger
+from ordering.casts.stalls import Stall
 from ordering.membership.membership import MemberIncarnation
 
 AGAIN_AFTER_S = 1.0
@@ -35,17 +43,24 @@ MAX_AGAIN_AFTER_S = 60.0
 SITES_APPEAR_S = 60.0
 """Seconds after a view in which a topic of one of its sites may still appear. Later, there may never be one."""
 
+STALL_S = 30.0
+"""Seconds that DATA waits for casts before the log sees whether it waits in vain."""
+
+_logger = logging.getLogger(__name__)
+
 
 class Begin(NamedTuple):
     """The place where a merged log begins: DATA at `start`, casts at `offsets`, with `state`.
 
-    `first` holds records that are delivered before all others.
+    `first` holds records that are delivered before all others. `new_up_to`: casts of views up to this seqno are not
+    delivered. `start` may be an earlier place, in an earlier view.
     """
 
     start: Start
     state: MergedState
     offsets: Mapping[TopicPartition, int]
     first: tuple[Cast | OrderedRecord, ...] = ()
+    new_up_to: int = 0
 
 
 class MergedLog:
@@ -56,6 +71,7 @@ class MergedLog:
         self.merger = Merger(begin.state)
         self.ready: deque[Cast | OrderedRecord] = deque(begin.first)
         self._start = begin.start
+        self._new_up_to = begin.new_up_to
         self._log_reader = tailer.read_from(begin.start)
         self._cast_reader = CastReader(topics, begin.offsets, tailer.wake)
         self._unread: deque[OrderedRecord] = deque()
@@ -67,6 +83,10 @@ class MergedLog:
         self._sites: set[str] = set()
         self._sites_of = NO_VIEW
         self._sites_since = 0.0
+        self._site = topics.site
+        self._stalled_at = 0
+        self._judges_at_s = 0.0
+        self._asks_for_end = False
         self._is_closed = False
 
     @property
@@ -101,6 +121,49 @@ class MergedLog:
             self._read_data()
         self._cast_reader.is_awaited = self._awaits_others()
         self._read_again(is_idle=not found and not self._unread)
+        self._see_whether_stalled()
+
+    def _see_whether_stalled(self) -> None:
+        """Raise CastMissing once it is known that the first waiting DATA record waits in vain."""
+        causal, now = self.merger.causal, time.monotonic()
+        if not causal.waiting or causal.seqno != self._stalled_at:
+            self._stalled_at, self._judges_at_s, self._asks_for_end = causal.seqno, now + STALL_S, False
+            return
+        if now < self._judges_at_s:
+            return
+        self._judges_at_s = now + AGAIN_AFTER_S
+        if not self._asks_for_end:
+            self._asks_for_end = True
+            self._cast_reader.ask_for_end()
+        if self._full_at and self.merger.progress != self._progress:
+            return  # casts that found no room are to be read again
+        for stall in causal.stalls():
+            if stall.missing is None or (self._is_own(stall.missing) and self._cast_reader.has_taken_all):
+                raise CastMissing(self._why(stall))
+            if not self._is_own(stall.missing):
+                warn_seldom(
+                    _logger,
+                    "seqno %d of %s, and all behind it, wait for cast %d of %s, which has not arrived at this site. "
+                    "Does that site's relay run? If there is no such cast, start this process again.",
+                    stall.record.seqno,
+                    stall.record.sender,
+                    stall.number,
+                    stall.missing.address,
+                )
+
+    def _is_own(self, member: MemberIncarnation) -> bool:
+        return member.address.partition("/")[0] == self._site
+
+    def _why(self, stall: Stall) -> str:
+        seqno, sender = stall.record.seqno, stall.record.sender
+        what = "records that wait for each other"
+        if stall.missing is not None:
+            what = f"cast {stall.number} of {stall.missing.address}, which is not in the topic of its site"
+        return (
+            f"seqno {seqno} waits for {what}. The client of {sender}, which has sent it, counts casts wrongly "
+            f"(abcast-depends), or the topic has lost casts. Stop or mend that client. Then start again: a new Member "
+            f"begins with its view, and deliveries(from_seqno={seqno}) at that message."
+        )
 
     def _awaits_others(self) -> bool:
         """Whether casts may come from a topic that is not read yet: a message waits for casts, or a site is new."""
@@ -117,6 +180,8 @@ class MergedLog:
     def _read_data(self) -> None:
         while self._unread:
             record = self._unread[0]
+            if record.kind == VIEW and record.seqno <= self._new_up_to:
+                self.merger.causal.new_before = record.view + 1
             is_plain = record.kind == MESSAGE and record.depends is None
             if is_plain and self.merger.pass_message(record.seqno):
                 self._deliver(record)
@@ -150,6 +215,7 @@ class MergedLog:
             self._again_after_s = AGAIN_AFTER_S if has_room else min(2 * self._again_after_s, MAX_AGAIN_AFTER_S)
             self._progress = self.merger.progress
             self._cast_reader.again(self._full_at)
+            self.merger.causal.held.refused.clear()
             self._full_at = {}
 
     @property

@@ -53,3 +53,43 @@ def test_the_error_of_the_reader_is_raised() -> None:
     assert buffer.has_news
     with pytest.raises(ValueError, match="gone"):
         buffer.take()
+
+
+def test_all_is_taken_once_the_end_was_reached_and_what_was_added_before_it_was_taken() -> None:
+    buffer = CastBuffer({ONE: 0})
+    buffer.add([cast(ONE, 0)])
+    buffer.reach_end(buffer.asked)
+    assert (buffer.take(), buffer.has_taken_all) == ([cast(ONE, 0)], False)  # no end was asked for
+    buffer.ask_for_end()
+    assert (buffer.take(), buffer.has_taken_all) == ([], False)
+    buffer.add([cast(ONE, 1)])
+    buffer.reach_end(buffer.asked)
+    assert not buffer.has_taken_all
+    assert (buffer.take(), buffer.has_taken_all) == ([cast(ONE, 1)], True)
+    buffer.add([cast(ONE, 2)])  # it came later than the request
+    assert buffer.has_taken_all
+
+
+def test_an_end_that_was_reached_for_an_earlier_request_does_not_count() -> None:
+    buffer = CastBuffer({ONE: 0})
+    buffer.ask_for_end()
+    earlier = buffer.asked
+    buffer.ask_for_end()
+    buffer.reach_end(earlier)
+    assert (buffer.take(), buffer.has_taken_all) == ([], False)
+
+
+def test_after_a_return_the_end_has_to_be_reached_again() -> None:
+    buffer = CastBuffer({ONE: 0})
+    buffer.ask_for_end()
+    buffer.add([cast(ONE, 0), cast(ONE, 1)])
+    buffer.reach_end(buffer.asked)
+    buffer.take()
+    buffer.again({ONE: 0})
+    assert not buffer.has_taken_all
+    buffer.reach_end(buffer.asked)  # the reader's thread has not gone back yet
+    assert (buffer.take(), buffer.has_taken_all) == ([], False)
+    buffer.go_back()
+    buffer.add([cast(ONE, 0), cast(ONE, 1)])
+    buffer.reach_end(buffer.asked)
+    assert (len(buffer.take()), buffer.has_taken_all) == (2, True)

@@ -1,4 +1,4 @@
-"""Records that find the hold-back queue full are read again."""
+"""Records that find the hold-back queue full are read again; DATA that waits in vain ends the log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from connectors.client.tail import merged_log
 from connectors.client.tail.cast_buffer import Found
 from connectors.client.tail.merged_log import Begin, MergedLog
 from connectors.kafka.log.data_log import Start
+from ordering.base.errors import CastMissing
 from ordering.base.reader import Reader
-from ordering.casts.casts import CAUSAL, FIFO, Cast, OrderedRecord
+from ordering.casts.casts import CAUSAL, FIFO, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalState
 from ordering.casts.merging import MergedState
 from ordering.membership.membership import MemberIncarnation
@@ -31,6 +32,11 @@ class Reading:
         self.next = dict.fromkeys(logs, 0)
         self.has_news = True
         self.is_awaited = False
+        self.has_taken_all = False
+        self.asked = 0
+
+    def ask_for_end(self) -> None:
+        self.asked += 1
 
     def take(self) -> list[Found]:
         ready = [(place, at) for place, at in self.next.items() if at < len(self.logs[place])]
@@ -55,7 +61,7 @@ def a_log(
     monkeypatch.setattr(merged_log, "ordered", lambda record: record)
     connection = SimpleNamespace(consumer=lambda: None)
     tailer: Any = SimpleNamespace(read_from=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
-    topics: Any = None
+    topics: Any = SimpleNamespace(site="s")
     nothing = (0,) * len(members)
     state = MergedState(CausalState(1, members, nothing, agreed=nothing), flush=True)
     return MergedLog(tailer, topics, Begin(Start(0, Reader()), state, {}))
@@ -96,3 +102,50 @@ def test_a_topic_that_never_comes_is_not_looked_for_all_the_time(monkeypatch: py
     monkeypatch.setattr(merged_log, "SITES_APPEAR_S", 0.0)
     log.step([])
     assert not reading.is_awaited
+
+
+C = MemberIncarnation("elsewhere/c", 1)
+
+
+def a_stalled_log(monkeypatch: pytest.MonkeyPatch, clock: str, *of_a: Cast) -> tuple[MergedLog, Reading]:
+    """Return a log whose first DATA record, of B, counts casts of A and C by `clock`."""
+    monkeypatch.setattr(merged_log, "STALL_S", 0.0)
+    monkeypatch.setattr(merged_log, "AGAIN_AFTER_S", 0.0)
+    reading = Reading({OF_A: of_a})
+    data = [OrderedRecord(1, "message", *B, 1, Depends(1, clock))]
+    log = a_log(monkeypatch, reading, data, A, B, C)
+    for _ in range(3):
+        log.step(log.read(0))
+    return log, reading
+
+
+def test_a_cast_that_is_not_in_its_sites_topic_ends_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the topic's end was read, which is asked for once, the log waits."""
+    log, reading = a_stalled_log(monkeypatch, "2", Cast(*A, 1, order=FIFO, view=1))
+    assert reading.asked == 1
+    reading.has_taken_all = True
+    with pytest.raises(CastMissing, match=r"seqno 1 waits for cast 2 of s/a.*client of s/b.*from_seqno=1"):
+        log.step(log.read(0))
+
+
+def test_a_cast_of_another_site_is_waited_for_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, reading = a_stalled_log(monkeypatch, ",,1")
+    reading.has_taken_all = True
+    log.step(log.read(0))
+    assert "seqno 1 of s/b, and all behind it, wait for cast 1 of elsewhere/c" in caplog.text
+
+
+def test_records_that_wait_for_each_other_need_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CastMissing, match="records that wait for each other"):
+        a_stalled_log(monkeypatch, "1", Cast(*A, 1, order=CAUSAL, view=1, after=7, clock="0"))
+
+
+def test_what_comes_late_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, reading = a_stalled_log(monkeypatch, "1")
+    reading.logs = {OF_A: [Cast(*A, 1, order=FIFO, view=1)]}
+    log.step(log.read(0))
+    reading.has_taken_all = True
+    log.step(log.read(0))
+    assert log.merger.causal.seqno == 1
