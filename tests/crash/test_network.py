@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,12 @@ from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from ordering.base.errors import HistoryChanged
 from ordering.base.names import Topic
 from tests.crash.conftest import MakeScenario
-from tests.crash.network import HERE, Network, NetworkCluster, broker, needs_network
+from tests.crash.network import HERE, Network, NetworkCluster, broker, lack
 from tests.crash.scenario import Load, Observer, Scenario
 from tests.crash.test_brokers import in_sync, longest_silence_ms, roles_of_nodes
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.soak, needs_network]
+pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.soak]
 
 JOB = "job"
 """The host of the job and of senders that are processes of their own."""
@@ -37,6 +38,8 @@ HEALTHY = 100
 
 @pytest.fixture
 def network() -> Iterator[Network]:
+    if why := lack():
+        pytest.skip(f"needs Linux, root, /dev/net/tun, and the commands ip, nsenter and unshare: {why}")
     with Network([*BROKERS, JOB]) as network:
         yield network
 
@@ -50,6 +53,48 @@ def scenario(network: Network, tmp_path: Path, make_scenario: MakeScenario) -> I
         yield scenario
         network.heal()
         scenario.close()
+
+
+CONNECT = """
+import socket, sys, time
+began = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 7000), timeout=2).close()
+    print(round((time.monotonic() - began) * 1000))
+except TimeoutError:
+    print("cut")
+"""
+SERVE = """
+import socket
+server = socket.create_server(("", 7000))
+print(flush=True)
+while True:
+    server.accept()[0].close()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_faults_are_real(network: Network) -> None:
+    def connect(host: str) -> str:
+        command = network.run_on(host, sys.executable, "-c", CONNECT, network.addresses[JOB])
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    serve = network.run_on(JOB, sys.executable, "-c", SERVE)
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            assert all(connect(host) != "cut" for host in (*BROKERS, HERE))
+            network.cut(JOB, BROKERS[0])
+            assert [connect(host) == "cut" for host in (*BROKERS, HERE)] == [True, False, False, False]
+            network.heal()
+            network.delay(JOB, 150)
+            assert int(connect(BROKERS[0])) >= 300
+            network.heal()
+            network.loss(JOB, 100)
+            assert connect(HERE) == "cut"
+        finally:
+            server.kill()
 
 
 @pytest.mark.timeout(900)
