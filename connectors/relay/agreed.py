@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from connectors.kafka.transport import Record
 from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
-from ordering.agreement.site import MAX_RUN_RECORDS
+from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
 from ordering.base.errors import EnvironmentProblem, HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Partition

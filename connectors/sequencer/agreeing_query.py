@@ -327,7 +327,7 @@ class GroupStep:
         for_records = any(
             self.kept.size(name) < BUFFER_BYTES // 2 or self.group.lacks(name) for name in self._skipped_places
         )
-        return for_records or (bool(self._skipped_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
+        return for_records or (bool(self._skipped_logs) and len(self.group.site.state.since) < MAX_UNSNAPPED_RUNS // 2)
 
     def stored(self) -> StoredGroup:
         """Return the group's state after the step."""

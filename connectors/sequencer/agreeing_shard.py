@@ -42,7 +42,7 @@ from connectors.spark.sink import COPY_SINK_OPTIONS
 from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
 from connectors.takeover.groups import groups_at
 from ordering.agreement.group import Group, after_takeover
-from ordering.agreement.site import MAX_RUN_RECORDS
+from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
 from ordering.base.errors import AbcastError, EnvironmentProblem
 from ordering.base.names import Topic
 from ordering.base.records import Partition

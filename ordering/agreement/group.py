@@ -22,17 +22,15 @@ places that the entry names, and makes the same DATA from the same runs. It writ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.exclusions import Exclusions
 from ordering.agreement.log import Contents, Entry, OrderedRun, Range, contents_of, judge, ranges_of
 from ordering.agreement.messages import Exclude
-from ordering.agreement.site import OUT_FOR_GOOD, Sequenced, Site
+from ordering.agreement.site import Site
 from ordering.agreement.site_state import (
-    NEW_PACE,
-    NOTHING_UNSAID,
     Arrived,
     CopyMark,
     Dropped,
@@ -41,6 +39,8 @@ from ordering.agreement.site_state import (
     SiteState,
     Unsaid,
 )
+from ordering.agreement.sites.other_logs import OUT_FOR_GOOD
+from ordering.agreement.sites.sequenced import Sequenced
 from ordering.agreement.state import Tick
 from ordering.base.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
 from ordering.base.formats import FIRST
@@ -93,8 +93,8 @@ class GroupState:
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
     has_heard: bool = False
-    pace: Pace = NEW_PACE
-    unsaid: Unsaid = NOTHING_UNSAID
+    pace: Pace = field(default_factory=Pace)
+    unsaid: Unsaid = field(default_factory=Unsaid)
     of_format: int = FIRST.number
 
     def to_bytes(self) -> bytes:
@@ -149,7 +149,7 @@ class Group:
 
     def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
         """Set `kept`, which yields the offsets of a range's kept records, as (first, end) pairs in their order."""
-        self._kept, self.site.contents = kept, self._contents
+        self._kept, self.site.forwards.contents = kept, self._contents
 
     def _contents(self, part: Range) -> Contents | None:
         reading = self._readings.get(part.place)
@@ -160,7 +160,7 @@ class Group:
     def state(self) -> GroupState:
         """Return the group's state at the end of a step; `site.sequenced.state` has the rest."""
         return GroupState(
-            self.site.state(),
+            self.site.state,
             self.site.epoch,
             self.site.sequenced.position,
             self.sent,
@@ -169,7 +169,7 @@ class Group:
             tuple(self.exclusions.done),
             self.site.has_heard,
             self.site.pace,
-            self.site.unsaid(),
+            self.site.unsaid,
             self.site.format,
         )
 
@@ -180,7 +180,7 @@ class Group:
 
         Raises HistoryUnavailable if there may have been an entry before that.
         """
-        at = self.site.log_row(site).at
+        at = self.site.logs.row(site).at
         if at < beginning:
             raise HistoryUnavailable(
                 f"site {self.site.me.name} has read the log of {site} up to offset {at} here, and retention has "
@@ -191,7 +191,7 @@ class Group:
 
     def mark(self, name: str) -> CopyMark:
         """Return the mark from which a partition of FORWARD is read."""
-        return next(iter(self.site.place(name).marks), CopyMark(0, 0))
+        return next(iter(self.site.forwards.place(name).marks), CopyMark(0, 0))
 
     def start_of(self, name: str, beginning: int, *, is_copy: bool, is_changed: bool = False) -> int:
         """Begin to read a partition of FORWARD, which begins at `beginning`. Return the offset here to read from.
@@ -214,8 +214,8 @@ class Group:
 
     def _needed(self, name: str) -> int:
         """Return the offset from which its records are still to be sequenced: a mark may be far before that."""
-        runs = (part for ordered in self.site.unsnapped for part in ranges_of(ordered.run))
-        return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
+        runs = (part for ordered in self.site.state.since for part in ranges_of(ordered.run))
+        return min([self.site.forwards.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
     def arrived(self, name: str, first: int, last: int, at: int, *, is_idle: bool = False) -> int:
         """Take records with these first and last offsets at home, read up to `at` here. Return the offset to keep from.
@@ -241,12 +241,12 @@ class Group:
         `read_entry` parses the record as an entry. Raises Disagreement, LaterVersion.
         """
         try:
-            counts = judge(self.site.log_row(site), record)[1]
+            counts = judge(self.site.logs.row(site), record)[1]
             entry = read_entry(record) if record.kind == ENTRY and counts else None
         except LaterVersion:
             raise
         except ProtocolViolation:
-            self.site.rejected += 1
+            self.site.state.rejected += 1
             return
         if entry is not None or record.kind == EPOCH:
             self.site.take(Heard(site, at, record.epoch, entry))
@@ -293,11 +293,11 @@ class Group:
 
     def _is_whole(self, part: Range) -> bool:
         """Whether this site has read all records of the range that the submitting site has: the rest may be holes."""
-        told = self.site.told(part)
+        told = self.site.forwards.told(part)
         return told is not None and told == self._contents(part)
 
     def _compare(self, run: OrderedRun, part: Range) -> None:
-        told, read = self.site.told(part), self._contents(part)
+        told, read = self.site.forwards.told(part), self._contents(part)
         if told is not None and read is not None and told != read:
             raise Disagreement(
                 f"{part.place} from offset {part.first} to {part.end}: site {run.sender.name} has read {told.records} "
@@ -307,7 +307,7 @@ class Group:
 
     def _what_is_lost(self, run: OrderedRun, part: Range) -> str:
         is_in_data = "and DATA may lack it"
-        if run.last <= self.site.complete:
+        if run.last <= self.site.state.complete:
             is_in_data = "and no snapshot covers it, though DATA has it"
         return (
             f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here, "

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.agreement.codec import LATER, decode, encode
 from ordering.agreement.formation import ProcessIncarnation, first_view
-from ordering.agreement.log import Entry, LogRow, OrderedRun, OwnEntry, ReadReport, SiteMessage, read_told
+from ordering.agreement.log import Entry, LogRow, OrderedRun, ReadReport, SiteMessage, read_told
 from ordering.agreement.messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.agreement.process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.agreement.state import RESEND_AFTER_MS, Send, Tick
@@ -83,7 +84,8 @@ class CopyMark(NamedTuple):
     at: int
 
 
-class Pace(NamedTuple):
+@dataclass(slots=True)
+class Pace:
     """The times of a job's last snapshot, last begin of a run, and last entry (None before the first)."""
 
     snapped_at_ms: int = 0
@@ -91,25 +93,24 @@ class Pace(NamedTuple):
     said_at_ms: int | None = None
 
 
-class Unsaid(NamedTuple):
+@dataclass(slots=True)
+class Unsaid:
     """The content of a site's next entry, which may wait: nothing that anybody waits for has come since the last.
 
     `told` reports which records of its begun runs the site has read. `urgent` has, for each partition, the offset up to
     which it has more than heartbeats. `before` is the state in the last entry, if this job wrote that in format 2.
     """
 
-    letters: tuple[SiteMessage, ...] = ()
-    ordered: tuple[OrderedRun, ...] = ()
-    told: tuple[ReadReport, ...] = ()
-    urgent: tuple[tuple[str, int], ...] = ()
+    letters: list[SiteMessage] = field(default_factory=list)
+    ordered: list[OrderedRun] = field(default_factory=list)
+    told: list[ReadReport] = field(default_factory=list)
+    urgent: dict[str, int] = field(default_factory=dict)
     before: bytes = b""
 
 
 _NUMBERS = re.compile(rb"(0|[1-9][0-9]*)")
 _AS_TEXT, _AS_NUMBERS = b"=", b"+"
 """The two forms of changes: text that the state before does not have, or the differences of its numbers."""
-
-NEW_PACE, NOTHING_UNSAID = Pace(), Unsaid()
 
 
 class Waiting(NamedTuple):
@@ -119,7 +120,7 @@ class Waiting(NamedTuple):
     message: Send
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SiteState:
     """The state of a site in the agreement of a group.
 
@@ -136,17 +137,17 @@ class SiteState:
     number: int = 0
     position: int = 0
     sequenced: int = 0
-    since: tuple[OrderedRun, ...] = ()
-    ahead: tuple[OrderedRun, ...] = ()
-    places: tuple[Place, ...] = ()
-    logs: tuple[LogRow, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    since: deque[OrderedRun] = field(default_factory=deque)
+    ahead: dict[int, OrderedRun] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    logs: dict[str, LogRow] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
     rejected: int = 0
     base: int = 0
-    trail: tuple[OwnEntry, ...] = ()
+    trail: dict[int, bytes] = field(default_factory=dict)
     complete: int = 0
     refused: int = 0
-    told: tuple[ReadReport, ...] = field(default=(), metadata=LATER)
+    told: dict[str, ReadReport] = field(default_factory=dict, metadata=LATER)
 
     def to_bytes(self) -> bytes:
         """Return JSON; equal states give equal bytes."""
@@ -191,20 +192,22 @@ def state_of(entries: Sequence[Entry]) -> SiteState:
     base = entries[at]
     if last.readable_from == FIRST.number:
         state = SiteState.from_bytes(last.state)
-        trail = (*state.trail, OwnEntry(last.number, last.digest))
-        state = replace(state, trail=trail, told=read_told(last.letters))
+        state.trail[last.number] = last.digest
+        state.told = {told.place: told for told in read_told(last.letters)}
     else:
-        text, since, trail = base.state, base.since, (*base.trail, OwnEntry(base.number, base.digest))
+        text = base.state
         for entry in entries[at + 1 :]:
             text = _after(text, entry.state)
-            since, trail = (*since, *entry.ordered), (*trail, OwnEntry(entry.number, entry.digest))
-        state = replace(SiteState.from_bytes(text), since=since, trail=trail)
-    return replace(state, snapshot=base.snapshot, logs=last.logs)
+        state = SiteState.from_bytes(text)
+        state.since = deque([*base.since, *(run for entry in entries[at + 1 :] for run in entry.ordered)])
+        state.trail = dict(base.trail) | {entry.number: entry.digest for entry in entries[at:]}
+    state.snapshot, state.logs = base.snapshot, {row.site: row for row in last.logs}
+    return state
 
 
 def stated(state: SiteState) -> bytes:
     """Return a state in format 2, without the fields that entries hold by themselves."""
-    return encode(replace(state, snapshot=b"", logs=(), since=(), trail=()), as_text=True)
+    return encode(replace(state, snapshot=b"", logs={}, since=deque(), trail={}), as_text=True)
 
 
 def changes(before: bytes, after: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -855,8 +856,9 @@ def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_dat
     place = "abcast.g.forward.nyc-0"
     run = OrderedRun(101, ProcessIncarnation("nyc"), run_of((Range(place, 100, 160),)))
     begun = first_state("g", "sfo", ("nyc", "sfo"))
-    places = (Place(place, 160, 160, 160, (CopyMark(100, 150), CopyMark(160, 210))),)
-    known = replace(begun, position=160, sequenced=100, since=(run,), places=places, told=(ReadReport(place, 0, 160),))
+    here = Place(place, 160, 160, 160, (CopyMark(100, 150), CopyMark(160, 210)))
+    told = {place: ReadReport(place, 0, 160)}
+    known = replace(begun, position=160, sequenced=100, since=deque([run]), places={place: here}, told=told)
     group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", place, is_copy=True)
     copy, begin = Topic("g", "relayed", "sfo", "nyc"), 100 if is_whole else group.start_of(source, 0)
     group.start_of(source, 0)
@@ -877,7 +879,7 @@ def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning:
     gone here.
     """
     begun, name = first_state("g", "nyc", ("nyc", "sfo")), "abcast.g.forward.nyc-0"
-    places = (Place(name, 100, 50, 50, (CopyMark(40, 40),)),)
+    places = {name: Place(name, 100, 50, 50, (CopyMark(40, 40),))}
     known = replace(begun, position=50, sequenced=50, places=places)
     group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", name)
     assert group.start_of(source, beginning) == beginning
@@ -886,7 +888,7 @@ def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning:
     assert group.end_step() is not None
     group.take(source, records[-1:])
     group.end_step()
-    assert [told[1:] for told in group.site.state().told] == [(beginning, 101, ())]
+    assert [told[1:] for told in group.site.state.told.values()] == [(beginning, 101, ())]
 
 
 @each_engine
@@ -904,8 +906,7 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
             assert [loop.failure for loop in (*before, *after)] == [None] * 3
     state = state_of(kafka, "sfo")
     assert state is not None
-    told = {each.place: each for each in state.told}
-    assert told[f"{forward('nyc').topic}-0"].end == 82
+    assert state.told[f"{forward('nyc').topic}-0"].end == 82
 
 
 @each_engine
@@ -982,10 +983,10 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
     """A mark may be far below the first needed record: the records between would exceed the site's limit."""
     monkeypatch.setattr(agreeing, "OWN_BYTES", 2_000)
     begun, name, run = first_state("g", "nyc", SITES), "abcast.g.forward.nyc-0", run_of((Range("x-0", 0, 1),))
-    places = (Place(name, 90, 90, 90, (CopyMark(0, 0),)), Place("x-0", 1, 0, 1))
+    places = {name: Place(name, 90, 90, 90, (CopyMark(0, 0),)), "x-0": Place("x-0", 1, 0, 1)}
     since = (OrderedRun(90, begun.process.me, run_of((Range(name, 80, 90),))), OrderedRun(100, begun.process.me, run))
     group = AgreeingGroup(
-        replace(begun, position=100, sequenced=89, since=since, places=places), SequencerState("g", 1)
+        replace(begun, position=100, sequenced=89, since=deque(since), places=places), SequencerState("g", 1)
     )
     source = Input("nyc", name)
     assert group.start_of(source, 0) == 0

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.cli import app
-from ordering.agreement.site import OUT_FOR_GOOD
+from ordering.agreement.sites.other_logs import OUT_FOR_GOOD
 from ordering.base.records import JOIN
 from tests.engine.test_agreeing import SITES, all_have, effective, lose_log, running, send
 from tests.waiting import eventually

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -49,7 +50,9 @@ def group_at(mark: CopyMark, end: int) -> AgreeingGroup:
     run = OrderedRun(mark.end + 1, ProcessIncarnation("nyc"), run_of((Range(HOME, mark.end, end),)))
     first = first_state("g", "sfo", ["nyc", "sfo"])
     here = Place(HOME, end, end, end, (mark, CopyMark(end, mark.at + end - mark.end)))
-    state = replace(first, position=run.last, sequenced=mark.end, since=(run,), number=9, base=9, places=(here,))
+    state = replace(
+        first, position=run.last, sequenced=mark.end, since=deque([run]), number=9, base=9, places={HOME: here}
+    )
     return AgreeingGroup(state, SequencerState("g", epoch=2))
 
 

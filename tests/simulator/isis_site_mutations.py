@@ -13,7 +13,9 @@ from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.log import Entry, LogRow, OrderedRun, Range, absent_from
 from ordering.agreement.log import counting as true_counting
 from ordering.agreement.log import read_on as true_read_on
-from ordering.agreement.site import Site
+from ordering.agreement.sites.forwards import Forwards
+from ordering.agreement.sites.other_logs import OtherLogs
+from ordering.agreement.sites.own_log import OwnLog
 from ordering.base.errors import Disagreement
 from ordering.base.records import EPOCH, Data, Forward, Malformed
 from ordering.checker.anomalies import DIVERGENT, GAP, LOST, VIEW_VIOLATION
@@ -26,8 +28,8 @@ from tests.simulator.isis_sites import sequence_run as true_sequence_run
 from tests.simulator.kafka import Away, TooLarge
 
 _SITES = "tests.simulator.isis_sites"
-_true_append, _true_compare, _true_relay = Job._append, Site._compare, World._relay
-_COMPARE = "ordering.agreement.site.Site._compare"
+_true_append, _true_compare, _true_relay = Job._append, OtherLogs._compare, World._relay
+_COMPARE = "ordering.agreement.sites.other_logs.OtherLogs._compare"
 
 
 def data_first(job: Any) -> None:
@@ -77,19 +79,19 @@ def any_log(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
     return true_read_on(row if entry is None else row._replace(digest=entry.before), epoch, entry)
 
 
-def compare_while_empty(site: Site, name: str, entry: Entry) -> None:
+def compare_while_empty(logs: OtherLogs, name: str, entry: Entry) -> None:
     """Stop looking at the others' reading after the first entry."""
-    if not site.number:
-        _true_compare(site, name, entry)
+    if not logs._state.number:
+        _true_compare(logs, name, entry)
 
 
-def compare_numbers(site: Site, name: str, entry: Entry) -> None:
+def compare_numbers(logs: OtherLogs, name: str, entry: Entry) -> None:
     """Compare the others' reading by its number only."""
-    bare = (row._replace(digest=site._trail.get(row.number, b""), is_broken=False) for row in entry.logs)
-    _true_compare(site, name, entry._replace(logs=tuple(bare)))
+    bare = (row._replace(digest=logs._state.trail.get(row.number, b""), is_broken=False) for row in entry.logs)
+    _true_compare(logs, name, entry._replace(logs=tuple(bare)))
 
 
-def always_here(_site: Site, _run: OrderedRun) -> bool:
+def always_here(_forwards: Forwards, _run: OrderedRun) -> bool:
     """A run is proposed for before its records are here."""
     return True
 
@@ -105,7 +107,7 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
     return membership
 
 
-def never_due(_site: Site, *, is_last: bool) -> bool:
+def never_due(_own_log: OwnLog, *, is_last: bool) -> bool:
     """Snapshots are taken of many runs only."""
     return False
 
@@ -157,16 +159,20 @@ MUTATIONS = (
         "stale-entries",
         "entries behind a seal count at other sites",
         WRONG_STATE,
-        (("ordering.agreement.site.read_on", any_entry),),
+        (("ordering.agreement.sites.other_logs.read_on", any_entry),),
     ),
     Mutation(
         "no-payload",
         "a site proposes for what it can't read",
         UNREADABLE,
-        (("ordering.agreement.site.Site._is_here", always_here),),
+        (("ordering.agreement.sites.forwards.Forwards.is_here", always_here),),
     ),
     Mutation(
-        "any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.agreement.site.read_on", any_log),), 310
+        "any-log",
+        "a lost log's successor is read",
+        TWO_LOGS,
+        (("ordering.agreement.sites.other_logs.read_on", any_log),),
+        310,
     ),
     Mutation(
         "one-look",
@@ -192,13 +198,13 @@ MUTATIONS = (
         "stay",
         "members stay in the view without their site",
         VIEW_VIOLATION,
-        (("ordering.agreement.site.without_sites", wait_for_all),),
+        (("ordering.agreement.sites.sequenced.without_sites", wait_for_all),),
     ),
     Mutation(
         "seldom-snapped",
         "what little was ordered gets into no snapshot",
         ENDED,
-        (("ordering.agreement.site.Site._is_snapshot_due", never_due),),
+        (("ordering.agreement.sites.own_log.OwnLog.is_snapshot_due", never_due),),
     ),
     Mutation("holes", "a copy of FORWARD lacks records", WRONG_STATE, (_HOLES,)),
     Mutation(

@@ -3,11 +3,11 @@
 Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
 relays stop, repeat and begin anew; clocks run ahead; an operator excludes dead sites. A retention drops FORWARD and
 copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
-killed as `ordering.agreement.site.SNAPSHOT_AFTER_MS` says), and logs, down to the records read. The log of one site is
-lost at the end of some histories: the others then go on without it, and it is told. In most histories the Kafkas have
-powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions leave markers,
-topics take no large entries. In some, all sites run a later version, whose sequencer also writes records of its own
-kind, which take several seqnos.
+killed as `ordering.agreement.sites.own_log.SNAPSHOT_AFTER_MS` says), and logs, down to the records read. The log of one
+site is lost at the end of some histories: the others then go on without it, and it is told. In most histories the
+Kafkas have powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are away, transactions
+leave markers, topics take no large entries. In some, all sites run a later version, whose sequencer also writes records
+of its own kind, which take several seqnos.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -24,8 +24,9 @@ from typing import Any, cast
 from connectors.kafka.codec.entry_codec import write_entry
 from ordering.agreement.group import Group, GroupState, after_takeover, going_on
 from ordering.agreement.log import Entry, OrderedRun, Range, counting, ranges_of
-from ordering.agreement.site import SNAPSHOT_AFTER_SUSPICIONS, Site
+from ordering.agreement.site import Site
 from ordering.agreement.site_state import SiteState, first_state, state_of
+from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
@@ -314,9 +315,9 @@ class Job:
                 self.group.hear(name, at, record, _not_an_entry)
             else:
                 bare = Data(ENTRY, record.epoch, local_seqno=record.number)
-                before = self.site.log_row(name).number
+                before = self.site.logs.row(name).number
                 self.group.hear(name, at, bare, lambda _, entry=record: entry)  # type: ignore[misc]
-                if self.site.log_row(name).number > before:
+                if self.site.logs.row(name).number > before:
                     self.world.note_read(self, name, record)
 
 
@@ -479,7 +480,7 @@ class World:
         if kafka.is_lost or any(log.is_away for log in kafka.kafka.logs.values()):
             return
         try:
-            rows = {row.site: row.at for row in known_state(self, kafka).logs}
+            rows = {site: row.at for site, row in known_state(self, kafka).logs.items()}
         except ProtocolViolation:
             return  # the next start tells that
         for other, place in self.places.items():
@@ -571,7 +572,7 @@ class World:
         self._cut_off(knowing)
         leaving = self._leave(knowing)
         others = [one for one in self.names if one not in knowing]
-        unaware = [one for one in others if not any(job.site.is_waiting for job in self.jobs[one])]
+        unaware = [one for one in others if not any(job.site.process.is_waiting for job in self.jobs[one])]
         if leaving is None or not unaware:
             return
         other = self.dice.choice(unaware)
@@ -814,7 +815,7 @@ class World:
             self._send()
             self._round()
         self._heal()
-        read = [max((job.site.log_row(name).number for job in self.jobs[other]), default=0) for other in others]
+        read = [max((job.site.logs.row(name).number for job in self.jobs[other]), default=0) for other in others]
         if not min(read):
             return
         last = min(read) - 1  # a log that lacks little soon grows beyond the lost one
@@ -864,7 +865,7 @@ class World:
         """Note that a site that has proposed for a run has its records."""
         agreement = job.site.process.agreement
         for held in agreement.state.held if agreement is not None else ():
-            if any(part.end > job.site.place(part.place).end for part in ranges_of(held.run)):
+            if any(part.end > job.site.forwards.place(part.place).end for part in ranges_of(held.run)):
                 self.anomalies.append(Anomaly(UNREADABLE, f"{held.run} at {job.kafka.name}", ()))
 
     # The end

@@ -10,8 +10,8 @@ from connectors.kafka.connection.ranges import windows_back
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.stored_record import StoredRecord
 from ordering.agreement.log import Entry, counting
-from ordering.agreement.site import OUT_FOR_GOOD
 from ordering.agreement.site_state import SiteState, state_of
+from ordering.agreement.sites.other_logs import OUT_FOR_GOOD
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.records import ENTRY, MAX_NUMBER, Data
@@ -50,8 +50,10 @@ def needed_from(data: DataLog, end: int) -> int:
     if state is None:
         return 0
     view = state.process.view
-    others = {life.name for life in (*view.members, *(life for life, _ in view.rows))} - {state.process.me.name}
-    known = {row.site: row.known for row in state.logs}
+    others = {process.name for process in (*view.members, *(process for process, _ in view.rows))} - {
+        state.process.me.name
+    }
+    known = {site: row.known for site, row in state.logs.items()}
     return _since(data, end, min([state.base, *(known.get(name, 0) for name in others)]))[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -27,17 +28,11 @@ from ordering.agreement.log import (
 )
 from ordering.agreement.messages import Exclude, Stuck
 from ordering.agreement.process import SUSPECT_AFTER_MS, suspecting_after
-from ordering.agreement.site import (
-    MAX_MARKS,
-    MAX_RUNS_IN_FLIGHT,
-    SNAPSHOT_AFTER_SUSPICIONS,
-    SNAPSHOT_EVERY_ENTRIES,
-    SNAPSHOT_EVERY_RUNS,
-    UNPACED_RUNS,
-    Sequenced,
-    Site,
-)
+from ordering.agreement.site import MAX_RUNS_IN_FLIGHT, UNPACED_RUNS, Site
 from ordering.agreement.site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, state_of
+from ordering.agreement.sites.forwards import MAX_MARKS
+from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS, SNAPSHOT_EVERY_ENTRIES, SNAPSHOT_EVERY_RUNS
+from ordering.agreement.sites.sequenced import Sequenced
 from ordering.agreement.state import Propose, Tick
 from ordering.base.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.base.records import (
@@ -243,10 +238,10 @@ def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
     """A site of a version that skips the report hears it late, and may still have to order that run."""
     runs = Range(place("nyc"), 0, 10), Range(place("nyc"), 10, 20)
     holes = tuple(contents_of(run, [(run.first, run.end - 1)]) for run in runs)
-    begun = replace(first_state("g", "nyc", SITES), told=(ReadReport(place("nyc"), 0, 20, holes),))
+    begun = replace(first_state("g", "nyc", SITES), told={place("nyc"): ReadReport(place("nyc"), 0, 20, holes)})
     site = Site(begun, 1)
-    site._forget_marks(runs[0])
-    (said,) = site.state().told
+    site.forwards.note_snapshot(runs[0])
+    (said,) = site.state.told.values()
     assert (said.of(runs[0]), said.of(runs[1])) == (None, holes[1])
 
 
@@ -259,9 +254,9 @@ def test_a_run_that_begins_without_a_record_may_begin_where_retention_ends(
 ) -> None:
     """The site that submitted the run has read no record there either, as at a transaction's marker, and reports so."""
     run = Range(place("nyc"), 1, 4)
-    told = () if read_there is None else (ReadReport(*run, (contents_of(run, [read_there]),)),)
+    told = {} if read_there is None else {run.place: ReadReport(*run, (contents_of(run, [read_there]),))}
     since = (OrderedRun(1, ProcessIncarnation("nyc"), run_of((run,), 2)),)
-    group = Group(Site(replace(first_state("g", "lax", SITES), position=3, since=since, told=told), 1), 0)
+    group = Group(Site(replace(first_state("g", "lax", SITES), position=3, since=deque(since), told=told), 1), 0)
     group.keep_with(lambda _: [(2, 4)])
     group.start_of(run.place, 2, is_copy=is_copy)
     group.arrived(run.place, 2, 3, 4)
@@ -343,8 +338,8 @@ def test_what_can_not_be_read_is_counted() -> None:
 
     for record in (Data(EPOCH, 1), Data(ENTRY, 1, local_seqno=1), Data(ENTRY, 1, local_seqno=7)):
         group.hear("sfo", 1, record, garbage)
-    assert group.site.rejected == 1
-    assert group.site.log_row("sfo").number == 0
+    assert group.site.state.rejected == 1
+    assert group.site.logs.row("sfo").number == 0
 
 
 def test_a_sealed_job_is_not_heard() -> None:
@@ -356,7 +351,7 @@ def test_a_sealed_job_is_not_heard() -> None:
     assert sfo.end_step() is not None, "it says that it is there"
     sfo.take(Heard("nyc", 1, 2))
     sfo.take(Heard("nyc", 2, entry.epoch, entry))
-    assert sfo.log_row("nyc") == LogRow("nyc", 2, 0, 2)
+    assert sfo.logs.row("nyc") == LogRow("nyc", 2, 0, 2)
     assert sfo.end_step() is None
 
 
@@ -381,7 +376,7 @@ def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: b
         state = state_told(name, cluster.logs[name])
         state = replace(state, process=suspecting_after(state.process, after_ms))
         cluster.sites[name] = Site(state, epoch, now_ms=cluster.now_ms)
-        cluster.read[name] = {other: cluster.sites[name].log_row(other).at for other in SITES}
+        cluster.read[name] = {other: cluster.sites[name].logs.row(other).at for other in SITES}
         assert run(100, *SITES) == [1, 1, 1]
     cluster.down.add("lax")
     if max(before_ms, after_ms) < 100_000:
@@ -440,13 +435,13 @@ def hear_all(site: Site, other: str, cluster: Cluster) -> None:
 def test_a_log_that_has_grown_beyond_the_lost_one_is_not_read() -> None:
     """The others say so, with an entry for that alone, and the site learns of it."""
     cluster = agreed()
-    read = cluster.sites["sfo"].log_row("nyc")
+    read = cluster.sites["sfo"].logs.row("nyc")
     nyc = begun_anew(cluster, "nyc", 1, 2, read.number)
     sfo = cluster.sites["sfo"]
     row = LogRow("nyc", 1, read.number, 0, read.digest, is_broken=True)
     for entry in cluster.logs["nyc"]:
         sfo.take(Heard("nyc", 0, entry.epoch, entry))
-    assert sfo.log_row("nyc")._replace(at=0, known=0) == row._replace(epoch=2)
+    assert sfo.logs.row("nyc")._replace(at=0, known=0) == row._replace(epoch=2)
     said = sfo.end_step()
     assert said is not None
     assert not said.letters
@@ -463,18 +458,18 @@ def test_a_log_that_is_whole_again_is_read_on() -> None:
     cluster = agreed()
     whole = list(cluster.logs["nyc"])
     cluster.step("sfo")
-    sfo, read = cluster.sites["sfo"], cluster.sites["sfo"].log_row("nyc").number
+    sfo, read = cluster.sites["sfo"], cluster.sites["sfo"].logs.row("nyc").number
     begun_anew(cluster, "nyc", 1, 1, read)
     for entry in cluster.logs["nyc"]:
         sfo.take(Heard("nyc", 0, 1, entry))
-    assert sfo.log_row("nyc").is_broken
+    assert sfo.logs.row("nyc").is_broken
     nyc = Site(state_told("nyc", [1, *whole]), 1)
     nyc.take(Arrived(place("nyc"), 99, 99))
     follows = nyc.end_step()
     assert follows is not None
     sfo.take(Heard("nyc", 0, 1, follows))
-    assert not sfo.log_row("nyc").is_broken
-    assert sfo.log_row("nyc").number == follows.number
+    assert not sfo.logs.row("nyc").is_broken
+    assert sfo.logs.row("nyc").number == follows.number
 
 
 def test_a_digest_covers_all_before() -> None:
@@ -510,7 +505,7 @@ def test_a_site_that_was_away_reads_what_was_ordered() -> None:
         cluster.settle(1)
     assert [len(data) for data in cluster.data.values()] == [6, 6, 6]
     assert cluster.data["lax"] == cluster.data["nyc"] == cluster.data["sfo"]
-    assert not cluster.sites["lax"].is_waiting
+    assert not cluster.sites["lax"].process.is_waiting
 
 
 def test_a_minority_waits() -> None:
@@ -526,7 +521,7 @@ def test_a_minority_waits() -> None:
     assert [(notice.reached, notice.needed) for notice in stuck if isinstance(notice, Stuck)] == [
         ((ProcessIncarnation("nyc"),), 2)
     ]
-    assert cluster.sites["nyc"].is_waiting
+    assert cluster.sites["nyc"].process.is_waiting
     assert not cluster.data["nyc"]
 
 
@@ -564,7 +559,7 @@ def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: 
     for number, run in enumerate(runs, 1):
         assert not lax.is_behind or number > 3
         if not lax.is_behind:
-            entry = Entry(view.origin, 1, number, ordered=(run,), before=lax.log_row("nyc").digest)
+            entry = Entry(view.origin, 1, number, ordered=(run,), before=lax.logs.row("nyc").digest)
             lax.take(Heard("nyc", number, 1, entry))
             lax.end_step()
     assert lax.is_behind
@@ -587,14 +582,14 @@ def test_a_letter_that_can_not_be_read_is_counted() -> None:
         SiteMessage(("sfo",), "gossip", "[]"),
     )
     site.take(Heard("sfo", 1, 1, Entry(site.process.view.origin, 1, 1, letters)))
-    assert site.rejected == 2
+    assert site.state.rejected == 2
 
 
 def test_marks_are_few_and_reach_back_to_what_is_not_in_the_snapshot() -> None:
     site = Cluster().sites["nyc"]
     for end in range(1, 200):
         site.take(Arrived(place("sfo"), end, end + 7))
-    marks = site.place(place("sfo")).marks
+    marks = site.forwards.place(place("sfo")).marks
     assert len(marks) <= MAX_MARKS
     assert marks[0] == (0, 0)
     assert marks[-1] == (199, 206)
@@ -607,7 +602,7 @@ def test_values_are_stored_and_found_again() -> None:
     cluster.forward("sfo", 1, to=("sfo", "nyc"))
     cluster.settle(3)
     for name, site in cluster.sites.items():
-        state = site.state()
+        state = site.state
         assert SiteState.from_bytes(state.to_bytes()) == state
         for entry in cluster.logs[name]:
             assert Entry.from_bytes(entry.to_bytes()) == entry
