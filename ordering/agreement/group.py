@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.agreement.codec import decode, encode
-from ordering.agreement.exclusions import Exclusions
 from ordering.agreement.log import Contents, Entry, OrderedRun, Range, contents_of, judge, ranges_of
 from ordering.agreement.messages import Exclude
 from ordering.agreement.site import Site
@@ -105,6 +104,29 @@ class GroupState:
     def from_bytes(cls, raw: bytes) -> GroupState:
         """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         return decode(cls, raw)
+
+
+class Exclusions:
+    """Operators' exclusions of sites: `waiting` for this view's next step or for a later view, and `done` in this view.
+
+    The protocol takes each exclusion once, in the view that it names; one for an earlier view is dropped. The group's
+    state has both lists, so after a crash no exclusion is taken twice in a view.
+    """
+
+    def __init__(self, waiting: Iterable[Exclusion], done: Iterable[Exclusion]) -> None:
+        self.waiting, self.done = list(waiting), list(done)
+
+    def add(self, exclusions: Iterable[Exclusion]) -> None:
+        """Take operators' decisions, which may be old, or for a view that this site has not seen yet."""
+        known = {*self.waiting, *self.done}
+        self.waiting += [each for each in exclusions if each not in known]
+
+    def due(self, view: int) -> list[Exclusion]:
+        """Return the exclusions to carry out in this view, and count them as done. Drops the ones for earlier views."""
+        now = [each for each in self.waiting if each.view == view]
+        self.done = [each for each in self.done if each.view == view] + now
+        self.waiting = [each for each in self.waiting if each.view > view]
+        return now
 
 
 def after_takeover(state: SiteState, taken: SequencerState) -> Group:

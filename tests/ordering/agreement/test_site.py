@@ -29,7 +29,7 @@ from ordering.agreement.log import (
 from ordering.agreement.messages import Exclude, Stuck
 from ordering.agreement.process import SUSPECT_AFTER_MS, suspecting_after
 from ordering.agreement.site import MAX_RUNS_IN_FLIGHT, UNPACED_RUNS, Site
-from ordering.agreement.site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, state_of
+from ordering.agreement.site_state import Arrived, Heard, Notice, OtherLog, Place, SiteState, first_state, state_of
 from ordering.agreement.sites.forwards import MAX_MARKS
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS, SNAPSHOT_EVERY_ENTRIES, SNAPSHOT_EVERY_RUNS
 from ordering.agreement.sites.sequenced import Sequenced
@@ -611,6 +611,17 @@ def test_values_are_stored_and_found_again() -> None:
     run = run_of((Range("a-0", 3, 5), Range("a-1", 0, 1)))
     assert run.length == 3
     assert ranges_of(run) == (("a-0", 3, 5), ("a-1", 0, 1))
+
+
+def test_equal_states_give_equal_bytes() -> None:
+    """A map is written in the order of its keys, not in the one in which it was filled."""
+    places = [Place(place(name), end) for end, name in enumerate(SITES)]
+    states = [
+        replace(first_state("g", "lax", SITES), places={each.name: each for each in order})
+        for order in (places, places[::-1])
+    ]
+    assert states[0].to_bytes() == states[1].to_bytes()
+    assert SiteState.from_bytes(states[0].to_bytes()) == states[1]
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"[1,2]", b"null", b"\xff"])
