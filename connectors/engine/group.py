@@ -61,7 +61,9 @@ class GroupDriver(Generic[AnyMachine]):
 
     @property
     def _may_write(self) -> bool:
-        return self._late_s < PATIENCE_S and sum(written.size for written, _ in self.in_flight) < IN_FLIGHT_BYTES
+        return not self.in_flight or (
+            self._late_s < PATIENCE_S and sum(written.size for written, _ in self.in_flight) < IN_FLIGHT_BYTES
+        )
 
     def see_written(self) -> None:
         """Acknowledge the writes that Kafka has by now. Raises WriteFailed."""

@@ -108,7 +108,8 @@ class Loop(Generic[AnyMachine]):
             supervisor.raise_failure()
             for change in supervisor.changes():
                 self.take(change)
-            self.see_written()
+            for group in [group for group in self._groups.values() if group.in_flight]:
+                self._act(group.name, GroupDriver.see_written)
             supervisor.pipelines = {name: group.machine.pipeline for name, group in self._groups.items()}
             self.step()
             while self._failed:
@@ -141,11 +142,6 @@ class Loop(Generic[AnyMachine]):
     def _begin_to_read(self, group: GroupDriver[AnyMachine], found: Mapping[TopicPartition, int]) -> None:
         for place, offset in self._deciders.starts(group.machine, found, self._intake.beginnings).items():
             self._intake.add(group.name, place, offset)
-
-    def see_written(self) -> None:
-        """Acknowledge the writes that Kafka has by now."""
-        for group in [group for group in self._groups.values() if group.in_flight]:
-            self._act(group.name, GroupDriver.see_written)
 
     def step(self) -> None:
         """Write what groups have decided, read new records, and have their groups decide.
@@ -202,11 +198,13 @@ class Loop(Generic[AnyMachine]):
     def _poll(self) -> Mapping[str, Polled]:
         """Return new records, by group. While a group waits for a write that Kafka should have soon, wait for that."""
         due = [group for group in self._groups.values() if group.machine.is_due]
-        soon = max((group for group in due if group.is_on_time), key=lambda group: group.machine.is_full, default=None)
+        on_time = [group for group in due if group.is_on_time]
+        soon = max(on_time, key=lambda group: group.machine.is_full) if on_time else None
         if soon is None or not soon.machine.is_full:
             try:
+                groups = self._groups
                 polled = self._intake.poll_groups(
-                    lambda name, place: self._groups[name].machine.wants(place),
+                    lambda name, place: groups[name].machine.wants(place),
                     POLL_S if not due else _SOON_S if soon is None else 0.0,
                 )
             except PartitionsFailed as failed:

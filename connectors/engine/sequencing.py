@@ -52,7 +52,7 @@ class Sequencing:
 
     def wants(self, place: TopicPartition) -> bool:  # noqa: ARG002 - all partitions of a group are held together
         """Whether the partition is to be read now."""
-        return not self.is_full
+        return self._is_full is False or not self.is_full
 
     def take(self, place: TopicPartition, records: Sequence[Record]) -> None:
         """Hold records until they are decided."""
