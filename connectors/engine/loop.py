@@ -51,7 +51,7 @@ class Deciders(Protocol[AnyMachine]):
     """The makers of a job's machines."""
 
     def machine(self, state: SequencerState) -> AnyMachine:
-        """Return the machine of a group that was taken over. Raises one of GROUP_ERRORS."""
+        """Return the machine of a group that was taken over. Raises the group's error."""
 
     def starts(
         self, machine: AnyMachine, found: Mapping[TopicPartition, int], beginnings: Beginnings
@@ -127,7 +127,7 @@ class Loop(Generic[AnyMachine]):
         for name, state in taken.states.items():
             try:
                 self._groups[name] = GroupDriver(name, self._deciders.machine(state), self._writer)
-            except GROUP_ERRORS as error:
+            except AbcastError as error:
                 failed[name] = error
         for name, failure in failed.items():
             self._fail(name, failure)

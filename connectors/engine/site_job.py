@@ -47,7 +47,7 @@ class AgreeingSites:
         self._connection, self._agreement = connection, agreement
 
     def machine(self, state: SequencerState) -> Agreeing:
-        """Return the group's machine, from its states in the site's log and DATA. Raises one of GROUP_ERRORS."""
+        """Return the group's machine, from its states in the site's log and DATA. Raises the group's error."""
         return Agreeing(AgreeingGroup(known_state(self._connection, self._agreement, state), state))
 
     def starts(
@@ -70,7 +70,8 @@ class AgreeingSites:
 class InputPartitions(ForwardPartitions):
     """The inputs of the served groups: FORWARD of all sites, and the other sites' logs.
 
-    The loop asks for their offsets, so nothing here asks Kafka.
+    The loop asks for their offsets, and waits for the answers. So a group whose inputs give no offsets here, in the
+    supervisor's thread, is not passed to the loop.
     """
 
     def __init__(self, connection: Connection, neighbours: Neighbours, finder: TopicFinder) -> None:
@@ -82,10 +83,13 @@ class InputPartitions(ForwardPartitions):
         topics: Mapping[str, Iterable[str]],
         positions: Mapping[TopicPartition, int],  # noqa: ARG002 - a group knows its own
     ) -> tuple[Starts, dict[str, AbcastError]]:
-        """Return the inputs of these groups."""
+        """Return the inputs of these groups, and the errors of the other groups. Raises as the base class does."""
         counts = {str(topic): count for topic, count in self._finder.count_partitions().items()}
-        found = ((place, group) for group, names in topics.items() for place in self._places(group, names, counts))
-        return {place: (group, 0) for place, group in found}, {}
+        inputs = {
+            group: {place.topic for place in self._places(group, names, counts)} for group, names in topics.items()
+        }
+        found, lost = super().find(inputs, {})
+        return {place: (found[place][0], 0) for place in inputs_of(self._neighbours, found)}, lost
 
     def _places(self, group: str, names: Iterable[str], counts: Mapping[str, int]) -> Iterator[TopicPartition]:  # noqa: ARG002
         for name, count in counts.items():

@@ -14,6 +14,7 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
+from connectors.engine import site_job
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.engine.sequencing import HELD_RECORDS
@@ -21,16 +22,19 @@ from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.agreement import AgreementSettings, known_state
 from connectors.takeover.end_offsets import EndOffsets
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, Takeover, take_over_groups
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
-from ordering.base.errors import Fenced
+from ordering.agreement.site_state import SiteState
+from ordering.base.errors import BrokerUnreachable, Fenced
 from ordering.base.names import ROLES, Role, Topic
+from ordering.sequencer.state import SequencerState
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine")
@@ -195,6 +199,47 @@ def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptur
         assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == epochs
 
 
+def test_the_log_of_a_site_is_away_when_it_was_just_taken_over(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop reads the site's log once more. Its error ends no other group, and no attempt."""
+    is_away, asked = threading.Event(), threading.Event()
+
+    def known(connection: Connection, agreement: AgreementSettings, state: SequencerState) -> SiteState:
+        if is_away.is_set() and state.group == "away" and threading.current_thread().name == "job":
+            asked.set()
+            raise BrokerUnreachable("no broker that leads DATA answers.")
+        return known_state(connection, agreement, state)
+
+    monkeypatch.setattr(site_job, "known_state", known)
+    with serving(kafka, "agreeing") as job:
+        assert job.ready.wait(20)
+        claims = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
+        is_away.set()
+        kafka.topics.refuse(name("data"), 1)
+        kafka.send("away")
+        assert asked.wait(20)
+        the_other_is_ordered(kafka)
+        is_away.clear()
+        eventually(lambda: kafka.is_ordered("away"), 30)
+        assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == claims, "it was taken anew"
+
+
+@pytest.mark.parametrize("role", ["relayed", "entries"])
+def test_a_copy_that_is_away_is_not_asked_for_in_the_loop(kafka: Kafka, role: Role) -> None:
+    """The loop would wait for an answer, and all groups with it."""
+    copies = {group: str(Topic(group, role, "nyc", "sfo")) for group in GROUPS}
+    counts = {topic: 1 for group in GROUPS for topic in map(Topic.parse, (copies[group], name("forward", group)))}
+    for copy in copies.values():
+        kafka.topics.partitions[TopicPartition(copy, 0)] = []
+    kafka.topics.take_away(copies["away"], OFFSETS)
+    finder: Any = SimpleNamespace(count_partitions=lambda: counts)
+    partitions = site_job.InputPartitions(kafka, Neighbours("nyc", ("nyc", "sfo")), finder)
+    found, lost = partitions.find({group: [name("forward", group)] for group in GROUPS}, {})
+    assert {place.topic for place in found} == {copies["fine"], name("forward", "fine")}
+    assert {group: type(error) for group, error in lost.items()} == {"away": BrokerUnreachable}
+    kafka.topics.bring_back(copies["away"])
+    assert len(partitions.find({group: [name("forward", group)] for group in GROUPS}, {})[0]) == 4
+
+
 def test_what_is_held_is_bounded(kafka: Kafka) -> None:
     with serving(kafka, "process") as job:
         assert job.ready.wait(20)
@@ -233,9 +278,8 @@ def test_all_rights_to_forward_are_taken(
 ) -> None:
     """The group is suspended with the sentence of its right, and comes back with the right; the others go on.
 
-    The supervisor, or the loop of sites that agree, finds the loss right behind a takeover, or as FORWARD grows.
+    The supervisor finds the loss right behind a takeover, or as FORWARD grows.
     """
-    asker = "abcast-supervisor" if engine == "process" else "job"
     poll, beginning_offsets = MemoryConsumer.poll, MemoryConsumer.beginning_offsets
     is_refused, asked = threading.Event(), threading.Event()
 
@@ -250,7 +294,7 @@ def test_all_rights_to_forward_are_taken(
 
     def find(self: MemoryConsumer, places: Iterable[TopicPartition]) -> Any:
         asked_for = list(places)
-        is_of_asker = threading.current_thread().name == asker
+        is_of_asker = threading.current_thread().name == "abcast-supervisor"
         if is_refused.is_set() and is_of_asker and any(place.topic == name("forward") for place in asked_for):
             asked.set()
         if is_of_asker or by == "supervisor":
