@@ -46,7 +46,6 @@ from connectors.sequencer.spill_store import SpillStore
 from connectors.takeover.agreement import AgreementSettings
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.agreement import site as isis_site
 from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.group import after_takeover
 from ordering.agreement.log import OrderedRun, Range, ReadReport, counting, run_of
@@ -801,7 +800,7 @@ def test_what_all_have_in_data_may_be_dropped_between_two_starts(
 ) -> None:
     """Few messages, then silence: a stop leaves a snapshot of them, and so does some time of work before a kill."""
     if engine == SPARK:
-        monkeypatch.setattr(isis_site, "SNAPSHOT_AFTER_MS", 200)
+        monkeypatch.setattr("ordering.agreement.sites.own_log.SNAPSHOT_AFTER_MS", 200)
     for start in range(1, 7, 3):
         with running(kafka, *sites, names=sites, engine=engine) as loops:
             for site in sites:
