@@ -6,11 +6,16 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
 from connectors import Delivery
+from connectors.kafka.transport import Consumer
 from connectors.local.broker import EmbeddedBroker
 from ordering.base.names import Topic
 from tests.crash.conftest import MakeScenario
@@ -21,6 +26,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 MAX_SILENCE_MS = 45_000
 """Some seconds, on a machine that is idle. By default, Java's admin client alone may wait for a minute."""
+PREFERRED = 0
+"""The election that makes a partition's first replica its leader."""
 HEALTHY = 200
 """Messages that are ordered between two kills."""
 
@@ -111,6 +118,31 @@ def test_any_of_three_is_killed(tmp_path: Path, make_scenario: MakeScenario, eng
         sent = [message for load in loads for message in load.finish(120)]
         assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
         scenario.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_leader_that_goes_on_as_a_follower(tmp_path: Path, make_scenario: MakeScenario) -> None:
+    """A client that asks the former leader, which stays connected, soon finds the new one."""
+
+    def tells(consumer: Consumer) -> bool:
+        with suppress(KafkaError):
+            return consumer.end_offsets([place], timeout_ms=5_000) == {place: 0}
+        return False
+
+    with EmbeddedBroker(tmp_path / "cluster", port=0, nodes=3) as cluster:
+        scenario = make_scenario(cluster.bootstrap_servers, copies=3)
+        place = TopicPartition(str(Topic(scenario.group, "data", scenario.site)), 0)
+        eventually(lambda: in_sync(scenario), 60, "all replicas are in sync")
+        for transport in ("kafka-python", "confluent"):
+            with closing(replace(scenario.connection, transport=transport).consumer()) as consumer:
+                assert consumer.end_offsets([place]) == {place: 0}
+                former = roles_of_nodes(scenario)["leader of DATA"]
+                with scenario.connection.admin() as admin:
+                    admin.alter_partition_reassignments({place: [(former + more) % 3 for more in (1, 2, 3)]})
+                    admin.elect_leaders(PREFERRED, {place.topic: [place.partition]})
+                eventually(lambda: roles_of_nodes(scenario)["leader of DATA"] != former, 30, "another node leads")  # noqa: B023
+                eventually(lambda: tells(consumer), 20, "the end is told")
 
 
 def roles_of_nodes(scenario: Scenario) -> dict[str, int]:

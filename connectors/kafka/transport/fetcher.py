@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kafka.consumer.fetcher import Fetcher
@@ -132,6 +132,13 @@ class QuickFetcher(Fetcher):  # type: ignore[misc]
         """Fetch; say "idle" only if nothing has arrived since: the library lets an idle consumer sleep for 0.1 s."""
         records, is_idle = super().fetch_records(*args, **options)
         return records, is_idle and not self._completed_fetches
+
+    async def _send_list_offsets_requests(self, timestamps: Mapping[TopicPartition, int]) -> tuple[Any, Any]:
+        """Refresh the metadata if a broker no longer leads: the library asks it again, until its metadata is old."""
+        offsets, retry = await super()._send_list_offsets_requests(timestamps)
+        if retry:
+            await self._manager.cluster.request_update()
+        return offsets, retry
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         """Count a full part as everything requested: the library would otherwise go on with the next records."""
