@@ -7,16 +7,17 @@ from typing import NamedTuple
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.engine.agreeing import AgreeingGroup
+from connectors.engine.group import GroupDriver
+from connectors.engine.site_job import AgreeingSites, inputs_of
+from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import forward_headers
-from connectors.kafka.codec.inputs import Input, Neighbours
+from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topics.data_purge import purge_data
-from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.agreement import AgreementSettings
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.names import Topic
 from ordering.base.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
 
 SITES = ("lax", "nyc", "sfo")
@@ -42,30 +43,25 @@ class Site:
         self.kafka, self.name = kafka, name
         neighbours = Neighbours(name, SITES, frozenset(SITES) - {name})
         state = take_over_groups(Claimer(kafka, name, agreement="isis"), {"g": [f"abcast.g.forward.{name}"]})["g"]
-        self.group = AgreeingGroup(known_state(kafka, AgreementSettings(neighbours), state), state)
-        self.inputs: dict[TopicPartition, Input] = {}
-        for place in kafka.topics.partitions:
-            topic = Topic.parse(place.topic)
-            if topic is not None and (source := neighbours.input(topic, place.partition)) is not None:
-                self.inputs[place] = source
-        first = kafka.topics.beginnings
-        self.read = {place: self.group.start_of(source, first.get(place, 0)) for place, source in self.inputs.items()}
+        deciders = AgreeingSites(kafka, AgreementSettings(neighbours))
+        self.machine = deciders.machine(state)
+        self.group = self.machine.group
+        self._driver = GroupDriver("g", self.machine, Writer(kafka))
+        inputs = inputs_of(neighbours, kafka.topics.partitions)
+        found = deciders.starts(self.machine, dict.fromkeys(inputs, 0), kafka.consumer().beginning_offsets)
+        self.read = dict(found)
 
     def step(self, elapsed_ms: int) -> None:
         """Take the new records, write the entry, then DATA."""
-        for place, source in self.inputs.items():
+        for place in self.read:
             log = self.kafka.topics.partitions[place]
             if len(log) > self.read[place]:
                 records, self.read[place] = log[self.read[place] :], len(log)
-                self.group.take(source, records)
-        self.group.tick(elapsed_ms)
-        output = self.group.end_step()
-        for topic, record in [] if output is None else [output]:
-            self.kafka.topics.append(TopicPartition(topic, 0), *record)
-        while outputs := self.group.due():
-            for topic, record in outputs:
-                self.kafka.topics.append(TopicPartition(topic, 0), *record)
-            self.group._group.written = self.group._group.sent  # no producer is between
+                self.machine.take(place, records)
+        self.machine.tick(elapsed_ms)
+        while self.machine.is_due:
+            self._driver.advance()
+            self._driver.see_written()
 
 
 class World:
