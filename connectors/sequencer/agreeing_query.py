@@ -59,11 +59,11 @@ from connectors.sequencer.runs import DATA_ROLE, RUN_SCHEMA, frame_of, run_of, u
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
 from connectors.takeover.notices import describe
-from ordering.agreement import group as isis_group
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.group import Group, going_on
 from ordering.agreement.log import OrderedRun, ranges_of
 from ordering.agreement.site import MAX_UNSNAPPED_RUNS
+from ordering.agreement.site_state import GroupState as SiteGroupState
 from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, STRAY, Exclusion, Partition
@@ -193,7 +193,7 @@ def begun(group: Group) -> StoredGroup:
 
 
 def _stored(group: Group, sequencer: stored_state.StoredState, of_step: _OfStep) -> StoredGroup:
-    known = group.state()
+    known = group.state
     bare = replace(known, site=replace(known.site, snapshot=b"")).to_bytes()
     return StoredGroup(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
 
@@ -220,7 +220,7 @@ class GroupStep:
 
     def __init__(self, before: StoredGroup, neighbours: Neighbours, spill: SpillStore) -> None:
         """Go on from the state before the step. Raises ProtocolViolation."""
-        state = isis_group.GroupState.from_bytes(before.known)
+        state = SiteGroupState.from_bytes(before.known)
         self._before = stored_state.StoredState(before.base, before.changes)
         sequencer = stored_state.load(state.site.group, self._before)
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)

@@ -22,48 +22,23 @@ places that the entry names, and makes the same DATA from the same runs. It writ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from ordering.agreement.codec import decode, encode
 from ordering.agreement.log import Contents, Entry, OrderedRun, Range, contents_of, judge, ranges_of
 from ordering.agreement.messages import Exclude
-from ordering.agreement.site import Site
-from ordering.agreement.site_state import (
-    Arrived,
-    CopyMark,
-    Dropped,
-    Heard,
-    Pace,
-    SiteState,
-    Unsaid,
-)
+from ordering.agreement.site import Site, begin
+from ordering.agreement.site_state import Arrived, CopyMark, Dropped, GroupState, Heard, Reading, SiteState
 from ordering.agreement.sites.other_logs import OUT_FOR_GOOD
 from ordering.agreement.sites.sequenced import Sequenced
 from ordering.agreement.state import Tick
 from ordering.base.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
-from ordering.base.formats import FIRST
 from ordering.base.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer.sequencer import begin_batch
 from ordering.sequencer.state import SequencerState
 
 LONGEST_STEP_MS = 1_000
 """Longest time that a step moves the clock, in ms: a site that stalls must not suspect others for their silence."""
-
-
-class Reading(NamedTuple):
-    """The reading of a partition of FORWARD: all from `begin` to below `end` was read; records from `needed` on matter.
-
-    `is_cut`: retention has dropped the beginning, and the first record will tell where it begins now. `is_told`: that
-    part has the next records of the order, and the operator was told.
-    """
-
-    name: str
-    begin: int
-    end: int
-    needed: int
-    is_cut: bool = False
-    is_told: bool = False
 
 
 class DecidedRun(NamedTuple):
@@ -76,124 +51,69 @@ class DecidedRun(NamedTuple):
     has_dead_letters: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """The state of a group between two steps, without the sequencer's state, which is at `position`.
-
-    `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were carried out in this view. `has_heard` and the fields after it are `Site`'s.
-    """
-
-    site: SiteState
-    epoch: int
-    position: int
-    sent: int
-    readings: tuple[Reading, ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
-    excluded: tuple[Exclusion, ...] = ()
-    has_heard: bool = False
-    pace: Pace = field(default_factory=Pace)
-    unsaid: Unsaid = field(default_factory=Unsaid)
-    of_format: int = FIRST.number
-
-    def to_bytes(self) -> bytes:
-        """Return JSON; equal states give equal bytes."""
-        return encode(self)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> GroupState:
-        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
-        return decode(cls, raw)
-
-
 class Exclusions:
-    """Operators' exclusions of sites: `waiting` for this view's next step or for a later view, and `done` in this view.
+    """Operators' exclusions of sites.
 
     The protocol takes each exclusion once, in the view that it names; one for an earlier view is dropped. The group's
     state has both lists, so after a crash no exclusion is taken twice in a view.
     """
 
-    def __init__(self, waiting: Iterable[Exclusion], done: Iterable[Exclusion]) -> None:
-        self.waiting, self.done = list(waiting), list(done)
+    def __init__(self, state: GroupState) -> None:
+        self._state = state
 
     def add(self, exclusions: Iterable[Exclusion]) -> None:
         """Take operators' decisions, which may be old, or for a view that this site has not seen yet."""
-        known = {*self.waiting, *self.done}
-        self.waiting += [each for each in exclusions if each not in known]
+        known = {*self._state.exclusions, *self._state.excluded}
+        self._state.exclusions += [each for each in exclusions if each not in known]
 
     def due(self, view: int) -> list[Exclusion]:
         """Return the exclusions to carry out in this view, and count them as done. Drops the ones for earlier views."""
-        now = [each for each in self.waiting if each.view == view]
-        self.done = [each for each in self.done if each.view == view] + now
-        self.waiting = [each for each in self.waiting if each.view > view]
+        state = self._state
+        now = [each for each in state.exclusions if each.view == view]
+        state.excluded = [each for each in state.excluded if each.view == view] + now
+        state.exclusions = [each for each in state.exclusions if each.view > view]
         return now
 
 
 def after_takeover(state: SiteState, taken: SequencerState) -> Group:
     """Return a group after a takeover: the site's log gives `state`, and the site's DATA gives `taken`."""
-    site = Site(state, taken.epoch, now_ms=state.process.now_ms, of_format=taken.format)
+    site = begin(state, taken.epoch, sent=taken.seqno, now_ms=state.process.now_ms, of_format=taken.format)
     # Sites do not agree on epochs: each has its own seals.
     site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
-    return Group(site, taken.seqno)
+    return Group(site)
 
 
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
     """Return a group as it was at the end of a step. Raises ProtocolViolation."""
-    sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
-    site = Site(
-        state.site,
-        state.epoch,
-        sequenced=sequenced,
-        has_heard=state.has_heard,
-        pace=state.pace,
-        unsaid=state.unsaid,
-        of_format=state.of_format,
-    )
-    return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
+    return Group(Site(state, Sequenced(state.site, state.epoch, sequencer, state.position)))
 
 
 class Group:
-    """A group at a site. Not thread-safe. `sent` is the last seqno passed to Kafka, `written` the last one in Kafka."""
+    """A group at a site: a cursor on `state`, which is complete after a step. Not thread-safe.
 
-    def __init__(
-        self,
-        site: Site,
-        sent: int,
-        readings: Iterable[Reading] = (),
-        exclusions: Iterable[Exclusion] = (),
-        excluded: Iterable[Exclusion] = (),
-    ) -> None:
-        self.site = site
-        self.sent = self.written = sent
-        self._readings = {reading.name: reading for reading in readings}
-        self.exclusions = Exclusions(exclusions, excluded)
+    `written` is the last seqno in Kafka.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.state = site, site.job
+        self.written = self.state.sent
+        self.exclusions = Exclusions(self.state)
         self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
+
+    @property
+    def sent(self) -> int:
+        """Return the last seqno that was passed to Kafka."""
+        return self.state.sent
 
     def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
         """Set `kept`, which yields the offsets of a range's kept records, as (first, end) pairs in their order."""
         self._kept, self.site.forwards.contents = kept, self._contents
 
     def _contents(self, part: Range) -> Contents | None:
-        reading = self._readings.get(part.place)
+        reading = self.state.readings.get(part.place)
         if self._kept is None or reading is None or reading.end < part.end:
             return None
         return contents_of(part, self._kept(part))
-
-    def state(self) -> GroupState:
-        """Return the group's state at the end of a step; `site.sequenced.state` has the rest."""
-        return GroupState(
-            self.site.state,
-            self.site.epoch,
-            self.site.sequenced.position,
-            self.sent,
-            tuple(self._readings[name] for name in sorted(self._readings)),
-            tuple(self.exclusions.waiting),
-            tuple(self.exclusions.done),
-            self.site.has_heard,
-            self.site.pace,
-            self.site.unsaid,
-            self.site.format,
-        )
 
     # Input
 
@@ -222,16 +142,16 @@ class Group:
         """
         mark = self.mark(name)
         if is_changed:
-            self._readings.setdefault(name, Reading(name, 0, 0, self._needed(name), is_cut=True))
+            self.state.readings.setdefault(name, Reading(name, 0, 0, self._needed(name), is_cut=True))
             return beginning
-        if name not in self._readings:
+        if name not in self.state.readings:
             # Dropped records must not be taken for offsets without a record.
             is_cut, needed = mark.at < beginning, self._needed(name)
             if is_cut and not is_copy:  # offsets are those at home
-                self._readings[name] = Reading(name, beginning, beginning, needed)
+                self.state.readings[name] = Reading(name, beginning, beginning, needed)
                 self.site.take(Arrived(name, beginning, beginning, beginning))
             else:
-                self._readings[name] = Reading(name, mark.end, mark.end, needed, is_cut)
+                self.state.readings[name] = Reading(name, mark.end, mark.end, needed, is_cut)
         return max(mark.at, beginning)
 
     def _needed(self, name: str) -> int:
@@ -244,17 +164,17 @@ class Group:
 
         Call `start_of` first. `is_idle`: all of the records are heartbeats.
         """
-        reading = self._readings[name]
+        reading = self.state.readings[name]
         if reading.is_cut:
             reading = reading._replace(begin=first, end=first, is_cut=False)
         kept = max(reading.end, reading.needed)
-        self._readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
+        self.state.readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
         self.site.take(Arrived(name, reading.end, at, reading.begin, is_idle))
         return kept
 
     def lacks(self, name: str) -> bool:
         """Whether the next run has records of the partition that were not read yet."""
-        run, reading = self.site.sequenced.next(), self._readings[name]
+        run, reading = self.site.sequenced.next(), self.state.readings[name]
         return run is not None and any(part.place == name and part.end > reading.end for part in ranges_of(run.run))
 
     def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> None:
@@ -289,9 +209,9 @@ class Group:
 
     def _missed(self) -> Iterator[Dropped]:
         """Yield each partition, once, whose dropped records the order needs next and only a relay may bring again."""
-        for name, reading in self._readings.items():
+        for name, reading in self.state.readings.items():
             if reading.is_cut and not reading.is_told and self.lacks(name):
-                self._readings[name] = reading._replace(is_told=True)
+                self.state.readings[name] = reading._replace(is_told=True)
                 yield Dropped(name)
 
     def due(self) -> OrderedRun | None:
@@ -304,7 +224,7 @@ class Group:
         run = self.site.due()
         if run is None:
             return None
-        readings = [(part, self._readings.get(part.place)) for part in ranges_of(run.run)]
+        readings = [(part, self.state.readings.get(part.place)) for part in ranges_of(run.run)]
         if any(reading is None or reading.end < part.end for part, reading in readings):
             return None
         for part, reading in readings:
@@ -353,5 +273,5 @@ class Group:
         closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)
         after = self.site.sequenced.state.seqno
         written = max(0, min(self.sent, after) - before)
-        self.sent = max(self.sent, after)
+        self.state.sent = max(self.sent, after)
         return DecidedRun(closing, written, has_dead_letters)

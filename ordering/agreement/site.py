@@ -111,16 +111,7 @@ from ordering.agreement.log import (
 )
 from ordering.agreement.messages import DeliverRun, Installed, Message, Output, To
 from ordering.agreement.process import awake
-from ordering.agreement.site_state import (
-    Arrived,
-    Heard,
-    Notice,
-    Pace,
-    SiteEvent,
-    SiteState,
-    Unsaid,
-    Waiting,
-)
+from ordering.agreement.site_state import Arrived, GroupState, Heard, Notice, Pace, SiteEvent, SiteState, Waiting
 from ordering.agreement.sites.forwards import Forwards, is_of
 from ordering.agreement.sites.other_logs import OtherLogs
 from ordering.agreement.sites.own_log import OwnLog
@@ -161,49 +152,25 @@ class Site:
     """A site in the job of one epoch: take events, `end_step`, write the entry, then the DATA of the runs that are
     `due`.
 
-    A cursor on `state`, which is complete after `end_step`; not thread-safe.
+    A cursor on the state of the job, which is complete after `end_step`; not thread-safe.
     """
 
-    def __init__(
-        self,
-        state: SiteState,
-        epoch: int,
-        *,
-        now_ms: int = 0,
-        sequenced: Sequenced | None = None,
-        has_heard: bool = False,
-        pace: Pace | None = None,
-        unsaid: Unsaid | None = None,
-        of_format: int = FIRST.number,
-    ) -> None:
-        """`sequenced`, `has_heard`, `pace`, `unsaid`: given when a job continues. A new job was away until `now_ms`.
-
-        `of_format`: the group's at this site (`ordering.base.formats`).
-        """
-        self.state, self.group, self.epoch, self.format = state, state.group, epoch, of_format
-        if sequenced is None:
-            state.process = awake(state.process, now_ms)
-        self.process = Process(state.process)
-        if sequenced is None:
-            self.process.beat()
+    def __init__(self, job: GroupState, sequenced: Sequenced) -> None:
+        self.job, self.state, self.sequenced = job, job.site, sequenced
+        self.group, self.epoch, self.format = job.site.group, job.epoch, job.of_format
+        self.process = Process(job.site.process)
         self.me = self.process.me
         self._absent = absent_from(self.process.view)
-        self.unsaid = Unsaid() if unsaid is None else unsaid
-        """The content of the next entry that may wait."""
-        self.forwards = Forwards(state, self.unsaid, self.me.name)
-        self.logs = OtherLogs(state, self.process, epoch)
-        self.pace = Pace(state.process.now_ms, state.process.now_ms) if pace is None else pace
-        self.has_heard = has_heard
-        """Whether another site was heard since the last run was begun. (A job that begins need not know.)"""
+        self.forwards = Forwards(job, self.me.name)
+        self.logs = OtherLogs(job, self.process)
+        self._own_log = OwnLog(job, self.forwards, self.logs, sequenced)
         self.notices: tuple[Notice, ...] = ()
         """The notices of the last step."""
-        self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
-        self._own_log = OwnLog(self.forwards, self.logs, self.sequenced, self.pace, of_format)
 
     @property
     def is_behind(self) -> bool:
         """Whether so many ordered runs wait for their records that other sites' logs are to be left alone for now."""
-        return len(self.state.since) + len(self.unsaid.ordered) >= MAX_UNSNAPPED_RUNS
+        return len(self.state.since) + len(self.job.unsaid.ordered) >= MAX_UNSNAPPED_RUNS
 
     def take(self, event: SiteEvent) -> None:
         """Take one event; its outputs come with `end_step`."""
@@ -214,7 +181,7 @@ class Site:
                     self._take_send(run.sender, run.message)
         elif isinstance(event, Heard):
             entry = self.logs.read(event)
-            self.has_heard = True
+            self.job.has_heard = True
             if entry is not None:
                 self._take_entry(event.site, entry)
         else:
@@ -283,7 +250,7 @@ class Site:
         is_snapshot_due = self._own_log.is_snapshot_due(is_last=is_last)
         is_due = broken or state.refused > state.complete or is_snapshot_due
         may_wait = not (has_begun or is_last or self._is_turn() or self._is_urgent())
-        if not is_due and (may_wait or not (self.unsaid.letters or self.unsaid.ordered)):
+        if not is_due and (may_wait or not (self.job.unsaid.letters or self.job.unsaid.ordered)):
             return None
         return self._own_log.next_entry(is_snapshot_due=is_snapshot_due)
 
@@ -296,14 +263,14 @@ class Site:
         the time.
         """
         now_ms = self.process.state.now_ms
-        if self.forwards.is_idle() and now_ms - self.pace.begun_at_ms < self._idle_ms():
+        if self.forwards.is_idle() and now_ms - self.job.pace.begun_at_ms < self._idle_ms():
             return False
-        if self.process.in_flight >= (MAX_RUNS_IN_FLIGHT if self.has_heard else UNPACED_RUNS):
+        if self.process.in_flight >= (MAX_RUNS_IN_FLIGHT if self.job.has_heard else UNPACED_RUNS):
             return False
         ranges = self.forwards.submit()
         if ranges:
-            self.has_heard = False
-            self.pace.begun_at_ms = now_ms
+            self.job.has_heard = False
+            self.job.pace.begun_at_ms = now_ms
             self.process.submit(run_of(ranges, self.format))
         return bool(ranges)
 
@@ -313,7 +280,7 @@ class Site:
 
     def _is_turn(self) -> bool:
         """Whether the site has been silent for so long that it says even what nobody waits for."""
-        said_at_ms = self.pace.said_at_ms
+        said_at_ms = self.job.pace.said_at_ms
         return said_at_ms is None or self.process.state.now_ms - said_at_ms >= self._idle_ms()
 
     def _is_urgent(self) -> bool:
@@ -324,8 +291,8 @@ class Site:
         if self.sequenced.state.membership.flush.id:
             return True
         held = () if self.process.agreement is None else self.process.agreement.state.held
-        runs = (*(each.run for each in held), *(ordered.run for ordered in self.unsaid.ordered))
-        return any(letter.kind not in PATIENT for letter in self.unsaid.letters) or any(
+        runs = (*(each.run for each in held), *(ordered.run for ordered in self.job.unsaid.ordered))
+        return any(letter.kind not in PATIENT for letter in self.job.unsaid.letters) or any(
             self.forwards.is_urgent(part) for run in runs for part in ranges_of(run)
         )
 
@@ -348,8 +315,8 @@ class Site:
         self.notices = tuple(notices)
         for message, receivers in said:
             letter = write_letter(tuple(receivers), message, self.format)
-            self.unsaid.letters = [each for each in self.unsaid.letters if not _is_outdone(each, letter)]
-            self.unsaid.letters.append(letter)
+            self.job.unsaid.letters = [each for each in self.job.unsaid.letters if not _is_outdone(each, letter)]
+            self.job.unsaid.letters.append(letter)
 
     def _order(self, ordered: OrderedRun) -> None:
         """Take a run that some process has delivered at its position. It comes out after all before it."""
@@ -363,7 +330,7 @@ class Site:
             state.ahead[ordered.first] = ordered
         while (following := state.ahead.pop(state.position + 1, None)) is not None:
             state.position = following.last
-            self.unsaid.ordered.append(following)
+            self.job.unsaid.ordered.append(following)
             for part in ranges_of(following.run):
                 self.forwards.note_ordered(part)
 
@@ -385,7 +352,19 @@ class Site:
         is_to_write = is_refused and run.sender == self.me and run.last > self.state.complete
         if is_to_write:
             self.state.refused = run.last
-        return self.sequenced.end_run(state), is_to_write
+        closing = self.sequenced.end_run(state)
+        self.job.position = self.sequenced.position
+        return closing, is_to_write
+
+
+def begin(state: SiteState, epoch: int, *, sent: int = 0, now_ms: int = 0, of_format: int = FIRST.number) -> Site:
+    """Return a site in a new job, which was away until `now_ms`, and says that it is back."""
+    state.process = process = awake(state.process, now_ms)
+    pace = Pace(process.now_ms, process.now_ms)
+    job = GroupState(state, epoch, state.sequenced, sent, pace=pace, of_format=of_format)
+    site = Site(job, Sequenced(state, epoch))
+    site.process.beat()
+    return site
 
 
 def _is_outdone(letter: SiteMessage, by: SiteMessage) -> bool:

@@ -20,6 +20,7 @@ from ordering.agreement.state import RESEND_AFTER_MS, Send, Tick
 from ordering.base.canonical import deflated, inflated
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST
+from ordering.base.records import Exclusion
 from ordering.sequencer.state import MAX_INFLATED_BYTES, SequencerState
 
 
@@ -155,6 +156,52 @@ class SiteState:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SiteState:
+        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
+        return decode(cls, raw)
+
+
+class Reading(NamedTuple):
+    """The reading of a partition of FORWARD: all from `begin` to below `end` was read; records from `needed` on matter.
+
+    `is_cut`: retention has dropped the beginning, and the first record will tell where it begins now. `is_told`: that
+    part has the next records of the order, and the operator was told.
+    """
+
+    name: str
+    begin: int
+    end: int
+    needed: int
+    is_cut: bool = False
+    is_told: bool = False
+
+
+@dataclass(slots=True)
+class GroupState:
+    """The state of a group in a job, without the sequencer's state, which is at `position`.
+
+    `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
+    one; `excluded` were carried out in this view. `has_heard`: whether another site was heard since the last run was
+    begun; a job that begins need not know. `of_format`: the group's at this site (`ordering.base.formats`).
+    """
+
+    site: SiteState
+    epoch: int
+    position: int
+    sent: int
+    readings: dict[str, Reading] = field(default_factory=dict)
+    exclusions: list[Exclusion] = field(default_factory=list)
+    excluded: list[Exclusion] = field(default_factory=list)
+    has_heard: bool = False
+    pace: Pace = field(default_factory=Pace)
+    unsaid: Unsaid = field(default_factory=Unsaid)
+    of_format: int = FIRST.number
+
+    def to_bytes(self) -> bytes:
+        """Return JSON; equal states give equal bytes."""
+        return encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> GroupState:
         """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
         return decode(cls, raw)
 

@@ -113,7 +113,7 @@ class World:
 
     def held(self) -> int:
         """Return the size in bytes of the jobs' states."""
-        return sum(len(site.group._group.state().to_bytes()) for site in self.sites)
+        return sum(len(site.group._group.state.to_bytes()) for site in self.sites)
 
     def cost(self, site: str, first: int) -> Cost:
         of_entries, of_others = list[int](), list[int]()

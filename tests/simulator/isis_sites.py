@@ -22,10 +22,10 @@ from itertools import islice, pairwise
 from typing import Any, cast
 
 from connectors.kafka.codec.entry_codec import write_entry
-from ordering.agreement.group import Group, GroupState, after_takeover, going_on
+from ordering.agreement.group import Group, after_takeover, going_on
 from ordering.agreement.log import Entry, OrderedRun, Range, counting, ranges_of
 from ordering.agreement.site import Site
-from ordering.agreement.site_state import SiteState, first_state, state_of
+from ordering.agreement.site_state import GroupState, SiteState, first_state, state_of
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.base.reader import Reader, Verdict
@@ -327,7 +327,7 @@ def _not_an_entry(record: Data) -> Entry:
 
 def stored_and_loaded(group: Group) -> Group:
     """Store and load the state, as between two batches on Spark."""
-    state = GroupState.from_bytes(group.state().to_bytes())
+    state = GroupState.from_bytes(group.state.to_bytes())
     return going_on(state, SequencerState.from_bytes(group.site.sequenced.state.to_bytes()))
 
 

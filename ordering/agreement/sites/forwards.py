@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ordering.agreement.log import Contents, OrderedRun, Range, ReadReport, ranges_of
-from ordering.agreement.site_state import Arrived, CopyMark, Place, SiteState, Unsaid
+from ordering.agreement.site_state import Arrived, CopyMark, GroupState, Place
 
 MAX_RUN_RECORDS = 20_000
 """FORWARD records in one run, about: a partition more or less."""
@@ -23,18 +23,18 @@ IDLE_RECORDS = 1_024
 class Forwards:
     """The part of a `Site` that follows FORWARD, its own and the other sites'."""
 
-    def __init__(self, state: SiteState, unsaid: Unsaid, site: str) -> None:
-        self.state, self.unsaid, self._site = state, unsaid, site
+    def __init__(self, job: GroupState, site: str) -> None:
+        self._state, self._unsaid, self._site = job.site, job.unsaid, site
         self.contents: Callable[[Range], Contents | None] | None = None
         """The function that gives the job's contents of a range, None if not all of it was read yet. None: not told."""
 
     def place(self, name: str) -> Place:
         """Return the offsets of a partition."""
-        return self.state.places.get(name) or Place(name)
+        return self._state.places.get(name) or Place(name)
 
     def arrive(self, event: Arrived) -> bool:
         """Note that records of a partition have arrived; return whether they are new."""
-        name, end, state, urgent = event.place, event.end, self.state, self.unsaid.urgent
+        name, end, state, urgent = event.place, event.end, self._state, self._unsaid.urgent
         place = self.place(name)
         if is_of(self._site, name) and event.begin > place.submitted:
             # Dropped records that were not submitted are in no run. Their senders send them again.
@@ -59,19 +59,19 @@ class Forwards:
 
     def is_idle(self) -> bool:
         """Whether only heartbeats of the own partitions are not submitted yet."""
-        urgent = self.unsaid.urgent.items()
+        urgent = self._unsaid.urgent.items()
         return all(self.place(name).submitted >= end for name, end in urgent if is_of(self._site, name))
 
     def is_urgent(self, part: Range) -> bool:
         """Whether a range has more than heartbeats."""
-        return part.first < self.unsaid.urgent.get(part.place, 0)
+        return part.first < self._unsaid.urgent.get(part.place, 0)
 
     def submit(self) -> tuple[Range, ...]:
         """Return the ranges of a new run, and count them as submitted: all arrived records of the own partitions.
 
         The submitter reports the contents of each range; the records of one that is not wholly read stay.
         """
-        ranges, room, places = list[Range](), MAX_RUN_RECORDS, self.state.places
+        ranges, room, places = list[Range](), MAX_RUN_RECORDS, self._state.places
         for name in sorted(places):
             place = places[name]
             part = Range(name, place.submitted, min(place.end, place.submitted + room))
@@ -88,38 +88,38 @@ class Forwards:
         read = self.contents(part)
         if read is not None:
             told = ReadReport(part.place, part.first, part.end, (read,) if read.digest else ())
-            self.unsaid.told.append(told)
+            self._unsaid.told.append(told)
             self.note_told(told)
         return read is not None
 
     def note_told(self, told: ReadReport) -> None:
         """Take a report on the records of runs, from the site that submits them."""
-        known = self.state.told.get(told.place)
-        self.state.told[told.place] = told if known is None else known.followed(told)
+        known = self._state.told.get(told.place)
+        self._state.told[told.place] = told if known is None else known.followed(told)
 
     def told(self, part: Range) -> Contents | None:
         """Return the contents of the range that its submitting site has reported; None if it has not."""
-        told = self.state.told.get(part.place)
+        told = self._state.told.get(part.place)
         return None if told is None else told.of(part)
 
     def note_ordered(self, part: Range) -> None:
         """Note that a range is ordered."""
         place = self.place(part.place)
         ordered = max(place.ordered, part.end)
-        self.state.places[part.place] = place._replace(ordered=ordered, submitted=max(place.submitted, ordered))
+        self._state.places[part.place] = place._replace(ordered=ordered, submitted=max(place.submitted, ordered))
 
     def note_snapshot(self, part: Range) -> None:
         """Note that the snapshot has a range, and all before it.
 
         Forget the reports on it, and all marks but the latest before the records that are in no snapshot.
         """
-        place, told = self.place(part.place), self.state.told.get(part.place)
+        place, told = self.place(part.place), self._state.told.get(part.place)
         if told is not None:  # a run whose holes are forgotten has no report any more
             holes = tuple(hole for hole in told.holes if hole.end > part.end)
             first = max(told.first, min(part.end, told.end))
-            self.state.told[part.place] = told._replace(first=first, holes=holes)
+            self._state.told[part.place] = told._replace(first=first, holes=holes)
         passed = sum(mark.end <= part.end for mark in place.marks)
-        self.state.places[part.place] = place._replace(marks=place.marks[max(0, passed - 1) :])
+        self._state.places[part.place] = place._replace(marks=place.marks[max(0, passed - 1) :])
 
 
 def is_of(site: str, place: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from ordering.agreement.log import Entry, LogRow, read_on
-from ordering.agreement.site_state import Heard, OtherLog, SiteState
+from ordering.agreement.site_state import GroupState, Heard, OtherLog, SiteState
 from ordering.agreement.views import Process
 from ordering.base.errors import Disagreement, ProtocolViolation
 
@@ -25,8 +25,8 @@ OUT_FOR_GOOD = (
 class OtherLogs:
     """The part of a `Site` that reads logs. `broken`: logs whose next entry does not follow, found in this step."""
 
-    def __init__(self, state: SiteState, process: Process, epoch: int) -> None:
-        self._state, self._process, self.epoch = state, process, epoch
+    def __init__(self, job: GroupState, process: Process) -> None:
+        self._state, self._process, self._epoch = job.site, process, job.epoch
         self._paced: dict[str, int] = {}
         """The epoch of each other site in which its suspicion timeout was read."""
         self.broken: list[OtherLog] = []
@@ -56,10 +56,10 @@ class OtherLogs:
         state, me = self._state, self._process.me.name
         named = next((row for row in entry.logs if row.site == me), LogRow("", 0, 0, 0))
         here = state.trail.get(named.number, named.digest)  # the digest of an old entry is not known any more
-        if named.epoch > self.epoch or named.number > state.number or named.digest != here or named.is_broken:
+        if named.epoch > self._epoch or named.number > state.number or named.digest != here or named.is_broken:
             raise Disagreement(
                 f"site {site} has read the log of {me} up to entry {named.number} of epoch {named.epoch}. "
-                f"That log was lost: the one here ends at entry {state.number} of epoch {self.epoch}. {OUT_FOR_GOOD}"
+                f"That log was lost: the one here ends at entry {state.number} of epoch {self._epoch}. {OUT_FOR_GOOD}"
             )
         state.logs[site] = state.logs[site]._replace(known=named.number)
 

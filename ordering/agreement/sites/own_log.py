@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ordering.agreement.log import Entry, OrderedRun, OwnEntry, ReadReport, SiteMessage, ranges_of, write_told
-from ordering.agreement.site_state import Pace, changes, stated
+from ordering.agreement.site_state import GroupState, changes, stated
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS, Forwards
 from ordering.agreement.sites.other_logs import OtherLogs
 from ordering.agreement.sites.sequenced import Sequenced
@@ -33,10 +33,10 @@ SNAPSHOT_AFTER_SUSPICIONS = 6
 class OwnLog:
     """The part of a `Site` that writes its log."""
 
-    def __init__(self, forwards: Forwards, logs: OtherLogs, sequenced: Sequenced, pace: Pace, of_format: int) -> None:
-        self._state, self._unsaid = forwards.state, forwards.unsaid
+    def __init__(self, job: GroupState, forwards: Forwards, logs: OtherLogs, sequenced: Sequenced) -> None:
+        self._state, self._unsaid, self._pace = job.site, job.unsaid, job.pace
+        self._epoch, self._format = job.epoch, job.of_format
         self._forwards, self._logs, self._sequenced = forwards, logs, sequenced
-        self._pace, self._format = pace, of_format
 
     def next_entry(self, *, is_snapshot_due: bool) -> Entry:
         """Return the next entry, with all that the site has not said yet, and count it as written."""
@@ -70,7 +70,7 @@ class OwnLog:
         state, is_base = self._state, self._state.base == self._state.number
         entry = Entry(
             state.process.view.origin,
-            self._logs.epoch,
+            self._epoch,
             state.number,
             letters,
             ordered,

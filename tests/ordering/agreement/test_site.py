@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from ordering.agreement.formation import ProcessIncarnation
-from ordering.agreement.group import Group, GroupState, going_on
+from ordering.agreement.group import Group, going_on
 from ordering.agreement.log import (
     Entry,
     LogRow,
@@ -28,8 +28,18 @@ from ordering.agreement.log import (
 )
 from ordering.agreement.messages import Exclude, Stuck
 from ordering.agreement.process import SUSPECT_AFTER_MS, suspecting_after
-from ordering.agreement.site import MAX_RUNS_IN_FLIGHT, UNPACED_RUNS, Site
-from ordering.agreement.site_state import Arrived, Heard, Notice, OtherLog, Place, SiteState, first_state, state_of
+from ordering.agreement.site import MAX_RUNS_IN_FLIGHT, UNPACED_RUNS, Site, begin
+from ordering.agreement.site_state import (
+    Arrived,
+    GroupState,
+    Heard,
+    Notice,
+    OtherLog,
+    Place,
+    SiteState,
+    first_state,
+    state_of,
+)
 from ordering.agreement.sites.forwards import MAX_MARKS
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS, SNAPSHOT_EVERY_ENTRIES, SNAPSHOT_EVERY_RUNS
 from ordering.agreement.sites.sequenced import Sequenced
@@ -94,7 +104,7 @@ class Cluster:
         self, sites: tuple[str, ...] = SITES, *, suspect_after_ms: int = SUSPECT_AFTER_MS, of_format: int = 1
     ) -> None:
         first = {name: first_state("g", name, sites, suspect_after_ms=suspect_after_ms) for name in sites}
-        self.sites = {name: Site(state, 1, of_format=of_format) for name, state in first.items()}
+        self.sites = {name: begin(state, 1, of_format=of_format) for name, state in first.items()}
         self.logs: dict[str, list[Entry]] = {name: [] for name in sites}
         self.read = {name: dict.fromkeys(sites, 0) for name in sites}
         self.data: dict[str, list[Data | DeadLetter]] = {name: [] for name in sites}
@@ -161,12 +171,12 @@ def test_a_job_that_goes_on_keeps_its_pace() -> None:
         cluster.forward("nyc", 1)
         cluster.step("nyc")
     cluster.step("sfo")
-    nyc = Group(cluster.sites["nyc"], 0)
+    nyc = Group(cluster.sites["nyc"])
     for entry in cluster.logs["sfo"]:
         nyc.site.take(Heard("sfo", entry.number, entry.epoch, entry))
     nyc.end_step()
     begun = nyc.site.process.in_flight
-    state = GroupState.from_bytes(nyc.state().to_bytes())
+    state = GroupState.from_bytes(nyc.state.to_bytes())
     assert state.has_heard
     again = going_on(state, nyc.site.sequenced.state)
     again.site.take(Arrived(place("nyc"), 10, 10))
@@ -175,15 +185,13 @@ def test_a_job_that_goes_on_keeps_its_pace() -> None:
 
 
 @pytest.mark.parametrize(("is_heard", "begun"), [(False, UNPACED_RUNS), (True, MAX_RUNS_IN_FLIGHT)])
-def test_what_comes_while_a_run_is_under_way_is_one_run(
-    monkeypatch: pytest.MonkeyPatch, is_heard: bool, begun: int
-) -> None:
+def test_what_comes_while_a_run_is_under_way_is_one_run(is_heard: bool, begun: int) -> None:
     """The cost of agreement is a run's: few runs begin if no other site is heard, and never too many."""
-    if is_heard:  # as often as may be, though none of them says that a run is done
-        monkeypatch.setattr(Site, "has_heard", property(lambda _: True, lambda *_: None), raising=False)
     cluster = Cluster()
     for _ in range(MAX_RUNS_IN_FLIGHT + 20):
         cluster.forward("nyc", 1)
+        # As often as may be, though none of them says that a run is done.
+        cluster.sites["nyc"].job.has_heard |= is_heard
         cluster.step("nyc")
     cluster.settle(40)
     lengths = [ordered.run.length for entry in cluster.logs["nyc"] for ordered in entry.ordered]
@@ -221,7 +229,7 @@ def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
         cluster.forward("nyc", 1)
         cluster.settle(3)
     cluster.settle()
-    again = Site(state_told("sfo", [1, *cluster.logs["sfo"], 2]), 2)
+    again = begin(state_told("sfo", [1, *cluster.logs["sfo"], 2]), 2)
     assert 0 < again.sequenced.position < SNAPSHOT_EVERY_RUNS + 5
     made: list[Data | DeadLetter] = []
     while (run := again.due()) is not None:
@@ -239,7 +247,7 @@ def test_of_a_run_whose_holes_are_forgotten_nothing_is_said() -> None:
     runs = Range(place("nyc"), 0, 10), Range(place("nyc"), 10, 20)
     holes = tuple(contents_of(run, [(run.first, run.end - 1)]) for run in runs)
     begun = replace(first_state("g", "nyc", SITES), told={place("nyc"): ReadReport(place("nyc"), 0, 20, holes)})
-    site = Site(begun, 1)
+    site = begin(begun, 1)
     site.forwards.note_snapshot(runs[0])
     (said,) = site.state.told.values()
     assert (said.of(runs[0]), said.of(runs[1])) == (None, holes[1])
@@ -256,7 +264,7 @@ def test_a_run_that_begins_without_a_record_may_begin_where_retention_ends(
     run = Range(place("nyc"), 1, 4)
     told = {} if read_there is None else {run.place: ReadReport(*run, (contents_of(run, [read_there]),))}
     since = (OrderedRun(1, ProcessIncarnation("nyc"), run_of((run,), 2)),)
-    group = Group(Site(replace(first_state("g", "lax", SITES), position=3, since=deque(since), told=told), 1), 0)
+    group = Group(begin(replace(first_state("g", "lax", SITES), position=3, since=deque(since), told=told), 1))
     group.keep_with(lambda _: [(2, 4)])
     group.start_of(run.place, 2, is_copy=is_copy)
     group.arrived(run.place, 2, 3, 4)
@@ -331,7 +339,7 @@ def test_what_does_not_follow_is_none_of_the_log() -> None:
 
 def test_what_can_not_be_read_is_counted() -> None:
     """Unreadable records of another site's log count once each; records of no effect are not read."""
-    group = Group(Site(first_state("g", "nyc", SITES), 1), 0)
+    group = Group(begin(first_state("g", "nyc", SITES), 1))
 
     def garbage(_: Data) -> Entry:
         raise ProtocolViolation("not an entry")
@@ -370,12 +378,12 @@ def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: b
         return [cluster.sites[name].process.view.id for name in names]
 
     for name in SITES:
-        cluster.sites[name] = Site(first_state("g", name, SITES, suspect_after_ms=before_ms), 1)
+        cluster.sites[name] = begin(first_state("g", name, SITES, suspect_after_ms=before_ms), 1)
     run(30, *SITES)
     for epoch, name in enumerate(("sfo", "nyc"), 2):
         state = state_told(name, cluster.logs[name])
         state = replace(state, process=suspecting_after(state.process, after_ms))
-        cluster.sites[name] = Site(state, epoch, now_ms=cluster.now_ms)
+        cluster.sites[name] = begin(state, epoch, now_ms=cluster.now_ms)
         cluster.read[name] = {other: cluster.sites[name].logs.row(other).at for other in SITES}
         assert run(100, *SITES) == [1, 1, 1]
     cluster.down.add("lax")
@@ -389,7 +397,7 @@ def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: b
 def begun_anew(cluster: Cluster, name: str, left: int, epoch: int, entries: int) -> Site:
     """Return a site that has so many entries of its log left, and writes so many before it hears another site."""
     log = cluster.logs[name][:left]
-    site = Site(state_told(name, [1, *log, epoch]), epoch)
+    site = begin(state_told(name, [1, *log, epoch]), epoch)
     cluster.sites[name], cluster.logs[name] = site, log
     for _ in range(entries):
         cluster.forward(name, 1, to=(name,))
@@ -421,7 +429,7 @@ def test_a_site_whose_log_is_lost_is_told(is_all_lost: bool, entries: int, epoch
     named = next(row.number for row in cluster.logs["sfo"][-1].logs if row.site == "nyc")
     entries = entries if is_all_lost else min(entries, 1)
     nyc = begun_anew(cluster, "nyc", 0 if is_all_lost else named - 1, epoch, entries)
-    again = Site(state_told("nyc", [1, *cluster.logs["nyc"]]), epoch)
+    again = begin(state_told("nyc", [1, *cluster.logs["nyc"]]), epoch)
     for site in (nyc, again):
         with pytest.raises(Disagreement, match="was lost"):
             hear_all(site, "sfo", cluster)
@@ -463,7 +471,7 @@ def test_a_log_that_is_whole_again_is_read_on() -> None:
     for entry in cluster.logs["nyc"]:
         sfo.take(Heard("nyc", 0, 1, entry))
     assert sfo.logs.row("nyc").is_broken
-    nyc = Site(state_told("nyc", [1, *whole]), 1)
+    nyc = begin(state_told("nyc", [1, *whole]), 1)
     nyc.take(Arrived(place("nyc"), 99, 99))
     follows = nyc.end_step()
     assert follows is not None
