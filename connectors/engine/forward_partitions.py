@@ -50,13 +50,10 @@ class ForwardPartitions:
         `counts`: the number of partitions by topic. If Kafka does not answer about a group, a later call returns its
         partitions. Raises like `find`.
         """
-        grown = {
-            group: names
-            for group, names in topics.items()
-            if any(place not in self._known for place in self._places(group, names, counts))
-        }
-        if not grown:
+        have_grown = {group for place, group in self._places(topics, counts) if place not in self._known}
+        if not have_grown:
             return {}, {}, {}
+        grown = {group: names for group, names in topics.items() if group in have_grown}
         found, lost = self.find(grown, {})
         refused: dict[str, AbcastError] = {
             group: error for group, error in lost.items() if isinstance(error, KafkaRefused)
@@ -64,9 +61,13 @@ class ForwardPartitions:
         new = {partition: start for partition, start in found.items() if partition not in self._known}
         return {group: names for group, names in grown.items() if group not in refused}, new, refused
 
-    def _places(self, group: str, names: Iterable[str], counts: Mapping[str, int]) -> Iterator[TopicPartition]:  # noqa: ARG002
-        """Yield the group's partitions, given its forward topics, and the number of partitions by topic."""
-        return (TopicPartition(name, number) for name in names for number in range(counts.get(name, 0)))
+    def _places(
+        self, topics: Mapping[str, Iterable[str]], counts: Mapping[str, int]
+    ) -> Iterator[tuple[TopicPartition, str]]:
+        """Yield the partitions of these groups, each with its group. `topics`, `counts`: as in `find_new`."""
+        for group, names in topics.items():
+            for name in names:
+                yield from ((TopicPartition(name, number), group) for number in range(counts.get(name, 0)))
 
     def add(self, starts: Starts) -> None:
         """Note that the loop reads these partitions."""

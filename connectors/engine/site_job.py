@@ -85,18 +85,21 @@ class InputPartitions(ForwardPartitions):
     ) -> tuple[Starts, dict[str, AbcastError]]:
         """Return the inputs of these groups, and the errors of the other groups. Raises as the base class does."""
         counts = {str(topic): count for topic, count in self._finder.count_partitions().items()}
-        inputs = {
-            group: {place.topic for place in self._places(group, names, counts)} for group, names in topics.items()
-        }
+        inputs: dict[str, set[str]] = {}
+        for place, group in self._places(topics, counts):
+            inputs.setdefault(group, set()).add(place.topic)
         found, lost = super().find(inputs, {})
         return {place: (found[place][0], 0) for place in inputs_of(self._neighbours, found)}, lost
 
-    def _places(self, group: str, names: Iterable[str], counts: Mapping[str, int]) -> Iterator[TopicPartition]:  # noqa: ARG002
+    def _places(
+        self, topics: Mapping[str, Iterable[str]], counts: Mapping[str, int]
+    ) -> Iterator[tuple[TopicPartition, str]]:
+        """Yield the inputs of these groups, in one pass over all topics: the supervisor looks each second."""
         for name, count in counts.items():
             topic = Topic.parse(name)
-            if topic is not None and topic.group == group:
+            if topic is not None and topic.group in topics:
                 places = [TopicPartition(name, number) for number in range(count)]
-                yield from inputs_of(self._neighbours, places)
+                yield from ((place, topic.group) for place in inputs_of(self._neighbours, places))
 
 
 class SiteSupervisor(GroupSupervisor):
