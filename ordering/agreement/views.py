@@ -184,18 +184,19 @@ class Process:
             self.state.ignored += 1
             return
         self._suspicion.hear(sender)
+        here, view = self._here, self.state.view.id
         if isinstance(message, Hello):
             self._installation.hear_hello(sender, message)
         elif isinstance(message, DecidedView):
             self._installation.learn_from(sender, message.value)
         elif isinstance(message, Join):
             self._installation.hear_join(sender)
-        elif message.view < self.view.id or sender not in self._here.places:
+        elif message.view < view or sender not in here.places:
             self._installation.tell_view(sender)
-        elif message.view > self.view.id:
+        elif message.view > view:
             self._installation.ask_view(sender)
-        elif self.agreement is not None:
-            self._receive_in_view(self.agreement, sender, message)
+        elif here.agreement is not None:
+            self._receive_in_view(here.agreement, sender, message)
 
     def overhear(self, sender: ProcessIncarnation, message: Propose) -> None:
         """Take a proposal that is for another process. It asks for no answer."""
