@@ -44,7 +44,8 @@ class Liars:
         self.liar: Process | None = None
         self._truth: dict[tuple[MemberIncarnation, int], Depends | None] = {}
         """The true clock of each message with a wrong one, by its sender and local seqno."""
-        self._doubtful = 0
+        self.doubtful = 0
+        """Casts that may count as delivered or not, by a wrong clock, or because nobody goes on into a view."""
 
     def begin(self) -> None:
         """Choose the liar among the first members. It takes its own messages for what they should say."""
@@ -74,7 +75,7 @@ class Liars:
         """The messages that members need not agree on, as a set of bits: the liar's, and some of its victims'."""
         if self.liar is None:
             return 0
-        return self._doubtful | sum(1 << n for n, sender in enumerate(self.world.senders) if sender == self.liar.life)
+        return self.doubtful | sum(1 << n for n, sender in enumerate(self.world.senders) if sender == self.liar.life)
 
     def sent(self, liar: Process, message: Broadcast) -> Broadcast:
         """Return the liar's next record of FORWARD, perhaps with a wrong clock."""
@@ -134,6 +135,10 @@ class Liars:
             self.world.find(LOST, f"{process.life} takes {stall.record.sender} for a liar: {stall}")
         self.world.begin_again(process)
 
+    def is_liar(self, life: MemberIncarnation) -> bool:
+        """Whether it is the liar."""
+        return self.liar is not None and self.liar.life == life
+
     def before_view(self, view: OrderedRecord, at: int) -> int | None:
         """Return all messages before a view, as a set of bits, if nobody goes on into it; else None."""
         members = set(view.members)
@@ -145,12 +150,14 @@ class Liars:
         casts = {cast.payload for log in self.world.partitions for cast in log.casts() if cast.view < view.view}
         totals = {str(record.record) for record in self.world.data[:at] if record.kind == MESSAGE}
         self.world.seen["nobody goes on"] += 1
+        for number in casts:
+            self.counted_as_delivered(int(number))
         return sum(1 << number for number in {*map(int, casts), *map(int, totals)})
 
     def counted_as_delivered(self, number: int) -> None:
         """Note a cast of an outbox that a clock counts as delivered: it may be a wrong one."""
         if self.liar is not None:
-            self._doubtful |= 1 << number
+            self.doubtful |= 1 << number
 
     def kill(self) -> bool:
         """Kill the liar; return whether there was one."""

@@ -148,6 +148,20 @@ def test_if_nobody_answers_older_clocks_tell_what_was_delivered_of_a_dead_member
     assert newcomer.ended.settled == ((A, 0), (B, 4))
 
 
+def test_the_answers_of_a_flush_that_is_over_do_not_count() -> None:
+    """A member had a quiet point; later all members go, and a view comes outside of a flush."""
+    newcomer = CausalReceiver(CausalState(1, (A, B), (0, 0), 1, (0, 0), is_new=True))
+    for record in (
+        OrderedRecord(2, START_FLUSH),
+        total(3, "2,1", kind=FLUSH_OK),
+        OrderedRecord(4, STOP_FLUSH),
+        total(5, "7,1"),
+        OrderedRecord(6, VIEW, view=2, members=(D,)),
+    ):
+        newcomer.step(record)
+    assert newcomer.ended.settled == ((A, 7), (B, 1))
+
+
 def test_a_newcomers_state_in_a_flush_has_the_answers() -> None:
     newcomer = CausalReceiver(CausalState(1, (A, B), (0, 0), 1, (0, 0), is_new=True))
     for record in (total(2, "9,9"), OrderedRecord(3, START_FLUSH), total(4, "2,1", kind=FLUSH_OK)):
