@@ -30,9 +30,11 @@ def traced(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) 
     producer = type(connection.producer())
     send = producer.send
 
-    def send_more(self: Any, topic: str, value: Any = None, key: Any = None, headers: Any = None, **rest: Any) -> Any:
+    def send_more(
+        self: Any, topic: str, value: Any = None, key: Any = None, headers: Any = None, partition: Any = None
+    ) -> Any:
         before = [BEFORE] if topic.split(".")[2] not in BY_THE_SEQUENCER else []
-        return send(self, topic, value, key, [*before, *(headers or ()), BEHIND], **rest)
+        return send(self, topic, value, key, [*before, *(headers or ()), BEHIND], partition)
 
     monkeypatch.setattr(producer, "send", send_more)
     with SequencerThread(connection, group):
