@@ -37,7 +37,7 @@ from ordering.sequencer.state import SequencerState
 STOP_S = 10.0
 """The longest wait of a stop for records in flight."""
 STEP_S = 0.05
-"""The time after which a group without new records takes a step."""
+"""The time after which a group without new records takes a step, and a look at the write of a late group."""
 _SOON_S = 0.005
 """The loop's wait for a write that Kafka should have by now."""
 
@@ -205,7 +205,7 @@ class Loop(Generic[AnyMachine]):
                 groups = self._groups
                 polled = self._intake.poll_groups(
                     lambda name, place: groups[name].machine.wants(place),
-                    POLL_S if not due else _SOON_S if soon is None else 0.0,
+                    POLL_S if not due else STEP_S if soon is None else 0.0,
                 )
             except PartitionsFailed as failed:
                 for name in self._intake.groups_of(failed.places):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.engine.group import PATIENCE_S
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
-from connectors.engine.intake import InputLost
+from connectors.engine.intake import POLL_S, GroupIntake, InputLost
 from connectors.engine.job import Sequencers
-from connectors.engine.loop import Loop
+from connectors.engine.loop import STEP_S, Loop
 from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.codec.codec import forward_headers
@@ -24,6 +26,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.groups import positions_of
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import TopicMissing
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Verdict
@@ -153,6 +156,31 @@ def test_forward_that_is_another_one(kafka: MemoryConnection, how: Change) -> No
         change(kafka, FORWARD.topic, how)
         eventually(lambda: loop.failure, 10)
         assert isinstance(loop.failure, InputLost)
+
+
+def test_a_group_whose_partition_is_away_costs_no_busy_loop(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition may be away for hours. Each round of the loop costs time for each group of the site."""
+    waits, poll = [], GroupIntake.poll_groups
+
+    def noted(self: GroupIntake, wants: Any, timeout_s: float = POLL_S) -> Any:
+        waits.append(timeout_s)
+        return poll(self, wants, timeout_s)
+
+    monkeypatch.setattr(GroupIntake, "poll_groups", noted)
+    with running(kafka) as loop:
+        kafka.topics.take_away("abcast.g.data.nyc", WRITES)
+        for number in range(1, 20):
+            kafka.topics.append(FORWARD, b"nyc/alice", b"x", forward_headers(1, number))
+            time.sleep(0.02)
+        eventually(lambda: loop.pipeline.in_flight, 10)
+        time.sleep(2 * PATIENCE_S)
+        waits.clear()
+        eventually(lambda: len(waits) > 3, 10)
+        assert min(waits) >= STEP_S
+        kafka.topics.bring_back("abcast.g.data.nyc")
+        eventually(lambda: len(effective(kafka)) == 19, 10)
 
 
 class _Sent:
