@@ -27,6 +27,8 @@ _Error = confluent_kafka.KafkaError
 _END = _Error._PARTITION_EOF  # noqa: SLF001 - the library names its own codes so
 _NOT_INFLATED = _Error._BAD_COMPRESSION  # noqa: SLF001
 _KAFKA_PYTHON_MS = 10_000
+_LEADERS_S = 0.1
+"""The pause before asking again after a change of leaders."""
 
 
 def consumer(cluster: ClusterAddress, **settings: Any) -> Consumer:
@@ -232,6 +234,17 @@ class _Consumer:
         return {partition: _Offset(offset) if offset >= 0 else None for partition, offset in found.items()}
 
     def _offsets_at(self, times: dict[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        """Ask until the timeout if leaders have changed: each refusal makes librdkafka refresh its metadata."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._offsets_now(times, timeout_s)
+            except (errors.FencedLeaderEpochError, errors.NotLeaderForPartitionError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LEADERS_S)
+
+    def _offsets_now(self, times: dict[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
         if not times:
             return {}
         asked = [confluent_kafka.TopicPartition(each.topic, each.partition, at) for each, at in times.items()]
