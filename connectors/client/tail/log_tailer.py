@@ -189,20 +189,38 @@ class LogTailer:
         return [each for subscriptions in self._subscriptions.values() for each in subscriptions]
 
     def _start_anew(self, cursor: DataCursor, gone: HistoryUnavailable, stopping: threading.Event) -> DataCursor:
+        """Return a cursor behind dropped records: at the next seqno, or at the end, if retention has dropped that one.
+
+        In the second case the listeners catch up by the state. Raises HistoryChanged if the log ends earlier than it
+        did.
+        """
         try:
             start, state = self.end()
             if state.seqno < cursor.reader.last_seqno:
                 raise ends_earlier(self.partition.topic, cursor.reader.last_seqno, state.seqno)
-            fresh = self.cursor(start)
+            behind = self._behind(cursor)
+            fresh = self.cursor(behind or start)
         except BrokerUnreachable:
             stopping.wait(POLL_S)
             return cursor
         cursor.close()
         self.cache.move(fresh.position, unless=stopping)
-        with self.notifying:
-            for each in self._all():
-                each.miss(gone, state)
+        if behind is None:
+            with self.notifying:
+                for each in self._all():
+                    each.miss(gone, state)
         return fresh
+
+    def _behind(self, cursor: DataCursor) -> Start | None:
+        """Return the place of the cursor's next seqno; None if retention has dropped it.
+
+        The records before that place had no seqno: snapshots, say. Raises BrokerUnreachable.
+        """
+        try:
+            start, _ = self.after(cursor.reader.last_seqno, or_end=True)
+        except HistoryUnavailable:
+            return None
+        return start if start.offset > cursor.position and start.reader.epoch >= cursor.reader.epoch else None
 
     def _fail(self, error: Exception, stopping: threading.Event) -> None:
         if stopping.is_set():
