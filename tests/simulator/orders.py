@@ -572,8 +572,8 @@ class Orders:
         """Return the bit of a message that is delivered behind those; note its violations."""
         number = int(record.payload if isinstance(record, Cast) else str(record.record))
         bit = 1 << number
-        if self.liars.is_liar(life):
-            return bit
+        if self.liars.is_liar(life) or self.liars.is_liar(self.senders[number]):
+            return bit  # behind a wrong clock, the liar's next clocks can't be read: its casts are dropped
         if delivered & bit & ~self.liars.doubtful:
             self.find(DUPLICATE, f"{life} delivers {self._name(number)} twice")
         if missing := self.past[number] & ~delivered & ~self.liars.messages:
