@@ -386,16 +386,17 @@ def test_the_same_log_is_known_again(kafka: MemoryConnection, tmp_path: Path) ->
         assert fit(log, rows) is Fit.OTHER
 
 
-def test_a_clock_that_was_set_back_makes_no_other_log(kafka: MemoryConnection) -> None:
-    """The ledger begins behind what DATA still has, so only the claim and the clock tell: DATA has lost its end."""
+@pytest.mark.parametrize(("sender", "set_back"), [(f"{SITE}/a", 1), (f"{SITE}/new", 2)])
+def test_a_clock_that_was_set_back_makes_no_other_log(kafka: MemoryConnection, sender: str, set_back: int) -> None:
+    """The ledger begins behind what DATA still has: its sender, or the newest record's time, tells the same log."""
     order(kafka, 5)
-    log = kafka.topics.partitions[TopicPartition(DATA, 0)]
-    for offset in range(len(log) - 4, len(log)):
-        log[offset] = log[offset]._replace(timestamp=log[offset].timestamp - 86_400_000)
     with DataLog(kafka, "g", SITE) as data:
         rows = Rows(data)
-        lost = rows.rows[5].offset
-        assert lost is not None
-        rows.rows = {5: rows.rows[5]}
-        kafka.topics.truncate(DATA, lost)
+        row = rows.rows[5]
+        assert row.offset is not None
+        log = kafka.topics.partitions[TopicPartition(DATA, 0)]
+        for offset in range(row.offset + 1 - set_back, row.offset):
+            log[offset] = log[offset]._replace(timestamp=log[offset].timestamp - 86_400_000)
+        rows.rows = {5: row._replace(sender=sender, at_ms=row.at_ms - 86_400_000)}
+        kafka.topics.truncate(DATA, row.offset)
         assert fit(data, rows) is Fit.LOST

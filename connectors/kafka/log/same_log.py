@@ -122,10 +122,11 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
 
 
 def _may_be_of(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> bool:
-    """Whether the row may have been in this log, judged by the claims and their times.
+    """Whether the row may have been in this log, judged by the claims, the senders, and the claims' times.
 
-    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning. Where a
-    broker's clock was set back after the claim, the newest record in DATA shows it.
+    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning. An
+    incarnation of a sender writes to one log. Where a broker's clock was set back after the claim, the newest record
+    in DATA shows it.
     """
     epochs = data.epochs.read()
     claims = epochs.claims
@@ -134,6 +135,8 @@ def _may_be_of(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -
     until = [claim for claim in claims if claim.epoch <= row.epoch]
     if not until or (until[-1].epoch < row.epoch and len(until) < len(claims)):
         return False
+    if row.sender and state.ordered(row.sender).incarnation == row.incarnation:
+        return True
     newest = [stored.timestamp_ms for stored in data.records(max(end - 1, data.beginning()), end)]
     return min([until[-1].at_ms, *newest]) <= row.at_ms + CLOCKS_APART_MS
 
