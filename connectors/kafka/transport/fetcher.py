@@ -13,13 +13,14 @@ before its first zero byte: librdkafka, a C library, sees no more of it, and all
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, KafkaError
 from kafka.protocol.consumer import IsolationLevel
 from kafka.record.util import decode_varint
 from kafka.structs import TopicPartition
@@ -137,7 +138,8 @@ class QuickFetcher(Fetcher):  # type: ignore[misc]
         """Refresh the metadata if a broker no longer leads: the library asks it again, until its metadata is old."""
         offsets, retry = await super()._send_list_offsets_requests(timestamps)
         if retry:
-            await self._manager.cluster.request_update()
+            with contextlib.suppress(KafkaError):  # of one broker only: the next request asks another
+                await self._manager.cluster.request_update()
         return offsets, retry
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:

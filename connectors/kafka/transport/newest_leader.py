@@ -12,11 +12,12 @@ a topic made anew, counts from its own beginning.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from kafka.errors import KafkaError, LeaderNotAvailableError, NoError, for_code
+from kafka.errors import KafkaError, LeaderNotAvailableError, NoError, UnknownBrokerIdError, for_code
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
@@ -39,27 +40,33 @@ async def newest_leaders(manager: Any, partitions: Collection[TopicPartition]) -
     """Ask all brokers for the leader of each partition; return the newest.
 
     `manager`: kafka-python's of a client that knows the brokers. Raises LeaderNotAvailableError if a partition has
-    none, or if an in-sync replica does not answer; AuthorizationError.
+    none, or if an in-sync replica does not answer. It may have joined the cluster since, so the client then looks for
+    brokers again.
     """
     topics = sorted({partition.topic for partition in partitions})
     deadline = time.monotonic() + _ANSWER_S
-    asked = {
-        broker.node_id: manager.send(_metadata_request(topics), node_id=broker.node_id)
-        for broker in manager.cluster.brokers()
-    }
+    asked: dict[int, Any] = {}
     told: dict[int, Mapping[TopicPartition, Leader]] = {}
+    # A broker without an answer is judged below: it may be in sync.
+    for broker in manager.cluster.brokers():
+        with contextlib.suppress(KafkaError):
+            # The library would never again ask a broker that has refused a login once.
+            manager._auth_failures.pop(broker.node_id, None)  # noqa: SLF001
+            asked[broker.node_id] = manager.send(_metadata_request(topics), node_id=broker.node_id)
     for node, answer in asked.items():
-        try:
+        with contextlib.suppress(KafkaError):
             remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
             told[node] = _leaders_in(await manager.wait_for(answer, remaining_ms))
-        except KafkaError:
-            continue  # judged below: the broker may be in sync
-    return {
-        partition: newest(
-            {node: leaders[partition] for node, leaders in told.items() if partition in leaders}, partition
-        )
-        for partition in partitions
-    }
+    try:
+        return {
+            partition: newest(
+                {node: leaders[partition] for node, leaders in told.items() if partition in leaders}, partition
+            )
+            for partition in partitions
+        }
+    except LeaderNotAvailableError:
+        manager.cluster.request_update()
+        raise
 
 
 async def end_of(manager: Any, partition: TopicPartition, leader: Leader, isolation_level: int) -> int:
@@ -69,7 +76,11 @@ async def end_of(manager: Any, partition: TopicPartition, leader: Leader, isolat
     )
     # From version 4 on, the epoch is compared.
     request = ListOffsetsRequest(isolation_level=isolation_level, topics=[(partition.topic, [asked])], min_version=4)
-    answer = await manager.wait_for(manager.send(request, node_id=leader.node), _ANSWER_S * 1000)
+    try:
+        sent = manager.send(request, node_id=leader.node)
+    except UnknownBrokerIdError as gone:  # it has just left the cluster
+        raise LeaderNotAvailableError(f"{partition}: {gone}") from gone
+    answer = await manager.wait_for(sent, _ANSWER_S * 1000)
     [told] = answer.topics[0].partitions
     error = for_code(told.error_code)
     if error is not NoError:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, KafkaConnectionError, KafkaError, SaslAuthenticationFailedError
 from kafka.protocol.consumer import IsolationLevel
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -158,3 +161,17 @@ def test_records_that_came_meanwhile_are_not_slept_over(monkeypatch: pytest.Monk
     assert fetcher.fetch_records() == ({}, True)
     fetcher._completed_fetches.append("a fetch")
     assert fetcher.fetch_records() == ({}, False)
+
+
+@pytest.mark.parametrize("failure", [SaslAuthenticationFailedError(), KafkaConnectionError()])
+def test_a_broker_without_metadata_costs_no_offsets(failure: KafkaError) -> None:
+    """A partition has another leader, and the broker that is asked for it fails. The other offsets are there."""
+
+    async def fails() -> None:
+        raise failure
+
+    fetcher: Any = QuickFetcher.__new__(QuickFetcher)
+    fetcher._manager = SimpleNamespace(cluster=SimpleNamespace(request_update=fails))
+    found = {_PLACE: 7}, {TopicPartition("t", 4)}
+    with mock.patch.object(Fetcher, "_send_list_offsets_requests", return_value=found):
+        assert asyncio.run(fetcher._send_list_offsets_requests({})) == found

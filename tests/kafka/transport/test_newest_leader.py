@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.errors import LeaderNotAvailableError
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    LeaderNotAvailableError,
+    SaslAuthenticationFailedError,
+    UnknownBrokerIdError,
+)
 from kafka.structs import TopicPartition
 
-from connectors.kafka.transport.newest_leader import Leader, newest
+from connectors.kafka.transport.newest_leader import Leader, end_of, newest, newest_leaders
 
 PLACE = TopicPartition("topic", 0)
 
@@ -47,3 +58,70 @@ def test_a_leader_whose_in_sync_replicas_all_answer() -> None:
     for told in ({}, {0: former}, {0: former, 2: former}, {0: former, 1: leader}, {0: former, 2: leader}):
         with pytest.raises(LeaderNotAvailableError):
             newest(told, PLACE)
+
+
+class Manager:
+    """A double of kafka-python's manager: brokers that all know one leader, and the ones that fail."""
+
+    def __init__(self, leader: Leader, brokers: Iterable[int], failing: dict[int, KafkaError]) -> None:
+        self.leader, self.failing = leader, failing
+        self._auth_failures: dict[int, KafkaError] = {}
+        self.updates = 0
+        self.cluster = SimpleNamespace(
+            brokers=lambda: [SimpleNamespace(node_id=node) for node in brokers], request_update=self._update
+        )
+
+    def _update(self) -> None:
+        self.updates += 1
+
+    def send(self, _: Any, node_id: int) -> Any:
+        """As the library: a login that was refused once is not tried again, and the error comes at once."""
+        if (refused := self._auth_failures.get(node_id)) is not None:
+            raise refused
+        if isinstance(failure := self.failing.get(node_id), UnknownBrokerIdError):
+            raise failure
+        if isinstance(failure, SaslAuthenticationFailedError):
+            self._auth_failures[node_id] = failure
+        return failure or self._answer()
+
+    def _answer(self) -> Any:
+        epoch, node, in_sync = self.leader
+        partition = SimpleNamespace(partition_index=0, leader_epoch=epoch, leader_id=node, isr_nodes=in_sync)
+        return SimpleNamespace(topics=[SimpleNamespace(name=PLACE.topic, partitions=[partition])])
+
+    async def wait_for(self, answer: Any, _: float) -> Any:
+        if isinstance(answer, KafkaError):
+            raise answer
+        return answer
+
+
+def _ask(manager: Manager) -> Leader:
+    return asyncio.run(newest_leaders(manager, [PLACE]))[PLACE]
+
+
+@pytest.mark.parametrize("failure", [SaslAuthenticationFailedError(), KafkaConnectionError()])
+def test_a_broker_that_refuses_the_login_is_silent(failure: KafkaError) -> None:
+    """Only a broker that is in sync is waited for, and it is asked again: its trouble may have passed."""
+    manager = Manager(Leader(1, 0, (0, 1)), range(3), {2: failure})
+    assert [_ask(manager) for _ in range(3)] == [manager.leader] * 3
+    manager.failing = {1: failure}
+    for _ in range(3):
+        with pytest.raises(LeaderNotAvailableError):
+            _ask(manager)
+    manager.failing = {}
+    assert _ask(manager) == manager.leader
+
+
+def test_a_broker_that_is_in_sync_and_new_to_the_client() -> None:
+    """The client looks for brokers again, instead of in some minutes."""
+    manager = Manager(Leader(1, 0, (0, 1)), [0], {})
+    with pytest.raises(LeaderNotAvailableError):
+        _ask(manager)
+    assert manager.updates == 1
+
+
+def test_a_leader_that_leaves_the_cluster_right_then() -> None:
+    """The error is one that may pass."""
+    manager = Manager(Leader(1, 0, (0, 1)), range(2), {0: UnknownBrokerIdError(0)})
+    with pytest.raises(LeaderNotAvailableError):
+        asyncio.run(end_of(manager, PLACE, manager.leader, 0))
