@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
@@ -69,11 +70,12 @@ def each_apart(groups: Mapping[str, Given], ask: Callable[[Given], Answer]) -> d
 def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
     """Ask about each topic; return the answers. In the end, raises the groups' errors as `raise_unservable` does.
 
-    Raises BrokerUnreachable at once if the first groups all get no answer: then no broker is there.
+    Raises BrokerUnreachable at once if the first groups all get no answer: then no broker is there, most likely. The
+    order is random, as the groups of one broker would else hold up the others for as long as it is away.
     """
     answers: dict[Topic, Answer] = {}
     unservable: dict[str, AbcastError] = {}
-    for topic in topics:
+    for topic in random.sample(list(topics), len(topics)):
         if topic.group not in unservable:
             try:
                 answers[topic] = ask(topic)
@@ -83,8 +85,9 @@ def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[
                 unservable[topic.group] = error
                 if not answers and len(unservable) > 1 and all(map(_is_away, unservable.values())):
                     raise
-    raise_unservable(unservable, {topic.group for topic in topics})
-    return answers
+    groups = {topic.group: None for topic in topics}
+    raise_unservable({group: unservable[group] for group in groups if group in unservable}, groups)
+    return {topic: answers[topic] for topic in topics}
 
 
 def ask_together(names: Collection[str], ask: Callable[[Collection[str]], dict[Key, Answer]]) -> dict[Key, Answer]:
