@@ -276,7 +276,7 @@ class Takeover:
         found.data.read_with(consumer)
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was stopped.")
-        state = from_the_beginning(_claim(found, self._producer, self._by), found.changed)
+        state = _claim(found, self._producer, self._by)
         decided = of_these(state.decided, found.ends)
         return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
 
@@ -306,6 +306,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
         )
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
+    state = from_the_beginning(state, found.changed)  # in the snapshot, too: soon DATA names only the new log
     _append_data(data, producer, snapshot(state))
     _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)

@@ -135,6 +135,29 @@ def test_forward_that_is_another_one_is_read_from_its_beginning(
         assert sequencer.state.seqno == len(sequencer.state.received), "nothing is ordered twice"
 
 
+def test_the_next_start_reads_another_forward_from_its_beginning_too(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sequencer that found it dies behind its first records: then the newest in DATA are in this FORWARD."""
+    for often in ("SNAPSHOT_EVERY_RECORDS", "SNAPSHOT_RECORDS_PER_SENDER"):
+        monkeypatch.setattr(f"ordering.sequencer.sequencer.{often}", 1)
+    place, groups = TopicPartition(FORWARD, 0), {"g": [FORWARD]}
+
+    def order_one(sequencer: SequencerThread, seqno: int) -> None:
+        kafka.topics.append(place, f"{SITE}/{seqno}".encode(), b"x", forward_headers(1, 1))
+        eventually(lambda: sequencer.state.seqno == seqno, what="it is ordered")
+
+    with SequencerThread(kafka, "g", SITE) as sequencer:
+        for seqno in (1, 2, 3):
+            order_one(sequencer, seqno)
+    kafka.topics.make_anew([FORWARD])
+    with DataLog(kafka, "g", SITE) as log:
+        assert Partition(FORWARD, 0) in log.state().positions, "a snapshot has counted the first FORWARD"
+        state = take_over_groups(Claimer(kafka, SITE), groups)["g"]
+        assert Partition(FORWARD, 0) not in state.positions
+        assert Partition(FORWARD, 0) not in log.state().positions
+
+
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
     order(kafka, 3)
     with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as maintenance:

@@ -75,7 +75,7 @@ class Manager:
         self.updates += 1
 
     def send(self, _: Any, node_id: int) -> Any:
-        """As the library: a login that was refused once is not tried again, and the error comes at once."""
+        """Refuse as the library does: a login that was refused once is not tried again, and the error comes at once."""
         if (refused := self._auth_failures.get(node_id)) is not None:
             raise refused
         if isinstance(failure := self.failing.get(node_id), UnknownBrokerIdError):
