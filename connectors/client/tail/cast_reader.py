@@ -30,6 +30,8 @@ from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged,
 from ordering.base.names import Topic
 
 POLL_S = 0.1
+ASK_EVERY_S = 2.0
+"""The time between two questions for an end, if the first gets no answer."""
 FETCH_WAIT_MS = 100
 LOOK_S = 10.0
 """Seconds between looks for new topics: each look lists all topics, once a process."""
@@ -97,6 +99,7 @@ class CastReader:
         self._stopping = threading.Event()
         self._failing = False
         self._end_of_request = 0
+        self._asks_at = 0.0
         self._ends: Mapping[TopicPartition, int] = {}
         self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
@@ -171,11 +174,17 @@ class CastReader:
         if not request:
             return
         if request != self._end_of_request:
+            if time.monotonic() < self._asks_at:
+                return
+            self._asks_at = time.monotonic() + ASK_EVERY_S
             try:
                 places = self._topics.own_partitions()
-                self._ends = {place: int(end) for place, end in self._consumer.end_offsets(places).items()}
+                # A former leader that is cut off does not know the newest casts: it must not tell an end.
+                reached = {place: self._consumer.position(place) + 1 for place in places if place in self._read_up_to}
+                ends = self._consumer.end_offsets(places, reached=reached)
             except (AbcastError, KafkaError):
                 return  # reading warns of it
+            self._ends = {place: int(end) for place, end in ends.items()}
             self._end_of_request = request
         reads_all = bool(self._ends) and self._ends.keys() <= self._read_up_to.keys()
         if reads_all and all(self._consumer.position(place) >= end for place, end in self._ends.items()):

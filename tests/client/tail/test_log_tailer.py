@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -48,14 +49,12 @@ def test_a_process_that_slept_while_snapshots_were_dropped(
     """Sequencers started in the idle group, and a purge deleted their seals and snapshots, or a message, too."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
-    is_awake, is_asleep, poll = threading.Event(), threading.Event(), DataCursor.poll
-    is_awake.set()
+    awake, poll = threading.Lock(), DataCursor.poll
 
     def sleepy(self: DataCursor, timeout: float) -> Any:
-        if not is_awake.is_set():
-            is_asleep.set()
-        assert is_awake.wait(30)
-        return poll(self, timeout)
+        time.sleep(0.001)  # so that the test gets the lock
+        with awake:
+            return poll(self, timeout)
 
     def order(epoch: int, seqno: int) -> None:
         source = Source("abcast.g.forward.nyc", 0, seqno)
@@ -67,15 +66,13 @@ def test_a_process_that_slept_while_snapshots_were_dropped(
     tailer, listener = LogTailer(kafka, "g", "nyc"), Listener()
     with closing(tailer.subscribe(Address("nyc", "a"))) as subscription:
         subscription.begin(listener, 0)
-        is_awake.clear()
-        assert is_asleep.wait(30)
-        if drops_the_message:
-            order(1, 2)
-        for _ in range(2):
-            epoch = take_over(kafka, "g", "nyc").epoch
-        kafka.topics.drop(DATA.topic, len(kafka.topics.partitions[DATA]) - 1)
-        if not drops_the_message:
-            order(epoch, 2)
-        is_awake.set()
+        with awake:
+            if drops_the_message:
+                order(1, 2)
+            for _ in range(2):
+                epoch = take_over(kafka, "g", "nyc").epoch
+            kafka.topics.drop(DATA.topic, len(kafka.topics.partitions[DATA]) - 1)
+            if not drops_the_message:
+                order(epoch, 2)
         eventually(lambda: listener.events, 10)
     assert listener.events == [expected]
