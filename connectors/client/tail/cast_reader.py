@@ -32,7 +32,6 @@ from ordering.base.names import Topic
 POLL_S = 0.1
 ASK_EVERY_S = 2.0
 """The time between two questions for an end, if the first gets no answer."""
-FETCH_WAIT_MS = 100
 LOOK_S = 10.0
 """Seconds between looks for new topics: each look lists all topics, once a process."""
 

@@ -20,6 +20,7 @@ format 1 stop readers that know no formats.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -117,6 +118,7 @@ def _is_there(pid: int) -> bool:
     return True
 
 
+@functools.cache
 def this_host() -> str:
     """Return this machine's name as claims have it: without blanks, in ASCII."""
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"

@@ -161,11 +161,14 @@ class EpochLog:
         return self.known
 
     def _has_last(self) -> bool:
-        """Whether the topic has the last record that was read."""
+        """Whether the topic has the last record that was read, or retention has dropped it."""
         last = self._last
         if last is None:
             return True
-        found = read_range(self._connection, self.consumer, self.partition, last.offset, last.offset + 1)
+        try:
+            found = list(read_range(self._connection, self.consumer, self.partition, last.offset, last.offset + 1))
+        except HistoryUnavailable:
+            return True  # the log ends no earlier than before, so it need not be another one; a start refuses it
         return [(each.timestamp, each.value) for each in found] == [(last.timestamp, last.value)]
 
     def _end(self) -> int:
