@@ -364,7 +364,7 @@ def test_limits() -> None:
     from connectors.kafka.connection.connection import Connection
     from connectors.kafka.log.acts import MAX_WHY
     from connectors.kafka.transport.librdkafka_producer import QUEUE_BYTES, QUEUE_RECORDS
-    from connectors.ledger.job import TRIGGER_S
+    from connectors.ledger.table_job import TRIGGER_S
     from connectors.spark.job import JobOptions
     from ordering.sequencer.pipeline import DEPTH
 

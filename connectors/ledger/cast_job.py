@@ -6,42 +6,36 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from pathlib import Path
 
 from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.groups.topic_finder import LOOK_S
-from connectors.kafka.groups.unservable_groups import START_ERRORS, UnservableGroups, ask_each, ask_together
-from connectors.kafka.topics.topics import refusals
+from connectors.kafka.groups.unservable_groups import UnservableGroups, ask_each, ask_together
 from connectors.kafka.transport import Consumer
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
-from connectors.ledger.job import TRIGGER_S
-from connectors.spark.job import JobOptions, StreamingJob
-from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
+from connectors.ledger.table_job import TableJob
+from connectors.spark.job import JobOptions
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 
 _logger = logging.getLogger(__name__)
 
 
-class CastLedgerJob(StreamingJob):
+class CastLedgerJob(TableJob[CastWriter]):
     """Writes the casts of all groups at the site to `data/casts`: its members' casts, and casts that relays bring.
 
-    Empty cast topics are not read: one connection asks now and then for their ends. Every start goes on behind the
-    table's last rows.
+    Empty cast topics are not read: one connection asks now and then for their ends.
     """
 
     name = "ledger-casts"
-    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
     is_principal = False
-    waits_s = (10.0, 30.0, 60.0, 300.0)
+    reads, tells = "cast", "data"
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         super().__init__(spark, options)
-        self._writer: CastWriter | None = None
         self._with_casts: set[str] = set()
         self._asking: Consumer | None = None
         self._looked_at = float("-inf")
@@ -64,12 +58,6 @@ class CastLedgerJob(StreamingJob):
             if str(topic) in self._with_casts:
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
-
-    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """Return the refusals for cast topics of groups that have a DATA topic at the site."""
-        site = self.options.site
-        expected = {Topic(topic.group, "cast", site) for topic in topics if (topic.role, topic.site) == ("data", site)}
-        return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
 
     def _look(self, topics: list[Topic]) -> None:
         """Find out which of these topics have records. Topics without an answer are asked about again later."""
@@ -101,45 +89,26 @@ class CastLedgerJob(StreamingJob):
         if consumer is not None:
             consumer.close()
 
-    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Read on behind the table's last rows."""
-        if self._writer is not None:
-            self._writer.check()  # a table deleted while the job runs is not created again
+    def open_writer(self, _: Mapping[str, list[str]]) -> CastWriter:
+        """Create the table if it is missing; return a writer that goes on behind its last rows."""
         path = create_cast_table(self.spark, self.options.data, self._stop.is_set)
-        self._writer = CastWriter(path, self._query_ends.is_set)
-        names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, self._positions(topics, self._writer.state))
-        return (
-            self.spark.readStream.format("kafka")
-            .options(**source)
-            .load()
-            .writeStream.queryName(f"{self.name}-{self.options.site}")
-            .foreachBatch(self._writer.write)
-            .trigger(processingTime=f"{TRIGGER_S} seconds")
-            .option("checkpointLocation", str(checkpoint))
-            .start()
-        )
+        return CastWriter(path, self._query_ends.is_set)
 
     def try_again(self, group: str) -> None:
         """Try whether the group can be read now."""
         assert self._writer is not None
         names = [name for name in self._with_casts if (topic := Topic.parse(name)) and topic.group == group]
-        self._positions({group: names}, self._writer.state)
+        self.positions({group: names}, self._writer)
 
-    def check(self) -> None:
-        """Raise the error that keeps the writer from going on."""
-        if self._writer is not None:
-            self._writer.check()
-
-    def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
+    def positions(self, topics: Mapping[str, list[str]], writer: CastWriter) -> dict[TopicPartition, int]:
         """Return the offset where each partition goes on: its beginning if it is another log, or has lost the offset.
 
-        Raises UnservableGroups, or the error itself if all groups have it.
+        Raises as `ask_each`.
         """
         with closing(self.options.connection.consumer()) as consumer:
             found = ask_each(
                 [topic for names in topics.values() for topic in map(Topic.parse, names) if topic],
-                lambda topic: self._positions_of(consumer, str(topic), state),
+                lambda topic: self._positions_of(consumer, str(topic), writer.state),
             )
         return {place: offset for each in found.values() for place, offset in each.items()}
 

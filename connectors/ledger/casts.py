@@ -56,9 +56,9 @@ from connectors.ledger.appending import (
     create_or_mend,
     lock_of_tables,
 )
-from connectors.ledger.batches import BatchWriter
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import GROUP
+from connectors.ledger.table_job import BatchWriter
 from connectors.ledger.table_state import TRANSACTION, Commit, Place, TableState, digest_of, open_table
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare

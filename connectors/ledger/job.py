@@ -1,47 +1,33 @@
-"""The ledger job: DATA topics to Delta, a query of its own so that no Delta commit is on the delivery path."""
+"""The ledger job: DATA topics to Delta (`connectors.ledger.table_job`)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
 from functools import partial
-from pathlib import Path
 
 from kafka.structs import TopicPartition
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.groups.side_by_side import SideBySide
-from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import DataLog, Start
-from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
-from connectors.spark.job import JobOptions, StreamingJob
-from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, KafkaRefused, NoSnapshot
+from connectors.ledger.table_job import TableJob
+from connectors.spark.job import JobOptions
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, NoSnapshot
 from ordering.base.names import Topic
 
-TRIGGER_S = 1
-"""The least seconds between two Delta commits: each makes a file."""
 
-
-class LedgerJob(StreamingJob):
+class LedgerJob(TableJob[LedgerWriter]):
     """Writes the DATA of all groups at the site to `data/ledger`. Every start goes on after the table's last seqno.
 
-    A group that can't go on there (`start_after`) is left out, and tried again now and then; the others are written. An
-    error of the writer ends its query: the job starts anew if the error may pass, as when rows were skipped, and else
-    ends with it.
+    A group that can't go on there (`start_after`) is left out.
     """
 
     name = "ledger"
-    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
-    """The errors of groups that end the job alone, if no group is left. The sequencer and the members go on."""
-    waits_s = (10.0, 30.0, 60.0, 300.0)
-
-    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
-        super().__init__(spark, options)
-        self._writer: LedgerWriter | None = None
+    reads, tells = "data", "epoch"
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Return the DATA topic, at this site, of every group that has one."""
@@ -53,33 +39,16 @@ class LedgerJob(StreamingJob):
         """Whether the topic is EPOCH, which tells the offset of a seqno in DATA."""
         return (topic.role, topic.site) == ("epoch", self.options.site)
 
-    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """Return the refusals to read DATA of groups that have an EPOCH topic at the site."""
-        site = self.options.site
-        expected = {Topic(topic.group, "data", site) for topic in topics if (topic.role, topic.site) == ("epoch", site)}
-        return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
-
-    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Read on after the table's last seqno of each group."""
-        if self._writer is not None:
-            self._writer.check_tables()  # tables deleted while the job runs are not created again
+    def open_writer(self, topics: Mapping[str, list[str]]) -> LedgerWriter:
+        """Create missing tables; return a writer that goes on after the table's last seqno of each group."""
         path = self.options.data / "ledger"
         create_tables(self.spark, self.options.data, self._stop.is_set)
-        last_seqno = read_table_state(path).last_seqno
-        starts = self._starts(topics, last_seqno)
-        positions = {TopicPartition(name, 0): starts[group].offset for group, names in topics.items() for name in names}
-        source = self.kafka_source([name for group in topics.values() for name in group], positions)
-        self._writer = LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
-        return (
-            self.spark.readStream.format("kafka")
-            .options(**source)
-            .load()
-            .writeStream.queryName(f"{self.name}-{self.options.site}")
-            .foreachBatch(self._writer.write)
-            .trigger(processingTime=f"{TRIGGER_S} seconds")
-            .option("checkpointLocation", str(checkpoint))
-            .start()
-        )
+        starts = self._starts(topics, read_table_state(path).last_seqno)
+        return LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
+
+    def positions(self, topics: Mapping[str, list[str]], writer: LedgerWriter) -> dict[TopicPartition, int]:
+        """Return the offset where each group goes on."""
+        return {TopicPartition(name, 0): writer.starts[group].offset for group in topics for name in topics[group]}
 
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
         """Return where each group goes on. Raises UnservableGroups, or the error itself if all groups have it."""
@@ -101,11 +70,6 @@ class LedgerJob(StreamingJob):
         """Try whether the group can be written now."""
         path = self.options.data / "ledger"
         start_after(read_table_state(path).last_seqno.get(group, 0), self.options, group, LedgerEnd(path))
-
-    def check(self) -> None:
-        """Raise the error that keeps the writer from going on."""
-        if self._writer is not None:
-            self._writer.check()
 
     def _beginning(self, group: str) -> int:
         with DataLog(self.options.connection, group, self.options.site) as data:

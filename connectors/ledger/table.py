@@ -48,9 +48,9 @@ from connectors.ledger.appending import (
     create_or_mend,
     lock_of_tables,
 )
-from connectors.ledger.batches import BatchWriter
 from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.row import GROUP
+from connectors.ledger.table_job import BatchWriter
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
 from connectors.ledger.table_state import read_table_state as read_table_state
@@ -174,6 +174,7 @@ class LedgerWriter(BatchWriter):
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(is_ending)
+        self.starts = starts
         self._data = path.parent
         self._followers = {group: _RuleFollower(group, start, beginning) for group, start in starts.items()}
         self._table = _SeqnoTable(path, read_table_state)

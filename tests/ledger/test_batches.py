@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from connectors.ledger.batches import BatchWriter
+from connectors.ledger.table_job import BatchWriter
 
 
 class Failing(BatchWriter):

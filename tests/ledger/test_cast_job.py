@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,8 +11,11 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.ledger import cast_job
+from connectors.ledger.appending import LedgerContended
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastTableState
+from connectors.ledger.job import LedgerJob
+from connectors.ledger.table_job import BatchWriter
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
 from ordering.base.names import Topic
@@ -57,7 +61,8 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
     own, copy = ((str(topic), 1) for topic in (OWN, COPY))
 
     def position(offset: int) -> int:
-        found = job._positions({OWN.group: [str(OWN), str(COPY)]}, CastTableState(offsets={own: offset, copy: 7}))
+        writer = SimpleNamespace(state=CastTableState(offsets={own: offset, copy: 7}))
+        found = job.positions({OWN.group: [str(OWN), str(COPY)]}, writer)
         assert found[TopicPartition(*copy)] == 0, "there were more once"
         return int(found[TopicPartition(*own)])
 
@@ -85,5 +90,30 @@ def test_a_topic_that_is_another_log_is_read_from_its_beginning(
     at_ms = connection.topics.partitions[place][-1].timestamp
     change(connection, str(OWN), how)
     state = CastTableState(offsets={(str(OWN), 0): 5}, written_ms={(str(OWN), 0): at_ms})
-    assert job._positions({OWN.group: [str(OWN)]}, state)[place] == (5 if how is list else 0)
+    assert job.positions({OWN.group: [str(OWN)]}, SimpleNamespace(state=state))[place] == (5 if how is list else 0)
     assert ("reading it from its beginning" in caplog.text) is (how is not list)
+
+
+class Contended(BatchWriter):
+    def check_tables(self) -> None:
+        pass
+
+    def _write(self, _: object) -> None:
+        raise LedgerContended("others were faster")
+
+
+@pytest.mark.parametrize("make", [LedgerJob, CastLedgerJob])
+def test_an_error_that_may_pass_ends_one_query_only(
+    connection: MemoryConnection, tmp_path: Path, make: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next query has a new writer."""
+    job = make(None, JobOptions(connection, "nyc", tmp_path))
+    monkeypatch.setattr(job, "open_writer", lambda _: Contended(bool))
+    monkeypatch.setattr(job, "positions", lambda *_: {})
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="readStream"):  # there is no Spark here
+            job.start_query({}, tmp_path)
+        job.check()
+        job._writer.write(None, 0)
+        with pytest.raises(LedgerContended):
+            job.check()

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.ledger.cast_job import CastLedgerJob
+from connectors.ledger.casts import CastTableState
 from connectors.ledger.job import LedgerJob
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
@@ -87,11 +88,11 @@ def test_the_ledger_goes_on_with_the_others(kafka: MemoryConnection, tmp_path: P
 def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) -> None:
     topics = {group: [str(Topic(group, "cast", "nyc"))] for group in GROUPS}
     job = CastLedgerJob(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
-    state: Any = SimpleNamespace(offsets={})
-    assert len(job._positions(topics, state)) == 2
+    writer: Any = SimpleNamespace(state=CastTableState())
+    assert len(job.positions(topics, writer)) == 2
     kafka.topics.take_away(topics["wrong"][0], OFFSETS)
     with pytest.raises(UnservableGroups) as unservable:
-        job._positions(topics, state)
+        job.positions(topics, writer)
     assert list(unservable.value.errors) == ["wrong"]
 
 
