@@ -17,6 +17,7 @@ import pytest
 
 from connectors.kafka.transport import VARIABLE
 from connectors.local.broker import EmbeddedBroker
+from connectors.testing.memory_kafka import MemoryConnection
 from tests.jvm import SHORT_LIVED
 from tests.waiting import PATIENCE
 
@@ -62,6 +63,14 @@ FIRST = (
 
 COMPUTES = ("tests/ordering/", "tests/simulator/")
 """Tests that compute without waiting come last; they need no broker."""
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    """Return a Kafka in memory with the group g at nyc."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    return connection
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,20 +37,6 @@ class Copy(NamedTuple):
     record: Record
 
 
-def last_relayed(
-    connection: Connection,
-    topic: str,
-    partition: int,
-    site: str,
-    source_topic: str,
-    source_partition: int,
-    below: int | None = None,
-) -> int:
-    """Return the offset, at `site`, of the record that the last copy was made from (`last_copy`); -1 if none was."""
-    copy = last_copy(connection, topic, partition, Source(f"{site}/{source_topic}", source_partition, 0), below)
-    return copy.made_from if copy is not None else -1
-
-
 def last_copy(
     connection: Connection, topic: str, partition: int, source: Source, below: int | None = None
 ) -> Copy | None:

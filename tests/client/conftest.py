@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,7 @@ from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import MemoryConnection
+from connectors.testing.sequencer_thread import SequencerThread
 
 _numbers = itertools.count(1)
 
@@ -45,6 +47,13 @@ def group(connection: Connection) -> str:
     else:
         create_topics(connection, name, ["nyc"], partitions=2)
     return name
+
+
+@pytest.fixture
+def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
+    """Order the group's messages."""
+    with SequencerThread(connection, group) as running:
+        yield running
 
 
 @pytest.fixture

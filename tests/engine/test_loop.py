@@ -38,13 +38,6 @@ from tests.waiting import eventually
 FORWARD = TopicPartition(str(Topic("g", "forward", "nyc")), 0)
 
 
-@pytest.fixture
-def kafka() -> MemoryConnection:
-    connection = MemoryConnection()
-    connection.create("g", "nyc")
-    return connection
-
-
 class Running:
     """A loop in a thread, of a group that was just taken over."""
 

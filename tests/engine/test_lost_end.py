@@ -5,24 +5,17 @@ same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.engine.job import EngineJob
-from connectors.engine.options import EngineOptions
-from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.codec import forward_headers
-from connectors.kafka.codec.inputs import Neighbours
-from connectors.takeover.agreement import AgreementSettings
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.watchdog import Watchdog
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.names import ROLES, Topic
+from ordering.base.names import Topic
+from tests.engine.serving import serving
 from tests.waiting import WAIT, eventually
 
 SITE = "nyc"
@@ -36,44 +29,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.1)
     monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 2.0)
-
-
-@pytest.fixture
-def kafka() -> MemoryConnection:
-    kafka = MemoryConnection()
-    kafka.create("g", SITE)
-    return kafka
-
-
-@contextmanager
-def serving(kafka: MemoryConnection, engine: str) -> Iterator[None]:
-    job: EngineJob = EngineJob(EngineOptions(kafka, SITE))
-    if engine == "agreeing":
-        job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, (SITE,), frozenset())))
-    topics = {Topic("g", role, SITE): 1 for role in ROLES if role != "relayed"}
-    finder: Any = SimpleNamespace(
-        find=lambda **_: list(topics), count_partitions=lambda **_: topics, has_news=lambda: False, close=lambda: None
-    )
-    job._state.finder = finder
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            job.run()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        assert job.ready.wait(WAIT)
-        yield
-    finally:
-        job.stop()
-        thread.join(WAIT)
-    assert not thread.is_alive()
-    if failed:
-        raise failed[0]
 
 
 def place_of_message(kafka: MemoryConnection) -> int | None:
@@ -102,7 +57,8 @@ def test_it_is_ordered_again(
     monkeypatch.setattr(GroupMaintenance, "sign", signed)
     if not is_counted:
         may_cut.set()
-    with serving(kafka, engine):
+    with serving(kafka, engine) as job:
+        assert job.ready.wait(WAIT)
         kafka.topics.append(FORWARD, b"nyc/a", b"x", forward_headers(1, 1))
         with kafka.topics.changed:
             assert kafka.topics.changed.wait_for(lambda: place_of_message(kafka) is not None, WAIT)

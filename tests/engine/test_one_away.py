@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +14,7 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors.engine import site_job
-from connectors.engine.job import EngineJob
-from connectors.engine.options import EngineOptions
 from connectors.engine.sequencing import HELD_RECORDS
-from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.codec.inputs import Neighbours
@@ -33,8 +29,9 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
 from ordering.agreement.site_state import SiteState
 from ordering.base.errors import BrokerUnreachable, Fenced
-from ordering.base.names import ROLES, Role, Topic
+from ordering.base.names import Role, Topic
 from ordering.sequencer.state import SequencerState
+from tests.engine.serving import serving
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine")
@@ -81,42 +78,6 @@ class Kafka(MemoryConnection):
 @pytest.fixture
 def kafka() -> Kafka:
     return Kafka()
-
-
-@contextmanager
-def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
-    topics = {Topic(group, role, "nyc"): 1 for group in GROUPS for role in ROLES if role != "relayed"}
-    finder: Any = SimpleNamespace(
-        find=lambda **_: list(topics),
-        count_partitions=lambda **_: topics,
-        has_changed=lambda: False,
-        close=lambda: None,
-    )
-    job: EngineJob = EngineJob(EngineOptions(kafka, "nyc"))
-    if engine == "agreeing":
-        job = SiteJob(kafka, AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())))
-    job._state.finder = finder
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            job.run()
-        except BaseException as error:  # noqa: BLE001 - looked at below
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="job", daemon=True)
-    thread.start()
-    try:
-        yield job
-    finally:
-        job.stop()
-        for group in GROUPS:
-            for role in ROLES:
-                kafka.topics.bring_back(name(role, group))
-        thread.join(60)
-        assert not thread.is_alive()
-    if failed:
-        raise failed[0]
 
 
 def the_other_is_ordered(kafka: Kafka, within: float = QUICK_S) -> None:

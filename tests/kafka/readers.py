@@ -21,13 +21,13 @@ from connectors.diagnosis.status import read_status
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.entries import last_entry
+from connectors.kafka.log.entries import last_state
 from connectors.kafka.log.sign_of_life import read_signs
 from connectors.kafka.topics import letter_purge
 from connectors.kafka.topics.letter_bases import read_noted
 from connectors.kafka.topics.letter_purge import purge_letters
 from connectors.relay.letter_copies import _newest_of_relays
-from connectors.relay.marks import is_anew, last_copy, last_relayed
+from connectors.relay.marks import is_anew, last_copy
 from connectors.relay.presence import _Group
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
@@ -106,8 +106,8 @@ def _look(log: DataLog) -> bool:
     return group.had_view
 
 
-def _relayed(connection: Connection, group: str) -> int:
-    return last_relayed(connection, place("relayed", group).topic, 0, "sfo", f"abcast.{group}.forward.sfo", 0)
+def _relayed(connection: Connection, group: str) -> object:
+    return last_copy(connection, place("relayed", group).topic, 0, Source(f"sfo/abcast.{group}.forward.sfo", 0, 0))
 
 
 def _copied(role: Role) -> Callable[[Connection, str], object]:
@@ -146,7 +146,7 @@ READERS = (
     Reader("records", "data", _log(lambda log: [*log.records(0, log.end())])),
     Reader("is it a copy", "data", _log(DataLog.is_copy)),
     Reader("some seconds back", "data", _log(lambda log: log.offset_before_the_end(60))),
-    Reader("the last entry", "data", _log(lambda log: last_entry(log, log.end()))),
+    Reader("the last entry", "data", _log(lambda log: last_state(log, log.end()))),
     Reader("had it a view", "data", _log(_look)),
     Reader("casts that were settled", "data", lambda connection, group: settled_in(connection, group, SITE, 1)),
     Reader("check", "data", lambda connection, group: check_data(Checker(), connection, group, SITE)),

@@ -16,11 +16,12 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.relay.casts import Casts, is_entrance
-from connectors.relay.marks import last_relayed
+from connectors.relay.marks import last_copy
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
+from ordering.base.records import Source
 
 NAMES = "abcd"
 
@@ -117,7 +118,8 @@ def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptur
     there.create("g", "a")
 
     def first(beginning: int) -> int:
-        position = 1 + last_relayed(there, str(topic), 0, "a", *place)
+        copy = last_copy(there, str(topic), 0, Source(f"a/{topic}", 0, 0))
+        position = copy.made_from + 1 if copy is not None else 0
         return int(job.first_to_carry(place, position, beginning))
 
     assert (first(0), first(40)) == (0, 40)

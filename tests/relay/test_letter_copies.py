@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,34 +15,28 @@ from connectors.kafka.codec.letter_codec import letter_headers
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.relay.marks import last_relayed
+from connectors.relay.marks import last_copy
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
+from ordering.base.records import Source
+from tests.relay.carrying import relays_in_memory
 
 INBOX = TopicPartition("abcast.g.inbox.c", 0)
 CHAIN = "abc"
 
 
 @pytest.fixture
-def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
-    """Return a chain of three; letters from a to c are copied at a and at b."""
-
-    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
-        def delete(below: dict[TopicPartition, int]) -> None:
-            for place, offset in below.items():
-                kafka.topics.drop(place.topic, offset, place.partition)
-
-        return nullcontext(SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete))
-
-    monkeypatch.setattr(MemoryConnection, "admin", admin)
+def sites() -> Iterator[Sites]:
+    """Yield a chain of three; letters from a to c are copied at a and at b."""
     kafkas = {site: MemoryConnection(f"{site}:1") for site in CHAIN}
     for kafka in kafkas.values():
         kafka.create("g", "c")
     links = frozenset(frozenset(ends) for ends in ("ab", "bc"))
-    return Sites("mesh", None, "micro-batch", kafkas, links)
+    with relays_in_memory():
+        yield Sites("mesh", None, "micro-batch", kafkas, links)
 
 
 def log(sites: Sites, site: str) -> list[Any]:
@@ -72,7 +65,8 @@ def relay(sites: Sites, source: str, target: str) -> Letters:
 
 def carry(sites: Sites, source: str, target: str, count: int) -> None:
     """Start a relay that copies so many records at most."""
-    position = 1 + last_relayed(sites.connection(target), INBOX.topic, 0, source, INBOX.topic, 0)
+    copy = last_copy(sites.connection(target), INBOX.topic, 0, Source(f"{source}/{INBOX.topic}", 0, 0))
+    position = copy.made_from + 1 if copy is not None else 0
     first = relay(sites, source, target).first_to_carry(INBOX, position, beginning(sites, source))
     for record in log(sites, source)[first : first + count]:
         write(sites, target, int(record.value), f"{source}/{INBOX.topic}-0:{record.offset}")

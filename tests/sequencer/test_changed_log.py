@@ -50,13 +50,6 @@ SITE = "nyc"
 DATA, EPOCH, FORWARD = (str(Topic("g", "data", SITE)), str(Topic("g", "epoch", SITE)), str(Topic("g", "forward", SITE)))
 
 
-@pytest.fixture
-def kafka() -> MemoryConnection:
-    kafka = MemoryConnection()
-    kafka.create("g", SITE)
-    return kafka
-
-
 def order(kafka: MemoryConnection, count: int) -> None:
     with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/a", connection=kafka) as member:
         for number in range(count):

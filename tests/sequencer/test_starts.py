@@ -31,13 +31,6 @@ from ordering.base.records import Data, Headers, Partition
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
 
 
-@pytest.fixture
-def kafka() -> MemoryConnection:
-    connection = MemoryConnection()
-    connection.create("g", "nyc")
-    return connection
-
-
 def log_of(kafka: MemoryConnection, topic: Topic) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]:
     return [
         (record.key, record.value, record.headers) for record in kafka.topics.partitions[TopicPartition(str(topic), 0)]

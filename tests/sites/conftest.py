@@ -17,7 +17,8 @@ from tests.conftest import started
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.sites.world import World
+    from tests.crash.processes import Process
+from tests.sites.world import World
 
 MakeWorld = Callable[..., "World"]
 _numbers = itertools.count(1)
@@ -50,3 +51,12 @@ def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: Embed
         return World(spark, Sites(mode, home, trigger, connections, frozenset(map(frozenset, pairs))), tmp_path)
 
     return make
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    """Processes of the test, killed at its end."""
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()

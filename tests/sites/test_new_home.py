@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +17,6 @@ from tests.sites.test_relay import messages
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[Process]]:
-    """Processes of the test, killed at its end."""
-    started: list[Process] = []
-    yield started
-    for process in started:
-        process.kill()
 
 
 def _no_answer(*_: object, **__: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ from tests.sites.world import fifo
 from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[Process]]:
-    """Processes of the test, killed at its end."""
-    started: list[Process] = []
-    yield started
-    for process in started:
-        process.kill()
 
 
 @pytest.mark.crash

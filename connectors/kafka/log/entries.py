@@ -1,4 +1,4 @@
-"""Read the entries in a site's DATA: the last one that counts, and the site's state."""
+"""Read the entries in a site's DATA: the site's state, and how far back they are needed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.records import ENTRY, MAX_NUMBER, Data
 
 _FIRST_WINDOW = 512
-
-
-def last_entry(data: DataLog, end: int) -> Entry | None:
-    """Return the last entry below offset `end` that counts; None if there is none.
-
-    Raises HistoryUnavailable if retention has dropped all entries.
-    """
-    entries = _counting(data, end, MAX_NUMBER)
-    return entries[-1] if entries else None
 
 
 def last_state(data: DataLog, end: int) -> SiteState | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,7 @@ from tests.waiting import WAIT, eventually
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
-    with SequencerThread(connection, group) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 @pytest.fixture(autouse=True)

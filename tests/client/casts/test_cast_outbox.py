@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +11,6 @@ from connectors import Member
 from connectors.client.memory.outbox import Outbox
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Blocked, EnvironmentProblem
 from ordering.casts.casts import Cast
 from tests.client.members import forwarder_of, kill, silence, with_casts
@@ -21,10 +19,7 @@ from tests.waiting import WAIT, eventually
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 
-@pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
-    with SequencerThread(connection, group) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, KafkaRefused, UsageError
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.delivery_status import DeliveryStatus
@@ -27,11 +26,7 @@ from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
 from tests.waiting import WAIT, eventually
 
-
-@pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
-    with SequencerThread(connection, group) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 def texts(stream: Iterator[Delivery], count: int) -> list[str]:

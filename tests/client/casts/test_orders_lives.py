@@ -7,7 +7,6 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,7 @@ from tests.waiting import WAIT, eventually
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
 
-@pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
-    with SequencerThread(connection, group) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 def drop_messages(sequencer: SequencerThread) -> list[Forward]:

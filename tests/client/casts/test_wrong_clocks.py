@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from connectors.client.tail import merged_log
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
-from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import CastMissing, NotOrderedInTime
 from ordering.base.records import Headers
 from ordering.casts.casts import Depends
@@ -20,11 +18,7 @@ from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 
-
-@pytest.fixture(autouse=True)
-def sequencer(connection: Connection, group: str) -> Iterator[SequencerThread]:
-    with SequencerThread(connection, group) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 @ALSO_ON_A_BROKER

@@ -32,13 +32,6 @@ from tests.waiting import WAIT, eventually
 
 
 @pytest.fixture
-def kafka() -> MemoryConnection:
-    connection = MemoryConnection()
-    connection.create("g", "nyc")
-    return connection
-
-
-@pytest.fixture
 def left_open() -> Iterator[list[Member]]:
     """Members that were killed: close their threads after the test."""
     members: list[Member] = []

@@ -16,14 +16,6 @@ from ordering.sequencer.state import SequencerState
 from tests.waiting import WAIT
 
 
-@pytest.fixture
-def kafka() -> MemoryConnection:
-    """With a group."""
-    connection = MemoryConnection()
-    connection.create("g", "nyc")
-    return connection
-
-
 def test_a_state_is_brought_up_to_date_and_equals_one_read_anew(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

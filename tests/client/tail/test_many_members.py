@@ -110,12 +110,6 @@ class Heard:
 class TestLogTailer:
     """In memory: a sender's subscription, and a reader, while others broadcast."""
 
-    @pytest.fixture
-    def kafka(self) -> MemoryConnection:
-        connection = MemoryConnection()
-        connection.create("g", "nyc")
-        return connection
-
     @pytest.mark.parametrize("delay", [0.0, 0.05])
     def test_a_listener_hears_what_its_state_does_not_count(
         self, kafka: MemoryConnection, delay: float, monkeypatch: pytest.MonkeyPatch

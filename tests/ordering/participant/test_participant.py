@@ -113,13 +113,6 @@ def test_in_a_closed_group_messages_wait_for_the_view() -> None:
     assert bench.gates == (True, True)
 
 
-@pytest.mark.parametrize(("joins", "after"), [(False, ParticipantPhase.STRANGER), (True, ParticipantPhase.JOINING)])
-def test_a_group_that_opens_keeps_nothing_back(joins: bool, after: ParticipantPhase) -> None:
-    bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=joins)
-    bench.feed(SETTINGS, BOB, b'{"closed":false}')
-    bench.expect(after, "send the table")
-
-
 def test_remote_views_are_those_of_the_state_and_what_came_since() -> None:
     known = {
         "sfo": RemoteSite((MemberIncarnation("sfo/bob", 1),)),
@@ -301,26 +294,12 @@ class TestRetention:
         member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5)))
         member.expect(ParticipantPhase.EXCLUDED, "begin anew")
 
-    def test_its_first_view_and_its_exclusion(self) -> None:
-        bench = Bench(joins=True)
-        received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
-        over = {ALICE.address: ALICE.incarnation}
-        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), incarnations_over=over), 5, received)))
-        bench.expect(ParticipantPhase.OVER, "begin anew")
-
     def test_the_same_where_its_life_is_not_over(self) -> None:
         """An open group without flush still orders messages of a member that it excludes."""
         received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
         bench = Bench(joins=True)
         bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
         bench.expect(ParticipantPhase.EXCLUDED, "begin anew")
-
-    def test_the_same_of_a_group_that_has_opened(self) -> None:
-        """Messages that were kept back may be sent, as a stranger's."""
-        received = {ALICE.address: ReceivedRow(ALICE.incarnation, 1)}
-        bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
-        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received), False))
-        bench.expect(ParticipantPhase.EXCLUDED, "send the table", "begin anew")
 
     @pytest.mark.parametrize("joining", [(), (ALICE,)])
     def test_not_its_first_view(self, joining: tuple[MemberIncarnation, ...]) -> None:
@@ -428,12 +407,6 @@ class TestExclusion:
         member.expect(ParticipantPhase.AWAITING)
         assert (member.now.member.incarnation, member.now.joined_at, member.now.request) == (6, None, None)
 
-    def test_loses_what_may_be_ordered_as_a_strangers(self, member: Bench) -> None:
-        member.view(BOB)
-        member.did.clear()
-        member.tell(Asked(Cause.HAND_OVER))
-        member.expect(ParticipantPhase.BETWEEN, "lose")
-
     def test_while_it_leaves_is_the_end(self, member: Bench) -> None:
         member.tell(Asked(Cause.LEAVE))
         member.view(BOB)
@@ -472,14 +445,6 @@ class TestStranded:
         bench.view(BOB)
         assert bench.now.is_stranded([X, ASKS])
 
-    def test_leaves_its_messages_to_a_new_life(self) -> None:
-        bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
-        bench.tell(Asked(Cause.JOIN))
-        bench.tell(Asked(Cause.STRANDED))
-        bench.expect(ParticipantPhase.OVER, "join", "begin anew")
-        bench.tell(Asked(Cause.HAND_OVER))
-        bench.expect(ParticipantPhase.BETWEEN, "carry over")
-
     @pytest.mark.parametrize(
         ("membership", "pending", "expected"),
         [
@@ -495,12 +460,6 @@ class TestStranded:
     def test_at_its_begin(self, membership: Membership, pending: list[Pending], expected: bool) -> None:
         assert begins_stranded(ALICE, pending, state(membership)) is expected
 
-    def test_when_excluded_is_over_as_soon_as_the_group_closes(self, member: Bench) -> None:
-        """A stranger's messages are no longer ordered then, so none is waited for."""
-        member.view(BOB)
-        member.feed(SETTINGS, BOB, b'{"closed":true}')
-        member.expect(ParticipantPhase.OVER, "begin anew")
-
 
 class TestUnheard:
     """The view has an earlier start of its name, which may have answered the flush: its messages are dropped."""
@@ -513,10 +472,6 @@ class TestUnheard:
         bench.expect(ParticipantPhase.STRANGER)
         assert bench.now.is_unheard
         return bench
-
-    def test_until_the_flush_is_over(self, bench: Bench) -> None:
-        bench.stop(2)
-        bench.expect(ParticipantPhase.STRANGER, "send the table")
 
     def test_until_it_runs_again(self, bench: Bench) -> None:
         bench.start()
@@ -532,18 +487,6 @@ class TestUnheard:
         bench.view(BOB)
         bench.stop(bench.start())
         bench.expect(ParticipantPhase.STRANGER)
-
-
-def test_who_was_never_in_leaves_without_a_word() -> None:
-    bench = Bench()
-    bench.tell(Asked(Cause.LEAVE))
-    bench.expect(ParticipantPhase.LEAVING)
-
-
-def test_who_is_closed_when_blocked_is_unblocked(member: Bench) -> None:
-    flush = member.start()
-    member.tell(Asked(Cause.CLOSE))
-    member.expect(ParticipantPhase.GONE, "block", f"ask {flush}", "unblock")
 
 
 def test_the_next_table_is_a_join_and_the_messages() -> None:
