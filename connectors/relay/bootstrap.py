@@ -25,6 +25,7 @@ from connectors.kafka.topics.topics import ensure_topic
 from connectors.ledger.history import message_numbers, read_rows
 from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
+from connectors.relay.copy_beginning import check_beginning
 from connectors.relay.home_copy import post_base
 from connectors.relay.link_start import ledger_start
 from connectors.storage.location import Location
@@ -57,8 +58,8 @@ def bootstrap(
 
     `to_write` gets the number of these records once, `written` the number of further ones that were sent.
 
-    Raises UsageError (no ledger of this group, or a hub's target with a sequencer of its own), BrokerUnreachable,
-    TopicMissing; LaterVersion for a row of an unknown kind.
+    Raises UsageError (no ledger of this group; a hub's target with a sequencer of its own, or without its beginning),
+    BrokerUnreachable, TopicMissing; LaterVersion for a row of an unknown kind.
     """
     state = state_from_ledger(ledger, group)
     if state is None:
@@ -75,6 +76,7 @@ def bootstrap(
     with DataLog(target, group, direction.target) as copy:
         if copy.epochs.read().has_decided():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
+        check_beginning(copy)
         known = copy.state()
         to_write(max(0, state.seqno - known.seqno))
         rows = read_rows(ledger, group, known.seqno + 1)

@@ -1,12 +1,27 @@
-"""The DATA of a hub's home, and its copy at another site: the offset where the copy goes on, and its readers' base."""
+"""The DATA of a hub's home, and its copy at another site: the offset where the copy goes on, and its readers' base.
+
+Invariant. A reader of the copy that begins at its beginning takes the home's messages from seqno 1 on, or from the
+first one that retention has left. A start carries from the first seqno that such a reader lacks. It refuses a copy that
+begins in the middle of the order, or has a later epoch behind a missing seqno: the reader would skip the repeated
+records. So a crash at any point costs nothing: the copy alone tells the next start where it goes on.
+
+A relay that runs keeps the invariant as long as the copy keeps what it had. If the topic is recreated, or loses its
+end, the relay would go on behind a hole. Each look (`post_base`) compares the copy with the last record that the look
+before has seen, and checks its beginning. After a difference the relay starts anew. It carries a recreated copy from
+seqno 1 if that is still empty, and refuses it if it has later records.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
 from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
+from connectors.relay.copy_beginning import check_beginning, let_it_join_again
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
 from ordering.base.errors import AbcastError, HistoryUnavailable, UsageError
@@ -20,7 +35,7 @@ _LAST_RECORDS = 50
 
 
 class EndLost(AbcastError):
-    """The copy has lost records that were carried. A relay that begins anew carries them again."""
+    """The copy has lost records that it had. A relay that begins anew carries them again, or refuses the copy."""
 
     retriable = True
 
@@ -35,6 +50,11 @@ class HomeCopy:
         """The home's state at the start, until the copy has its epoch. Then the copy takes no other home's DATA."""
         self._base: SequencerState | None = None
         self._looked_at = 0
+        self._end = 0
+        self._last: StoredRecord | None = None
+        """The record before the copy's end at the last look; None if there was none, or retention dropped it."""
+        self._begins = False
+        """Whether the copy had a first message at the last look."""
 
     def close(self) -> None:
         """Close both logs."""
@@ -53,6 +73,7 @@ class HomeCopy:
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
         self._check_is_copy()
+        self._check_goes_on()  # first: a look then sees whether the copy was recreated after this
         home = self.home.state()
         known = self._check_same(home)
         self._check_counts(known.epoch)
@@ -74,7 +95,7 @@ class HomeCopy:
 
     @property
     def _anew(self) -> str:
-        return f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
+        return let_it_join_again(self.copy)
 
     def _check_is_copy(self) -> None:
         """Raise UsageError if the copy has a sequencer of its own."""
@@ -104,6 +125,28 @@ class HomeCopy:
                 f"site the new sites' file. If {self.home.topic.site} is the home, {self._anew}"
             )
 
+    def _check_goes_on(self) -> None:
+        """Note the copy's end. Raises EndLost if the copy lacks the record noted before, UsageError without the
+        beginning.
+
+        The end is read before the rest is checked. So if the copy is recreated in between, the next look notices.
+        """
+        end = self.copy.end(self._end)
+        if end == self._end:
+            return
+        last = self._at(end - 1)
+        if end < self._end or (self._last is not None and self._at(self._last.offset) not in (self._last, None)):
+            raise EndLost(f"{self.copy.topic} was recreated, or has lost its end: copying again what it lacks.")
+        self._begins = self._begins or check_beginning(self.copy)
+        self._end, self._last = end, last
+
+    def _at(self, offset: int) -> StoredRecord | None:
+        """Return the record of the copy at that offset; None if there is none, or retention has dropped it."""
+        found: list[StoredRecord] = []
+        with suppress(HistoryUnavailable):
+            found += self.copy.records(offset, offset + 1)
+        return found[0] if found else None
+
     def post_base(self) -> None:
         """Post an earlier state of the home, once the copy has all the records that the state counts. Take the next
         state SNAPSHOT_EVERY_RECORDS later.
@@ -112,6 +155,7 @@ class HomeCopy:
         records that were carried.
         """
         self._check_is_copy()
+        self._check_goes_on()
         if self._unseen is not None and self._has_epoch(self._unseen.epoch):
             self._check_same(self._unseen)
             self._unseen = None

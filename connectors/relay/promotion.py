@@ -37,6 +37,7 @@ from connectors.kafka.connection.sending import append, producing
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act, act_header, act_of_this_user
 from connectors.kafka.log.data_log import DataLog, Start
+from connectors.relay.copy_beginning import check_beginning
 from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import EPOCH, STRAY
@@ -55,8 +56,8 @@ _logger = logging.getLogger(__name__)
 class Promotion(NamedTuple):
     """The result of a promotion: the order goes on after `last_seqno`; the last `copied` seqnos were copied just now.
 
-    `not_copied`: sites that did not answer, or have no DATA; after an earlier promotion also sites with more or other
-    messages than the home. Records that only they have are not in the order.
+    `not_copied`: sites that did not answer, or have no DATA, or not its beginning; after an earlier promotion also
+    sites with more or other messages than the home. Records that only they have are not in the order.
     """
 
     last_seqno: int
@@ -89,11 +90,13 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
                 except (BrokerUnreachable, TopicMissing) as error:
                     _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
+        others = [other for other in others if _is_whole(other, silent)]
         former = [other for other in others if other.epochs.read().has_decided()]
         if not (is_done or former or copy.is_copy()):
             raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
         others.sort(key=lambda known: known.state().seqno)
         if not is_done:  # else nobody would be the home
+            check_beginning(copy)
             _check_can_follow(copy, others)
         for other in former:
             if is_done:
@@ -109,6 +112,18 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         above = _epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
         _move(copy, Move(site, above), act)
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
+
+
+def _is_whole(other: DataLog, silent: list[str]) -> bool:
+    """Whether the site is no copy, or one with its beginning. Add any other to the silent ones."""
+    if not other.epochs.read().has_decided():
+        try:
+            check_beginning(other)
+        except UsageError as error:
+            _logger.warning("%s", error)
+            silent.append(other.topic.site)
+            return False
+    return True
 
 
 def _has_more(other: DataLog, home: DataLog) -> bool:

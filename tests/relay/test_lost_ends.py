@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.home_copy import EndLost
 from connectors.relay.hub import HomeData
@@ -114,7 +115,7 @@ def test_a_copy_is_whole_again_or_is_refused(ends: Ends, lost: int, goes_on: boo
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
 def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None:
-    """The relay finds the lost records when its next base is due."""
+    """The relay finds the lost records at its next look, or when its next base is due."""
     ends.order(5)
     relay = ends.start()
     relay.carry()
@@ -122,7 +123,7 @@ def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None
     ends.lose(lost)
     ends.order(1)
     relay.carry()
-    with pytest.raises(EndLost, match="copying it again"):
+    with pytest.raises(EndLost, match="copying"):
         relay.job.check()
 
 
@@ -184,3 +185,87 @@ def test_a_copy_tells_each_earlier_state(ends: Ends) -> None:
         told = [copy.state(end).seqno for end in range(len(log) + 1)]
     assert told == [absorb(SequencerState("g"), log[:end]).seqno for end in range(len(log) + 1)]
     assert told[-1] == 24
+
+
+def _recreate(ends: Ends, *, also_epoch: bool) -> None:
+    """Delete the copy's topics and create them again, while the relay runs."""
+    for role in ("data", "epoch") if also_epoch else ("data",):
+        ends.kafkas["sfo"].topics.partitions[TopicPartition(str(Topic("g", role, "sfo")), 0)] = []
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "also_epoch", "takes_over", "goes_on"),
+    [*itertools.product((0, 1, 5), (False, True), (False, True), (False, True), (False, True))],
+)
+def test_a_recreated_copy_begins_with_seqno_1_or_is_refused(
+    ends: Ends, before: int, seen: bool, also_epoch: bool, takes_over: bool, goes_on: bool
+) -> None:
+    """The copy may be empty when the relay notices, or have got records from the middle.
+
+    `seen`: whether a look came before. `goes_on`: whether the relay looks afterwards; otherwise it is killed.
+    """
+    relay = ends.start()
+    ends.order(before)
+    relay.carry()
+    if seen:
+        relay.job.check()
+    _recreate(ends, also_epoch=also_epoch)
+    if takes_over:
+        ends.take_over()
+    ends.order(3)  # a look compares the copy once its end has changed
+    relay.carry()
+    if goes_on and before:
+        with pytest.raises(AbcastError, match="was recreated"):
+            relay.job.check()
+    if before == 0:
+        ends.start().carry()
+        assert ends.effective("sfo") == ends.effective("nyc")
+        return
+    with pytest.raises(UsageError, match=r"begins in the middle of the order.*delete the group's topics at sfo"):
+        ends.start()
+    _recreate(ends, also_epoch=True)
+    ends.start().carry()
+    assert ends.effective("sfo") == ends.effective("nyc")
+
+
+def test_a_recreated_copy_is_carried_anew_while_the_group_is_idle(ends: Ends) -> None:
+    relay = ends.start()
+    ends.order(5)
+    relay.carry()
+    relay.job.check()
+    _recreate(ends, also_epoch=True)
+    with pytest.raises(EndLost, match="was recreated"):
+        relay.job.check()
+    ends.start().carry()
+    assert ends.effective("sfo") == ends.effective("nyc")
+
+
+def test_seals_alone_are_no_beginning(ends: Ends) -> None:
+    """A look sees a recreated copy that has got a later epoch, and no message yet."""
+    relay = ends.start()
+    ends.order(3)
+    relay.carry()
+    _recreate(ends, also_epoch=True)
+    first = ends.kafkas["nyc"].topics.partitions[TopicPartition(str(Topic("g", "data", "nyc")), 0)][0]
+    ends.kafkas["sfo"].topics.append(TopicPartition(COPY, 0), first.key, first.value, first.headers)
+    relay.job.check()
+    ends.order(1)
+    relay.carry()
+    with pytest.raises(UnservableGroups, match="begins in the middle"):
+        relay.job.check()
+
+
+def test_a_new_copy_of_an_idle_home_is_whole(ends: Ends) -> None:
+    """Seals, and snapshots that count nothing, come before the first message."""
+    ends.take_over()
+    relay = ends.start()
+    relay.carry()
+    relay.job.check()
+    ends.take_over()
+    relay.carry()
+    relay.job.check()
+    ends.order(2)
+    relay.carry()
+    relay.job.check()
+    ends.start()
+    assert ends.effective("sfo") == ends.effective("nyc")

@@ -210,6 +210,24 @@ def test_the_copy_that_reaches_furthest_counts(hub: Hub) -> None:
     assert promote(hub.sites, GROUP, "sfo") == Promotion(8, 3, ("nyc",))
 
 
+def test_a_copy_without_its_beginning_is_no_source(hub: Hub, tmp_path: Path) -> None:
+    """The copy at lax was recreated while a relay ran, and reaches further than sfo's. Neither may follow it."""
+    hub.order("nyc", "b", 3)
+    with hub.log("nyc") as home:
+        rows = [stored.data for stored in home.records(0, home.end())]
+    middle = [data for data in rows if not data.seqno or data.seqno > 6]
+    for data in middle:
+        append(hub.connections["lax"], str(Topic(GROUP, "data", "lax")), encode_data(data))
+    hub.connections["nyc"].topics.partitions.clear()
+    begins = "data.lax begins in the middle of the order"
+    with pytest.raises(UsageError, match=begins):
+        promote(replace(hub.sites, home="lax"), GROUP, "lax")
+    write_ledger(tmp_path / "ledger", [data for data in rows if data.seqno], GROUP)
+    with pytest.raises(UsageError, match=begins):
+        bootstrap(replace(hub.sites, home="nyc"), GROUP, tmp_path / "ledger", Direction("nyc", "lax"))
+    assert promote(hub.sites, GROUP, "sfo") == Promotion(5, 0, ("nyc", "lax"))
+
+
 def test_a_copy_with_other_messages_is_refused(hub: Hub) -> None:
     """A copy that was left behind when the home moved has other messages under the same numbers."""
     hub.order("nyc", "b", 3)

@@ -317,7 +317,8 @@ class Hub:
     def _is_refused(self, error: UsageError) -> bool:
         """Whether the error says that the copy must be made anew, under any home."""
         self.told[str(error)[:60]] += 1
-        if "has another seqno" in str(error) and not (self.may_lose or self.may_cut):
+        is_bad = "has another seqno" in str(error) or "begins in the middle" in str(error)
+        if is_bad and not (self.may_lose or self.may_cut):
             self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
         return "let it join again" in str(error) and "is the home, " not in str(error)
 

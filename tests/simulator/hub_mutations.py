@@ -67,4 +67,7 @@ FIRST_HOME_WINS = Mutation(
 LAST_SEQNO_ONLY = Mutation(
     "last-seqno-only", "the last seqno is compared", ANY, ((f"{_COPY}.first_difference", last_difference),)
 )
+RECREATED_UNSEEN = Mutation(
+    "recreated-unseen", "a relay goes on in a recreated copy", ANY, ((f"{_COPY}.HomeCopy._check_goes_on", nothing),)
+)
 """Mutations that need a coincidence, which a test of its own brings about."""

@@ -12,7 +12,7 @@ from connectors.kafka.log.data_log import DataLog
 from tests.relay.carrying import Carrier
 from tests.simulator import hub
 from tests.simulator.hub import GROUP, OPERATOR, Hub, Mutation, playing
-from tests.simulator.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, MUTATIONS
+from tests.simulator.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, MUTATIONS, RECREATED_UNSEEN
 from tests.simulator.seeds import blocks
 
 SEEDS = 600
@@ -130,3 +130,33 @@ def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation | None) -> N
         if mutation is None:
             world.end()
             assert world.anomalies == []
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("mutation", [None, RECREATED_UNSEEN])
+def test_a_copy_is_recreated_while_its_relay_runs(mutation: Mutation | None, looks: bool) -> None:
+    """The relay brings a snapshot and later messages. Then it looks, or is killed first."""
+    with playing(THREE_SITES, mutation) as world:
+        home = world.first
+        copy = next(name for name in world.sites if name != home)
+        order(world, home, 5)
+        carrier = relay(world, home, copy)
+        carrier.carry()
+        world.look(carrier)
+        world.may_cut = True
+        world.make_anew(copy)
+        for _ in range(3):
+            order(world, home, 5)
+        carrier.carry()
+        if looks:
+            world.look(carrier)
+            assert (carrier in world.relays) == (mutation is not None)
+        world.end()
+        found = {anomaly.name for anomaly in world.anomalies}
+    assert found & {*RECREATED_UNSEEN.expected} if mutation else not found
+
+
+@pytest.mark.parametrize("seed", [500560])
+def test_seeds_that_showed_a_fault(seed: int) -> None:
+    """A copy is recreated while its relay runs."""
+    assert hub.run(seed) == []
