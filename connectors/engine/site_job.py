@@ -1,6 +1,6 @@
 """The job of a site that agrees with others (`ordering.agreement.site`), in a plain Python process.
 
-It is the process engine's job with other machines (`connectors.engine.agreeing_steps`), which read other inputs.
+It is the process engine's job with other machines (`connectors.engine.agreeing`), which read other inputs.
 Claims, seals, ticks, signs of life and retries are the same.
 """
 
@@ -11,33 +11,22 @@ from functools import partial
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.agreeing import AgreeingGroup
-from connectors.engine.agreeing_steps import Agreeing
+from connectors.engine.agreeing import Agreeing
 from connectors.engine.forward_partitions import ForwardPartitions, Starts
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
 from connectors.engine.job import EngineJob
 from connectors.engine.loop import Beginnings, Deciders
 from connectors.engine.options import EngineOptions, JobState
-from connectors.kafka.codec.inputs import Input, Neighbours
+from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.log.same_copy import changed_copies
-from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
+from connectors.takeover.agreement import ISIS, AgreementSettings, inputs_of, known_state, starts_of
+from ordering.agreement.group import after_takeover
 from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
 from ordering.sequencer.state import SequencerState
-
-
-def inputs_of(neighbours: Neighbours, places: Iterable[TopicPartition]) -> dict[TopicPartition, Input]:
-    """Return the partitions that the site's job reads, each with its role."""
-    inputs = {}
-    for place in places:
-        topic = Topic.parse(place.topic)
-        if topic is not None and (source := neighbours.input(topic, place.partition)) is not None:
-            inputs[place] = source
-    return inputs
 
 
 class AgreeingSites:
@@ -48,23 +37,17 @@ class AgreeingSites:
 
     def machine(self, state: SequencerState) -> Agreeing:
         """Return the group's machine, from its states in the site's log and DATA. Raises the group's error."""
-        return Agreeing(AgreeingGroup(known_state(self._connection, self._agreement, state), state))
+        return Agreeing(after_takeover(known_state(self._connection, self._agreement, state), state))
 
     def starts(
         self, machine: Agreeing, found: Mapping[TopicPartition, int], beginnings: Beginnings
     ) -> Mapping[TopicPartition, int]:
         """Return the offset from which each input is to be read, by the group's state. Raises the group's error."""
-        group, sources = machine.group, inputs_of(self._agreement.neighbours, found)
+        sources = inputs_of(self._agreement.neighbours, found)
         with self._connection.reachable("READ", " and ".join(sorted({place.topic for place in sources}))):
             begins = beginnings(sources)
-        changed = changed_copies(
-            self._connection, {place: (source, group.mark(source)) for place, source in sources.items()}
-        )
         machine.sources |= sources
-        return {
-            place: group.start_of(source, begins[place], is_changed=place in changed)
-            for place, source in sources.items()
-        }
+        return starts_of(self._connection, machine.group, sources, begins)
 
 
 class InputPartitions(ForwardPartitions):

@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.unservable_groups import each_apart
-from connectors.kafka.log.same_copy import changed_copies
 from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
     REPORT,
@@ -31,7 +30,7 @@ from connectors.sequencer.agreeing_query import (
     agree,
     begun,
     seconds,
-    tick_rows,
+    with_time,
 )
 from connectors.sequencer.query import encode_decided
 from connectors.sequencer.shard import SequencerShard
@@ -39,7 +38,7 @@ from connectors.spark.forward_rows import forward_rows
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from connectors.takeover.agreement import ISIS, AgreementSettings, known_state
+from connectors.takeover.agreement import ISIS, AgreementSettings, inputs_of, known_state, starts_of
 from connectors.takeover.groups import groups_at
 from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
@@ -123,10 +122,10 @@ class AgreeingShard(SequencerShard):
         site, neighbours = self.options.site, self._agreement.neighbours
         groups = self._groups(states)
         names = [name for group in topics.values() for name in group]
-        source = self._source(names, self._starts(names, groups))
+        source = self._source(names, self._starts(topics, groups))
         session, at_once = self.session(len(groups))
         read = session.readStream.format("kafka").options(**source).load()
-        rows = forward_rows(read, site, agreed=True, headers_only=True).unionByName(tick_rows(seconds(session), groups))
+        rows = with_time(forward_rows(read, site, agreed=True, headers_only=True), seconds(session), groups)
         self._positions, self._has_room = {}, False
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)
@@ -160,30 +159,22 @@ class AgreeingShard(SequencerShard):
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
-    def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
+    def _starts(self, topics: Mapping[str, list[str]], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
         """Return the offset from which each partition is read, and tell it the groups.
 
         Raises BrokerUnreachable; UnservableGroups, or the error itself if all groups have it.
         """
+        of_name = {name: group for group, names in topics.items() for name in names}
         beginnings: dict[str, dict[TopicPartition, int]] = {group: {} for group in groups}
-        for place, offsets in backlog_of_groups(self.options.connection, names, {}).items():
-            beginnings[_topic(place.topic).group][place] = offsets.beginning
-        starts = each_apart(groups, lambda group: self._starts_of(group, beginnings[group.site.group]))
-        return {place: start for of_group in starts.values() for place, start in of_group.items()}
+        for place, offsets in backlog_of_groups(self.options.connection, list(of_name), {}).items():
+            beginnings[of_name[place.topic]][place] = offsets.beginning
 
-    def _starts_of(self, group: Group, beginnings: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the starts in these partitions of a group. Raises BrokerUnreachable, HistoryUnavailable."""
-        of_input = self._agreement.neighbours.input
-        found = {place: of_input(_topic(place.topic), place.partition) for place in beginnings}
-        inputs = {place: source for place, source in found.items() if source is not None}  # EPOCH from its beginning
-        marks = {place: (source, group.mark(source.place)) for place, source in inputs.items() if source.place}
-        changed = changed_copies(self.options.connection, marks)
-        return {
-            place: group.start_of(source.place, beginnings[place], is_copy=source.is_copy, is_changed=place in changed)
-            if source.place
-            else group.start_of_log(source.site, beginnings[place])
-            for place, source in inputs.items()
-        }
+        def of_group(group: Group) -> dict[TopicPartition, int]:
+            begins = beginnings[group.site.group]
+            sources = inputs_of(self._agreement.neighbours, begins)  # not EPOCH: that is read from its beginning
+            return starts_of(self.options.connection, group, sources, begins)
+
+        return {place: start for starts in each_apart(groups, of_group).values() for place, start in starts.items()}
 
     def check(self) -> None:
         """Make the checks of every shard. Raises RoomAgain, too."""
@@ -204,9 +195,3 @@ class AgreeingShard(SequencerShard):
     def considered(self) -> dict[TopicPartition, int]:
         """Return the first offsets of the site's own FORWARD that are not considered, by the last steps' reports."""
         return dict(self._positions)
-
-
-def _topic(name: str) -> Topic:
-    topic = Topic.parse(name)
-    assert topic is not None  # a shard reads no others
-    return topic

@@ -1,4 +1,4 @@
-"""The records of FORWARD that a step of an agreeing site has read and not sequenced, in files.
+"""The records of FORWARD that an agreeing site on Spark has read and not sequenced, in files, for its machine.
 
 Invariant: the chunks of a partition are in the order of their offsets, and do not overlap. A chunk is in the spill
 store until `take` has yielded its last record, or `add` merges it with the next one. A crash costs nothing: the next
@@ -8,21 +8,31 @@ query reads FORWARD again.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from connectors.sequencer.blocks import HeldBlocks, Records, part_of, sizes_of
+from connectors.kafka.codec.inputs import Input
+from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, part_of, sizes_of, without_repeats
+from connectors.sequencer.query import decide_chunk
+from connectors.sequencer.runs import DATA_ROLE, run_of, without_first
 from connectors.sequencer.spill_store import SpillStore
+from connectors.takeover.agreeing import Decided
 from ordering.agreement.log import Range
-from ordering.base.records import Partition
+from ordering.base.kinds import FORWARD_KINDS
+from ordering.base.records import HEARTBEAT, Data, Partition
+from ordering.sequencer.state import SequencerState
 
+BUFFER_BYTES = 256 * 1024 * 1024
+"""The bound on a partition's records, in arrow's form."""
 _MERGED_BYTES = 64 * 1024
 """Chunks below this size are merged with the next one: a waiting site would have very many."""
+_HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
 
 _KEPT = pa.schema(
     [
@@ -64,14 +74,47 @@ class _Chunk:
 
 
 class KeptRecords:
-    """The kept records of a group, by partition. `last`: the last number that a chunk got."""
+    """The kept records of a group, as `AgreeingMachine` needs them. `last`: the last number that a chunk got."""
 
-    def __init__(self, spill: SpillStore, chunks: Iterable[StoredChunk], last: int) -> None:
+    def __init__(self, spill: SpillStore, group: str, chunks: Iterable[StoredChunk], last: int) -> None:
         self.last = last
-        self._spill = spill
+        self._spill, self._group = spill, group
         self._chunks: dict[str, list[_Chunk]] = {}
         for place, number, size, first in chunks:
             self._chunks.setdefault(place, []).append(_Chunk(number, size, first))
+
+    def read(self, source: Input, records: pd.DataFrame, arrived: Callable[..., int]) -> None:
+        """Keep records from the offset that `arrived` returns."""
+        rows, offset, size = records, records["offset"].to_numpy(), sizes_of(records)
+        end = np.maximum.accumulate(offset + size)
+        at = int(rows["at"].iloc[-1] + size[-1]) - 1
+        is_idle = bool((rows["plain"].to_numpy(dtype=bool) & (rows["kind"] == _HEARTBEAT) & rows["block"].isna()).all())
+        kept_from = arrived(int(offset[0]), int(end[-1]) - 1, at, is_idle=is_idle)
+        rows = part_of(without_repeats(rows, end), kept_from)
+        if len(rows):
+            self.add(source.place, rows)
+
+    def is_full(self, source: Input) -> bool:
+        """Whether the partition has BUFFER_BYTES."""
+        return self.size(source.place) >= BUFFER_BYTES
+
+    def decide(self, state: SequencerState, parts: Iterable[Range]) -> Decided[pd.DataFrame]:
+        """Remove the records of a run, and decide them."""
+        in_order = sorted(parts, key=lambda part: Partition.parse(part.place))
+        rows, decided, before = [piece for part in in_order for piece in self.take(part)], list[pd.DataFrame](), state
+        for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
+            state, of_piece = decide_chunk(state, piece, headers_only=True)
+            decided += of_piece
+        is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
+        return Decided(state, is_refused, partial(_missing, decided, held_blocks(rows), before.seqno))
+
+    def data(self, record: Data) -> pd.DataFrame:
+        """Return the run of a record that the job itself makes."""
+        return run_of(self._group, record)
+
+    def payload_of(self, writes: Iterable[pd.DataFrame]) -> int:  # noqa: ARG002
+        """Return 0: the records that a batch reads bound its step."""
+        return 0
 
     def add(self, place: str, rows: pd.DataFrame) -> None:
         """Keep records of a partition, behind the ones that it has."""
@@ -129,6 +172,18 @@ class KeptRecords:
         if chunk.rows is None:
             chunk.rows = pa.ipc.open_stream(self._spill.get(chunk.number)).read_all().to_pandas()
         return chunk.rows
+
+
+def _missing(
+    decided: Iterable[pd.DataFrame],
+    held: Mapping[Partition, HeldBlocks],
+    seqno: int,
+    written: int,
+    has_dead_letters: bool,
+) -> Iterator[pd.DataFrame]:
+    for runs in decided:
+        wanted = runs if has_dead_letters else runs[runs["role"] == DATA_ROLE]
+        yield with_records(without_first(wanted, seqno + written), held)
 
 
 def held_blocks(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:

@@ -6,18 +6,24 @@ holds every promise that the site made to the others, and every promise that the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from connectors.kafka.codec.inputs import Neighbours
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.inputs import Input, Neighbours
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import SUSPECT_AFTER_MS, Sites
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
+from connectors.kafka.log.same_copy import changed_copies
 from ordering.agreement.formation import ProcessIncarnation, first_view
+from ordering.agreement.group import Group
 from ordering.agreement.process import suspecting_after
 from ordering.agreement.site_state import SiteState, first_state
 from ordering.base.errors import UsageError
+from ordering.base.names import Topic
 from ordering.sequencer.state import SequencerState
 
 RESEND_AFTER_MS = 2_000
@@ -59,6 +65,36 @@ def known_state(connection: Connection, agreement: AgreementSettings, taken: Seq
             "take a new group."
         )
     return replace(state, process=suspecting_after(state.process, agreement.suspect_after_ms))
+
+
+def inputs_of(neighbours: Neighbours, places: Iterable[TopicPartition]) -> dict[TopicPartition, Input]:
+    """Return the partitions that the site's job reads, each with its role."""
+    inputs = {}
+    for place in places:
+        topic = Topic.parse(place.topic)
+        if topic is not None and (source := neighbours.input(topic, place.partition)) is not None:
+            inputs[place] = source
+    return inputs
+
+
+def starts_of(
+    connection: Connection,
+    group: Group,
+    sources: Mapping[TopicPartition, Input],
+    beginnings: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Return the offset from which each input is read. `beginnings`: the first offset that each still has.
+
+    Raises BrokerUnreachable, HistoryUnavailable.
+    """
+    marks = {place: (source, group.mark(source.place)) for place, source in sources.items() if source.place}
+    changed = changed_copies(connection, marks)
+    return {
+        place: group.start_of(source.place, beginnings[place], is_copy=source.is_copy, is_changed=place in changed)
+        if source.place
+        else group.start_of_log(source.site, beginnings[place])
+        for place, source in sources.items()
+    }
 
 
 def neighbours_of(sites: Sites, site: str) -> Neighbours:

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 from kafka.structs import TopicPartition
 
+from connectors.engine.agreeing import Agreeing
 from connectors.engine.batch import Output
 from connectors.engine.loop import Beginnings
-from connectors.engine.site_job import inputs_of
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.kafka.codec.inputs import Input, original
@@ -34,7 +34,7 @@ from connectors.sequencer.agreeing_query import (
 from connectors.sequencer.runs import DATA_ROLE
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
-from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.agreement import AgreementSettings, inputs_of, known_state, starts_of
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.agreement.group import Group, after_takeover
 from ordering.base.kinds import FORWARD_KINDS
@@ -181,17 +181,19 @@ class Operators:
         self, machine: Operator, found: Mapping[TopicPartition, int], beginnings: Beginnings
     ) -> Mapping[TopicPartition, int]:
         """Return the offset of each input, and of EPOCH."""
-        group, sources, begins = machine.group, inputs_of(self.agreement.neighbours, found), beginnings(found)
+        sources = inputs_of(self.agreement.neighbours, found)
         name, site = machine.pipeline.state.group, self.agreement.neighbours.site
         epoch = TopicPartition(str(Topic(name, "epoch", site)), 0)
         machine.sources = {**sources, epoch: None}
-        offsets = {
-            place: group.start_of(source.place, begins[place], is_copy=source.is_copy)
-            if source.place
-            else group.start_of_log(source.site, begins[place])
-            for place, source in sources.items()
-        }
-        return {**offsets, epoch: 0}
+        return {**starts_of(self._connection, machine.group, sources, beginnings(found)), epoch: 0}
+
+
+def next_run(machine: Agreeing) -> Sequence[Output]:
+    """Take a step whose entry is written at once; return DATA and dead letters of the first due run."""
+    machine.tick(0)
+    while (outputs := machine.writes()) and outputs[0][1][2][0][1].startswith(b"2 entry "):
+        machine.acknowledge()
+    return outputs or []
 
 
 def _row(kind: int, record: Record, at: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.diagnosis import status
 from connectors.engine import agreeing
-from connectors.engine.agreeing import AgreeingGroup
+from connectors.engine.agreeing import Agreeing
 from connectors.engine.exclusion import exclude
 from connectors.engine.forward_partitions import Starts
 from connectors.engine.group_supervisor import Taken
@@ -40,7 +40,7 @@ from connectors.kafka.log.entries import last_state
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
-from connectors.sequencer import agreeing_query, kept_records
+from connectors.sequencer import kept_records
 from connectors.sequencer.agreeing_query import GroupStep, begun
 from connectors.sequencer.spill_store import SpillStore
 from connectors.takeover.agreement import AgreementSettings
@@ -66,7 +66,7 @@ from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE
 from ordering.membership.forgetting import SenderRow
 from ordering.sequencer import sequencer
 from ordering.sequencer.state import SequencerState
-from tests.engine.operator import Operators
+from tests.engine.operator import Operators, next_run
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -399,7 +399,7 @@ def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
 @pytest.mark.slow
 def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site on Spark waits for the other, and keeps no more than it may. Then it asks for a new query."""
-    monkeypatch.setattr(agreeing_query, "BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(kept_records, "BUFFER_BYTES", 20_000)
     monkeypatch.setattr(kept_records, "_MERGED_BYTES", 0)
     both = ("nyc", "sfo")
     with running(kafka, "nyc", names=both, engine=SPARK) as (nyc,):
@@ -547,7 +547,7 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
 
     with running(kafka, "nyc") as (first,):
         take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"g": [forward("nyc").topic]})
-        monkeypatch.setattr(AgreeingGroup, "tick", read)
+        monkeypatch.setattr(Agreeing, "tick", read)
         eventually(lambda: first.failure, 10)
         assert isinstance(first.failure, Fenced)
 
@@ -858,18 +858,19 @@ def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_dat
     here = Place(place, 160, 160, 160, (CopyMark(100, 150), CopyMark(160, 210)))
     told = {place: ReadReport(place, 0, 160)}
     known = replace(begun, position=160, sequenced=100, since=deque([run]), places={place: here}, told=told)
-    group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", place, is_copy=True)
-    copy, begin = Topic("g", "relayed", "sfo", "nyc"), 100 if is_whole else group.start_of(source, 0)
-    group.start_of(source, 0)
+    machine = Agreeing(after_takeover(known, SequencerState("g", epoch=2)))
+    copy = TopicPartition(str(Topic("g", "relayed", "sfo", "nyc")), 0)
+    machine.sources[copy] = Input("nyc", place, is_copy=True)
+    start = machine.group.start_of(place, 0, is_copy=True)
     name, text = forward_headers(1, 1)[0]
-    for offset in range(begin, 170):
+    for offset in range(100 if is_whole else start, 170):
         headers = [(name, text + f" nyc/{place}:{offset} - 5".encode())]
-        group.take(source, [PlainRecord(str(copy), 0, offset, 1, b"nyc/m%d" % offset, b"", headers)])
+        machine.take(copy, [PlainRecord(copy.topic, 0, offset, 1, b"nyc/m%d" % offset, b"", headers)])
     if is_whole:
-        assert len(group.due()) == 60
+        assert len(next_run(machine)) == 60
         return
     with pytest.raises(Disagreement, match="site nyc has read 60 records of it, and sfo 10"):
-        group.due()
+        next_run(machine)
 
 
 @pytest.mark.parametrize("beginning", [80, 100])
@@ -880,14 +881,14 @@ def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning:
     begun, name = first_state("g", "nyc", ("nyc", "sfo")), "abcast.g.forward.nyc-0"
     places = {name: Place(name, 100, 50, 50, (CopyMark(40, 40),))}
     known = replace(begun, position=50, sequenced=50, places=places)
-    group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", name)
-    assert group.start_of(source, beginning) == beginning
+    machine = Agreeing(after_takeover(known, SequencerState("g", epoch=2)))
+    machine.sources[forward("nyc")] = Input("nyc", name)
+    assert machine.group.start_of(name, beginning, is_copy=False) == beginning
     records = [PlainRecord("abcast.g.forward.nyc", 0, at, 9, b"", b"", []) for at in range(beginning, 101)]
-    group.take(source, records[:-1])
-    assert group.end_step() is not None
-    group.take(source, records[-1:])
-    group.end_step()
-    assert [told[1:] for told in group.site.state.told.values()] == [(beginning, 101, ())]
+    for read in (records[:-1], records[-1:]):
+        machine.take(forward("nyc"), read)
+        next_run(machine)
+    assert [told[1:] for told in machine.group.site.state.told.values()] == [(beginning, 101, ())]
 
 
 @each_engine
@@ -981,24 +982,25 @@ def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeyp
 def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark may be far below the first needed record: the records between would exceed the site's limit."""
     monkeypatch.setattr(agreeing, "OWN_BYTES", 2_000)
+    place = forward("nyc")
     begun, name, run = first_state("g", "nyc", SITES), "abcast.g.forward.nyc-0", run_of((Range("x-0", 0, 1),))
     places = {name: Place(name, 90, 90, 90, (CopyMark(0, 0),)), "x-0": Place("x-0", 1, 0, 1)}
     since = (OrderedRun(90, begun.process.me, run_of((Range(name, 80, 90),))), OrderedRun(100, begun.process.me, run))
-    group = AgreeingGroup(
-        replace(begun, position=100, sequenced=89, since=deque(since), places=places), SequencerState("g", 1)
-    )
-    source = Input("nyc", name)
-    assert group.start_of(source, 0) == 0
-    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80)])
-    assert not group.is_full(source)
-    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 89)])
+    known = replace(begun, position=100, sequenced=89, since=deque(since), places=places)
+    machine = Agreeing(after_takeover(known, SequencerState("g", 1)))
+    machine.sources[place] = Input("nyc", name)
+    assert machine.group.start_of(name, 0, is_copy=False) == 0
+    records = [PlainRecord(place.topic, 0, offset, 9, b"", b"", []) for offset in range(90)]
+    machine.take(place, records[:80])
+    assert machine.wants(place)
+    machine.take(place, records[80:89])
     monkeypatch.setattr(agreeing, "OWN_BYTES", 1_000)
-    assert not group.is_full(source), "the next run is larger, and has one more"
-    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, 89, 9, b"", b"", [])])
-    assert group.is_full(source)
-    assert group.site.due() is not None
-    assert group.due()
-    assert not group.is_full(source)
+    assert machine.wants(place), "the next run is larger, and has one more"
+    machine.take(place, records[89:])
+    assert not machine.wants(place)
+    assert next_run(machine)
+    assert machine.writes() is None
+    assert machine.wants(place)
 
 
 def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.engine.group import GroupDriver
-from connectors.engine.site_job import AgreeingSites, inputs_of
+from connectors.engine.site_job import AgreeingSites
 from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topics.data_purge import purge_data
-from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.agreement import AgreementSettings, inputs_of
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
@@ -113,7 +113,7 @@ class World:
 
     def held(self) -> int:
         """Return the size in bytes of the jobs' states."""
-        return sum(len(site.group._group.state.to_bytes()) for site in self.sites)
+        return sum(len(site.group.state.to_bytes()) for site in self.sites)
 
     def cost(self, site: str, first: int) -> Cost:
         of_entries, of_others = list[int](), list[int]()

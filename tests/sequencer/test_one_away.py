@@ -295,7 +295,7 @@ class TestSparksSource:
         kafka = MemoryConnection(timeout=0.5)
         shard, states = self.agreeing(kafka, tmp_path)
         groups = shard._groups(states)
-        names = [topic for group in GROUPS for topic in (*FORWARD[group], copy_of(group))]
+        names = {group: [*FORWARD[group], copy_of(group)] for group in GROUPS}
         assert len(shard._starts(names, groups)) == 6
         error: type[AbcastError] = BrokerUnreachable
         if what == "record":  # the one before the mark of a copy

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
+from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.engine.agreeing import AgreeingGroup
+from connectors.engine.agreeing import Agreeing
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.epochs import encode_claim, encode_exclusion
 from connectors.kafka.codec.inputs import Input, Neighbours, original
@@ -27,7 +28,7 @@ from connectors.sequencer.agreeing_query import (
     GroupStep,
     agree,
     begun,
-    tick_rows,
+    with_time,
 )
 from connectors.sequencer.blocks import HeldBlocks, Records, out_of_blocks, sizes_of
 from connectors.sequencer.query import encode_decided, in_blocks
@@ -63,32 +64,35 @@ def record(row: Row) -> PlainRecord:
     return PlainRecord(*place, row.key, row.value, list(row.headers))
 
 
-def ticks(spark: SparkSession) -> DataFrame:
+def read_by_sites(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    """Return the operator's rows, and the time."""
     at = datetime.fromtimestamp(TIMESTAMP_MS / 1000, tz=timezone.utc)
-    return tick_rows(spark.createDataFrame([(at,)], "timestamp timestamp"), [GROUP])
+    read = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True)
+    return with_time(read, spark.createDataFrame([(at,)], "timestamp timestamp"), [GROUP])
 
 
 def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
     """The first batch of a site alone, as the sink takes it."""
     group = after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
     group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0, is_copy=False)
-    read = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).unionByName(ticks(spark))
     with instead_of_state(["input", "topic", "partition", "at"], chunk_rows):
-        runs = agree(read, ALONE, {GROUP: begun(group)})
+        runs = agree(read_by_sites(spark, rows), ALONE, {GROUP: begun(group)})
     return encode_decided(runs.filter(runs["role"] != REPORT), SITE)
 
 
 def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
     """The same rows, read in the same pieces, the same step."""
-    group = AgreeingGroup(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
-    source = Input(SITE, f"{Topic(GROUP, 'forward', SITE)}-0")
-    group.start_of(source, 0)
+    machine = Agreeing(after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1)))
+    place = TopicPartition(str(Topic(GROUP, "forward", SITE)), 0)
+    machine.sources[place] = source = Input(SITE, f"{place.topic}-0")
+    machine.group.start_of(source.place, 0, is_copy=False)
     for begin in range(0, len(rows), chunk_rows):
-        group.take(source, [record(row) for row in rows[begin : begin + chunk_rows]])
-    group.tick(0)
-    entry = group.end_step()
-    assert entry is not None
-    return [SinkRow(topic, key, value, headers) for topic, (key, value, headers) in [entry, *group.due()]]
+        machine.take(place, [record(row) for row in rows[begin : begin + chunk_rows]])
+    machine.tick(0)
+    entry = machine.writes()
+    machine.acknowledge()
+    outputs = [*(entry or ()), *(machine.writes() or ())]
+    return [SinkRow(topic, key, value, headers) for topic, (key, value, headers) in outputs]
 
 
 @pytest.mark.parametrize("chunk_rows", [30, 10_000])
@@ -230,11 +234,7 @@ def test_what_is_read_of_logs(spark: SparkSession) -> None:
         stored("epoch", 0, None, *encode_claim(0, "isis")),
         stored("epoch", 1, None, *encode_exclusion(Exclusion(3, ("lax",)))),
     ]
-    found = (
-        forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True)
-        .unionByName(ticks(spark))
-        .collect()
-    )
+    found = read_by_sites(spark, rows).collect()
     assert [(row["group"], row["topic"], row["offset"], row["at"], row["input"]) for row in found] == [
         (GROUP, "abcast.orders.data.lax", 0, 1, FROM_LOG),
         (GROUP, "abcast.orders.data.lax", 1, 2, FROM_LOG),
