@@ -106,7 +106,7 @@ class MemoryProducer:
 
 
 class MemoryAdmin:
-    """An admin client that lists topics, hides their settings, and deletes records."""
+    """An admin client that lists topics, hides their settings, adds partitions, and deletes records."""
 
     def __init__(self, kafka: MemoryTopics) -> None:
         self.kafka = kafka
@@ -114,6 +114,12 @@ class MemoryAdmin:
     def list_topics(self) -> list[str]:
         """Return the names of all topics."""
         return sorted({place.topic for place in list(self.kafka.partitions)})
+
+    def create_partitions(self, counts: Mapping[str, int]) -> None:
+        """Give each topic that many partitions."""
+        for topic, count in counts.items():
+            for number in range(count):
+                self.kafka.partitions.setdefault(TopicPartition(topic, number), [])
 
     def describe_configs(self, *_: object, **__: object) -> dict[str, dict[str, Any]]:
         """Return no settings."""

@@ -85,9 +85,12 @@ class MemoryMetadataClient(MetadataClient):
         super().__init__(connection)
         self.kafka = connection.topics
 
-    def names(self, max_age_s: float = 0.0) -> set[str]:  # noqa: ARG002 - as MetadataClient has it
-        """Return all topics."""
-        return {place.topic for place in list(self.kafka.partitions)}
+    def topics(self, max_age_s: float = 0.0) -> dict[str, set[int]]:  # noqa: ARG002 - as MetadataClient has it
+        """Return the partitions of all topics."""
+        found: dict[str, set[int]] = {}
+        for place in list(self.kafka.partitions):
+            found.setdefault(place.topic, set()).add(place.partition)
+        return found
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:  # noqa: ARG002 - everybody may do everything
         """Return the topic's partitions."""

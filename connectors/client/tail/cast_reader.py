@@ -4,8 +4,8 @@ Invariant. The thread reads each partition from where it began, in the order of 
 (`connectors.client.tail.cast_buffer`). It leaves out no cast: all readers alike skip a record that is no cast, with a
 warning. Each partition stays the log that it was (`connectors.kafka.log.same_log_consumer`).
 
-A relay creates the copy of another site's topic with its first record. So the thread looks for topics that it does not
-read yet, and reads a new one from its beginning: it was empty, or missing, at the last look.
+A relay creates the copy of another site's topic with its first record. Anybody may add partitions. So the thread looks
+for partitions that it does not read yet, and reads a new one from its beginning: it was missing at the last look.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -33,10 +33,10 @@ POLL_S = 0.1
 ASK_EVERY_S = 2.0
 """The time between two questions for an end, if the first gets no answer."""
 LOOK_S = 10.0
-"""Seconds between looks for new topics: each look lists all topics, once a process."""
+"""Seconds between looks for new partitions: each look lists all topics, once a process."""
 
 LOOK_SOON_S = 1.0
-"""The same while a message waits for casts, which may be in a new topic."""
+"""The same while a message waits for casts, which may be in a new partition."""
 
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
@@ -52,33 +52,35 @@ class CastTopics(NamedTuple):
 
     def partitions(self) -> list[TopicPartition]:
         """Return all partitions that there are now, the site's own first. Raises TopicMissing, BrokerUnreachable."""
-        own = str(Topic(self.group, "cast", self.site))
-        found = self._partitions_of([own, *sorted(self._names(0.0) - {own})])
-        if not found or found[0].topic != own:
+        own = self.own_partitions()
+        if not own:
             raise TopicMissing(
-                f"topic {own} does not exist in the Kafka at {self.connection.bootstrap_servers}: messages in fifo and "
-                f"causal order need it. `abcast topics create --group {self.group} --site {self.site}` creates what is "
-                "missing."
+                f"topic {self._own} does not exist in the Kafka at {self.connection.bootstrap_servers}: messages in "
+                f"fifo and causal order need it. `abcast topics create --group {self.group} --site {self.site}` "
+                "creates what is missing."
             )
-        return found
+        return own + self.beside(own, 0.0)
 
     def own_partitions(self) -> list[TopicPartition]:
         """Return the partitions of the site's own topic. Raises BrokerUnreachable."""
-        return self._partitions_of([str(Topic(self.group, "cast", self.site))])
+        return [TopicPartition(self._own, number) for number in sorted(self.metadata.partitions_of(self._own))]
 
-    def beside(self, known: Iterable[TopicPartition], max_age_s: float) -> list[TopicPartition]:
-        """Return the partitions of topics not in `known`, from a list at most `max_age_s` old.
+    def beside(self, known: Collection[TopicPartition], max_age_s: float) -> list[TopicPartition]:
+        """Return the partitions not in `known`, from a list of topics at most `max_age_s` old.
 
         Raises BrokerUnreachable.
         """
-        return self._partitions_of(sorted(self._names(max_age_s).difference(place.topic for place in known)))
+        found = {
+            TopicPartition(name, number)
+            for name, numbers in self.metadata.topics(max_age_s).items()
+            if (topic := Topic.parse(name)) and (topic.group, topic.role) == (self.group, "cast")
+            for number in numbers
+        }
+        return sorted(found.difference(known))
 
-    def _names(self, max_age_s: float) -> set[str]:
-        topics = map(Topic.parse, self.metadata.names(max_age_s))
-        return {str(topic) for topic in topics if topic and (topic.group, topic.role) == (self.group, "cast")}
-
-    def _partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
-        return [TopicPartition(name, number) for name in topics for number in sorted(self.metadata.partitions_of(name))]
+    @property
+    def _own(self) -> str:
+        return str(Topic(self.group, "cast", self.site))
 
 
 class CastReader:
@@ -150,7 +152,7 @@ class CastReader:
             self._wake()
 
     def _look(self) -> None:
-        """Look for new topics, and read them, too."""
+        """Look for new topics and partitions, and read them, too."""
         every_s = LOOK_SOON_S if self.is_awaited else LOOK_S
         if time.monotonic() - self._looked_at < every_s:
             return
@@ -160,6 +162,13 @@ class CastReader:
         except BrokerUnreachable:
             return  # reading warns of it
         if new:
+            for place in new:
+                if any(place.topic == known.topic for known in self._read_up_to):
+                    _logger.warning(
+                        "%s has another partition, %d: reading it, too. The number of partitions should not change: a "
+                        "sender may move to another one, and readers that begin later may read that one first",
+                        *place,
+                    )
             self._buffer.begin(new)
             self._read_up_to.update(dict.fromkeys(new, 0))
             self._assign()

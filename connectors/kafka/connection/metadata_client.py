@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
@@ -95,8 +95,8 @@ class MetadataClient:
         """The attempt of the thread that connects now."""
         self._is_closed = False
         self._has_connected = False
-        self._names: tuple[Collection[str], float] = ((), float("-inf"))
-        """The topics, and the time of that list."""
+        self._topics: tuple[Mapping[str, Collection[int]], float] = ({}, float("-inf"))
+        """The partitions of each topic, and the time of that list."""
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:
         """Return the topic's partitions; none if there is no such topic.
@@ -115,19 +115,24 @@ class MetadataClient:
             allowed = found.get(ALLOWED)
             if operation and allowed is not None and operation not in allowed:
                 raise self._cluster.refused(TopicAuthorizationFailedError(topic), operation, topic)
-            return {int(partition["partition_index"]) for partition in found["partitions"]}
+            return _partitions_in(found)
 
         return self._ask(question, self._cluster.timeout, operation or "DESCRIBE", topic)
 
-    def names(self, max_age_s: float = 0.0) -> Collection[str]:
-        """Return the topics of this Kafka, from a list no older than `max_age_s`. Raises BrokerUnreachable,
-        KafkaRefused.
+    def topics(self, max_age_s: float = 0.0) -> Mapping[str, Collection[int]]:
+        """Return the partitions of each topic of this Kafka, from a list no older than `max_age_s`.
+
+        Raises BrokerUnreachable, KafkaRefused.
         """
-        names, at = self._names
+
+        def question(client: KafkaAdminClient) -> dict[str, set[int]]:
+            return {topic["name"]: _partitions_in(topic) for topic in client.describe_topics()}
+
+        topics, at = self._topics
         if time.monotonic() - at >= max_age_s:
-            names = self._ask(lambda client: list(client.list_topics()), self._cluster.timeout, "DESCRIBE", "topics")
-            self._names = names, time.monotonic()
-        return names
+            topics = self._ask(question, self._cluster.timeout, "DESCRIBE", "topics")
+            self._topics = topics, time.monotonic()
+        return topics
 
     def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets, of the partitions that have one. Raises BrokerUnreachable, KafkaRefused."""
@@ -251,6 +256,10 @@ class MetadataClient:
             return False
         del self._users[client]
         return True
+
+
+def _partitions_in(described: Mapping[str, Any]) -> set[int]:
+    return {int(partition["partition_index"]) for partition in described["partitions"]}
 
 
 def _refusal(error: KafkaError, resource: str) -> KafkaRefused:

@@ -1,18 +1,26 @@
-"""The end up to which all casts were read, where a former leader tells an end of before."""
+"""Partitions that are added while their topic is read; a former leader, which tells an end of before."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from kafka.structs import TopicPartition
 
-from connectors.client.tail.cast_reader import CastReader
+from connectors.client.tail import cast_reader
+from connectors.client.tail.cast_reader import CastReader, CastTopics
 from connectors.kafka.codec.cast_codec import cast_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
+from connectors.testing import MemoryConnection
+from ordering.base.names import Topic
 from ordering.casts.casts import FIFO, Cast
-from tests.waiting import eventually
+from tests.client.conftest import ALSO_ON_A_BROKER
+from tests.waiting import WAIT, eventually
 
 PLACE = TopicPartition("abcast.g.cast.s", 0)
 
@@ -75,3 +83,41 @@ def test_a_former_leader_tells_no_end() -> None:
         assert taken == [1, 2]
     finally:
         reader.close()
+
+
+@ALSO_ON_A_BROKER
+@pytest.mark.parametrize("site", ["nyc", "lon"], ids=["own", "copy"])
+def test_added_partitions_are_read(
+    connection: Connection, group: str, site: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cast_reader, "LOOK_S", 0.2)
+    topic = Topic(group, "cast", site)
+    if isinstance(connection, MemoryConnection):
+        connection.create(group, site, partitions=2)
+    else:
+        create_topics(connection, group, [site], partitions=2)
+    with closing(connection.metadata_client()) as metadata:
+        topics = CastTopics(connection, metadata, group, "nyc")
+        reader = CastReader(topics, dict.fromkeys(topics.partitions(), 0), lambda: None)
+        taken = list[tuple[int, int]]()
+
+        def has_taken(*expected: tuple[int, int]) -> bool:
+            taken.extend((found.place.partition, found.cast.local_seqno) for found in reader.take())
+            return set(expected) <= set(taken)
+
+        def cast(partition: int, number: int) -> None:
+            headers = cast_headers(Cast(f"{site}/a", 1, number, b"x", FIFO, 1))
+            with closing(connection.producer()) as producer:  # it knows all partitions of now
+                producer.send(str(topic), b"x", f"{site}/a".encode(), headers, partition).get(WAIT)
+
+        with closing(reader):
+            cast(1, 1)
+            eventually(lambda: has_taken((1, 1)), WAIT, "the cast of before")
+            with connection.admin() as admin:
+                admin.create_partitions({str(topic): 4})
+            eventually(lambda: metadata.partitions_of(str(topic)) == {0, 1, 2, 3}, WAIT, "the partitions are there")
+            cast(3, 2)
+            cast(1, 3)
+            eventually(lambda: has_taken((3, 2), (1, 3)), WAIT, "the casts of both")
+            assert sorted(taken) == [(1, 1), (1, 3), (3, 2)]
+    assert "has another partition, 3" in caplog.text

@@ -55,7 +55,7 @@ def _enter_admin(connection: Connection) -> None:
 
 def _ask_desk(connection: Connection) -> None:
     with closing(connection.metadata_client()) as metadata:
-        metadata.names()
+        metadata.topics()
 
 
 @pytest.mark.slow

@@ -81,11 +81,10 @@ class Refusing:
     def __init__(self, error: type[BrokerResponseError]) -> None:
         self.error = error
 
-    def describe_topics(self, _topics: list[str]) -> list[dict[str, object]]:
+    def describe_topics(self, topics: list[str] | None = None) -> list[dict[str, object]]:
+        if topics is None:
+            raise self.error
         return [{"error_code": self.error.errno, "partitions": []}]
-
-    def list_topics(self) -> list[str]:
-        raise self.error
 
     def list_group_offsets(self, _groups: object) -> object:
         raise self.error
@@ -104,7 +103,7 @@ ERRORS: list[type[BrokerResponseError]] = [
 ]
 CALLS: dict[str, Callable[[metadata_client.MetadataClient], object]] = {
     "partitions_of": lambda asked: asked.partitions_of("t"),
-    "names": lambda asked: asked.names(),
+    "topics": lambda asked: asked.topics(),
     "committed": lambda asked: asked.committed("g", [PLACE]),
     "commit": lambda asked: asked.commit("g", {PLACE: OffsetAndMetadata(7, "", -1)}, 0.0),
 }
@@ -134,7 +133,7 @@ def test_who_waits_while_another_connects_waits_once() -> None:
 
         def ask() -> None:
             with pytest.raises(BrokerUnreachable) as raised:
-                asked.names()
+                asked.topics()
             errors.append(raised.value)
 
         def close() -> None:
@@ -158,8 +157,8 @@ class SlowClient(Client):
         if self.is_away and self.is_first:
             raise KafkaTimeoutError
 
-    def list_topics(self) -> list[str]:
-        return ["t"]
+    def describe_topics(self) -> list[dict[str, object]]:
+        return [{"name": "t", "partitions": [{"partition_index": 0}]}]
 
 
 def test_closing_while_one_connects_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +169,9 @@ def test_closing_while_one_connects_leaves_no_client(monkeypatch: pytest.MonkeyP
         asked.close()
         SlowClient.may.set()
 
-    _start(lambda: found.append(asked.names()), times=3, then=close)
-    assert found == [["t"]] * 3
-    assert asked.names() == ["t"]
+    _start(lambda: found.append(asked.topics()), times=3, then=close)
+    assert found == [{"t": {0}}] * 3
+    assert asked.topics() == {"t": {0}}
     assert all(client.is_closed for client in SlowClient.made)
 
 
@@ -182,12 +181,12 @@ def test_who_has_time_left_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ask() -> None:
         try:
-            ended.append(asked.names())
+            ended.append(asked.topics())
         except BrokerUnreachable as error:
             ended.append(error)
 
     _start(ask, times=3, then=SlowClient.may.set)
-    assert ended.count(["t"]) == 2
+    assert ended.count({"t": {0}}) == 2
     assert len(SlowClient.made) == 2
     asked.close()
     assert SlowClient.made[1].is_closed
