@@ -123,6 +123,7 @@ class Loop(Generic[AnyMachine]):
         """
         for name in (*taken.states, *taken.gone):
             self._drop(name)
+            self._failed.pop(name, None)  # of before: the supervisor would suspend the group once more
         failed: dict[str, AbcastError] = {}
         for name, state in taken.states.items():
             try:

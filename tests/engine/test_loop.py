@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +27,7 @@ from connectors.takeover.groups import positions_of
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import TopicMissing
+from ordering.base.errors import ProtocolViolation, TopicMissing
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data
@@ -221,3 +221,37 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
     assert list(supervisor._maintenance.forward) == ["h"]
     assert list(suspended.reasons) == ["g"]
     supervisor.close()
+
+
+class Failing(Sequencers):
+    """Sequencers whose groups fail when they are to read one more partition."""
+
+    def starts(self, machine: Any, found: Any, beginnings: Any) -> Any:
+        if FORWARD in found:
+            return super().starts(machine, found, beginnings)
+        raise ProtocolViolation("it fails.")
+
+
+@pytest.mark.parametrize("comes", ["states", "gone"])
+def test_a_failure_of_before_is_not_reported(kafka: MemoryConnection, comes: str) -> None:
+    """A group fails, and is taken again, or gone, with the next change: the supervisor must not suspend it."""
+    kafka.create("h", "nyc")
+    stop, reported = threading.Event(), list[object]()
+    loop = Loop(kafka, "nyc", Failing("nyc"), stop)
+
+    def changes() -> Iterator[Taken]:
+        yield Taken(partitions={TopicPartition(FORWARD.topic, 1): ("g", 0)})
+        yield Taken({"g": take_over(kafka, "g", "nyc")}) if comes == "states" else Taken(gone=frozenset({"g"}))
+        stop.set()
+
+    supervisor: Any = SimpleNamespace(
+        raise_failure=lambda: None,
+        changes=changes,
+        pipelines={},
+        report_failure=lambda *failure: reported.append(failure),
+    )
+    with closing(loop):
+        loop.take(Taken({group: take_over(kafka, group, "nyc") for group in "gh"}))
+        loop.run(supervisor)
+        assert sorted(supervisor.pipelines) == (["g", "h"] if comes == "states" else ["h"])
+    assert not reported
