@@ -6,7 +6,8 @@ the record at the reader's next offset without an error.
 Invariant. Each record returned followed the one returned before it, in the same log. Therefore:
 
 * After each error and each pause the reader fetches the last record of each partition again. It must be unchanged.
-* While a partition is quiet, the reader asks every few seconds for its end. The end must not lie below the reader.
+* While a partition is quiet, the reader asks every few seconds for its end. The end must not lie below the reader. If
+  Kafka does not tell it for a minute, the reader warns.
 * A reader that begins in the middle fetches the record before its position, too, and does not return it. So a quiet
   partition also has a last record.
 * If retention has dropped the last record, the reader goes on. It still fetches that offset after each error and each
@@ -25,6 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -32,12 +35,20 @@ from typing import Any, NamedTuple
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.transport import Consumer
 
 LOOK_S = 5.0
 """Seconds without a record, or without a poll, after which the reader checks that the log is still the same."""
 
+UNTOLD_S = 60.0
+"""Seconds without an answer about a partition's end after which the reader warns."""
+
 _ASK_MS = 1_000
+_APART_S = 3.0
+"""The time for questions about one partition after the other."""
+
+_logger = logging.getLogger(__name__)
 
 Changed = Callable[[TopicPartition, str], Exception]
 """Makes the error to raise, from a partition and a description of its change."""
@@ -103,6 +114,8 @@ class SameLogConsumer:
         """The partitions whose consumer still has to pass over the record before the first position."""
         self._quiet: set[TopicPartition] = set()
         """The partitions without a record since the last look at the ends."""
+        self._untold: dict[TopicPartition, float] = {}
+        """The time since which Kafka does not tell the end of a partition."""
         self._polled_at = self._looked_at = time.time()  # a clock that goes on while the machine sleeps
 
     def read(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -210,12 +223,36 @@ class SameLogConsumer:
             self._back.discard(place)
         return {place: records for place, records in followed.items() if records}
 
-    def _look_at_ends(self, places: Iterable[TopicPartition]) -> None:
+    def _look_at_ends(self, places: Iterable[TopicPartition]) -> Set[TopicPartition]:
+        """Compare ends with the reader's place. Return the partitions whose ends Kafka told.
+
+        Raises the error that `changed` makes.
+        """
         reached = {place: self._next[place] for place in places}
-        with contextlib.suppress(KafkaError):
-            for place, end in self._consumer.end_offsets(list(places), _ASK_MS, reached).items():
-                if end < reached[place]:
-                    raise self._changed(place, f"ends at offset {end}, and was read up to {reached[place]}")
+        ends = self._ends(reached)
+        for place, end in ends.items():
+            if end < reached[place]:
+                raise self._changed(place, f"ends at offset {end}, and was read up to {reached[place]}")
+        return ends.keys()
+
+    def _ends(self, reached: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Return the ends that Kafka tells: if one is missing, its partition holds up no other for long."""
+        places, ends = list(reached), dict[TopicPartition, int]()
+        try:
+            ends |= self._consumer.end_offsets(places, _ASK_MS, reached)
+        except KafkaError as error:
+            why, until = error, time.monotonic() + _APART_S
+            for place in random.sample(places, len(places)) if len(places) > 1 else ():
+                if time.monotonic() < until:
+                    with contextlib.suppress(KafkaError):
+                        ends |= self._consumer.end_offsets([place], _ASK_MS, reached)
+            for place in places:
+                since = self._untold.setdefault(place, time.time())
+                if place not in ends and abs(time.time() - since) >= UNTOLD_S:
+                    warn_seldom(_logger, "the end of %s-%d is not told, so no change of it is noticed: %r", *place, why)
+        for place in ends:
+            self._untold.pop(place, None)
+        return ends
 
     def _pass_over_dropped(self, places: Set[TopicPartition]) -> None:
         """Read on where the broker has dropped only records that were read.
@@ -223,12 +260,12 @@ class SameLogConsumer:
         Only these partitions are asked about: another one may be away. Raises OffsetOutOfRangeError for the partitions
         with unread records dropped, and the error that `changed` makes.
         """
-        self._look_at_ends(places)
+        asked = self._look_at_ends(places) or places
         # If the end is unknown now, the log may grow past its reader before it is known.
         self._doubted |= places & self._last.keys()
         self._back -= places
         try:
-            beginnings = self._consumer.beginning_offsets(list(places))
+            beginnings = self._consumer.beginning_offsets(list(asked))
         except KafkaError:
             return  # the next poll asks again
         self._beginnings.update(beginnings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import suppress
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 from kafka.errors import KafkaConnectionError, KafkaError
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec import seldom
 from connectors.kafka.log import same_log_consumer
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import PlainRecord
@@ -161,6 +163,8 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1e9
 
+    monotonic = staticmethod(time.monotonic)
+
     def time(self) -> float:
         """Return the seconds."""
         return self.now
@@ -244,3 +248,30 @@ def test_a_clock_that_was_set_back() -> None:
                 if not reader.goes_on():
                     return
     pytest.fail("it did not look")
+
+
+def test_one_end_that_is_not_told_hides_no_change_of_another_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end is not told while an in-sync replica can't be reached, though the partition can be read."""
+    monkeypatch.setattr(seldom, "_warned", {})
+    clock, (away, shorter, _) = Clock(), PLACES
+    with mock.patch.object(same_log_consumer, "time", clock):
+        reader = Read()
+        topics = reader.kafka.topics
+        for place in PLACES:
+            topics.append(place, b"k", b"", [])
+        assert reader.goes_on()
+        topics.take_away(away.topic, OFFSETS)
+        with mock.patch.object(MemoryConsumer, "poll", return_value={}):
+            for _ in range(2 * int(same_log_consumer.UNTOLD_S)):
+                clock.now += 3
+                assert reader.goes_on()
+            assert f"the end of {away.topic}-0 is not told" in caplog.text
+            assert shorter.topic not in caplog.text
+            topics.partitions[shorter] = []
+            for _ in range(4):
+                clock.now += 3
+                if not reader.goes_on():
+                    return
+    pytest.fail("the change was not noticed")
