@@ -13,7 +13,7 @@ from itertools import accumulate
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Output, OutputTopics, decide
-from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.kafka.codec.headers import VERSION
 from connectors.kafka.codec.inputs import Input, original
 from connectors.kafka.transport import Record
@@ -92,19 +92,21 @@ class _Buffers:
 
     def decide(self, state: SequencerState, parts: Iterable[Range]) -> Decided[Output]:
         taken = {TopicPartition(*Partition.parse(part.place)): self._of[part.place].take(part) for part in parts}
+        before = state.seqno
         state, outputs = decide(state, {place: records for place, records in taken.items() if records}, self._topics)
         is_refused = any(topic != self._topics.data for topic, _ in outputs)
-        return Decided(state, is_refused, partial(self._missing, outputs))
+        return Decided(state, is_refused, partial(self._missing, outputs, before))
 
-    def _missing(self, outputs: Iterable[Output], written: int, has_dead_letters: bool) -> Iterator[Output]:
-        for output in outputs:
-            if output[0] != self._topics.data:
-                if has_dead_letters:
-                    yield output
-            elif written:
-                written -= 1
+    def _missing(
+        self, outputs: Iterable[Output], before: int, written: int, has_dead_letters: bool
+    ) -> Iterator[Output]:
+        for topic, record in outputs:
+            if topic != self._topics.data:
+                is_missing = has_dead_letters
             else:
-                yield output
+                is_missing = not written or decode_data(*record).seqno > before + written
+            if is_missing:
+                yield topic, record
 
     def data(self, record: Data) -> Output:
         return self._topics.data, encode_data(record)

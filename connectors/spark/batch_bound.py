@@ -16,11 +16,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.backlog import Backlog, records_that_fit
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.large_records import Large, find_large
+from connectors.kafka.groups.large_records import Large, find_large
 from connectors.kafka.transport import Record
 from connectors.spark.progress import newest
 from connectors.spark.query_failure import BatchTooLarge
-from ordering.base.errors import EnvironmentProblem
+from ordering.base.errors import AbcastError, EnvironmentProblem
 
 SMALLER = 16
 """The factor by which batches become smaller after one that did not fit into memory."""
@@ -64,18 +64,22 @@ class BatchBound:
     def begin(self, backlog: dict[TopicPartition, Backlog], isolation: str) -> int:
         """Return the bound for a query; `backlog` is changed to begin behind records that are skipped.
 
-        Raises EnvironmentProblem, BrokerUnreachable, HistoryUnavailable.
+        Raises EnvironmentProblem, and as `find_large`: then the next call looks again.
         """
         known, self._large = self._large, None
         if self._looks_for_large:
-            self._looks_for_large = False
             self._skip_large(backlog, isolation, known)
+            self._looks_for_large = False
         fitting = records_that_fit(self._connection, backlog)
         self._of_query = min(self._limit, fitting or self._limit)
         return self._of_query
 
     def _skip_large(self, backlog: dict[TopicPartition, Backlog], isolation: str, known: Large | None) -> None:
-        self._large = found = find_large(self._connection, backlog, self._most, isolation, self._skips)
+        try:
+            self._large = found = find_large(self._connection, backlog, self._most, isolation, self._skips)
+        except AbcastError:
+            self._large = known
+            raise
         for place, start in found.starts.items():
             backlog[place] = backlog[place]._replace(start=start)
             if self._passed.get(place, 0) < start:

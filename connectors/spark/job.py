@@ -328,7 +328,7 @@ class StreamingJob(ABC):
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Return the options of Spark's Kafka source that read from the positions, and other partitions from the start.
 
-        Raises as `ask_each`; EnvironmentProblem, HistoryUnavailable because of a record too large for memory.
+        Raises as `ask_each`; EnvironmentProblem because of a record too large for memory.
         """
         connection = self.options.connection
         backlog = backlog_of_groups(connection, topics, positions)

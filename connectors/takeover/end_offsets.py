@@ -43,7 +43,6 @@ class EndOffsets:
         self._connection, self._site, self._away = connection, site, away
         self._consumer: Consumer = connection.consumer()
         self._asked_last = _UNKNOWN  # the leader
-        self._reached: Mapping[TopicPartition, int] = {}
 
     def prepare(self, group: str) -> None:
         """Fetch the metadata of the group's logs. Raises KafkaError."""
@@ -69,20 +68,20 @@ class EndOffsets:
         """
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         doubtful = {group: partition for group, partition in partitions.items() if group in self._away}
-        self._reached = {partitions[group]: offset for group, offset in (reached or {}).items()}
+        of_places = {partitions[group]: offset for group, offset in (reached or {}).items()}
         steady = {group: partition for group, partition in partitions.items() if group not in doubtful}
         concerned = set(served) | partitions.keys()
         ends: dict[str, int] = {}
         failed: AbcastError | None = None
         try:
             if steady:
-                ends |= self._ask(steady, _ASK_MS)
+                ends |= self._ask(steady, of_places, _ASK_MS)
         except (BrokerUnreachable, KafkaRefused) as error:
             if len(concerned) == 1:
                 raise
             doubtful, failed = {**steady, **doubtful}, error
         if doubtful:
-            ends |= self._ask_apart(doubtful)
+            ends |= self._ask_apart(doubtful, of_places)
         if failed is not None and not ends and all(group in self._away for group in concerned):
             raise failed
         return ends
@@ -91,7 +90,9 @@ class EndOffsets:
         """Disconnect."""
         self._consumer.close()
 
-    def _ask_apart(self, partitions: Mapping[str, TopicPartition]) -> dict[str, int]:
+    def _ask_apart(
+        self, partitions: Mapping[str, TopicPartition], reached: Mapping[TopicPartition, int]
+    ) -> dict[str, int]:
         """Ask each leader, as long as there is time; begin behind the leader that was asked last."""
         leaders = self._connection.leaders(partition.topic for partition in partitions.values())
         led_by: dict[int, dict[str, TopicPartition]] = {}
@@ -106,13 +107,18 @@ class EndOffsets:
                 break
             self._asked_last = leader
             try:
-                ends |= self._ask(led_by[leader], _ASK_ONE_MS)
+                ends |= self._ask(led_by[leader], reached, _ASK_ONE_MS)
             except (BrokerUnreachable, KafkaRefused):
-                ends |= self._ask_each(led_by[leader], deadline, of_one_leader=leader != _UNKNOWN)
+                ends |= self._ask_each(led_by[leader], reached, deadline, of_one_leader=leader != _UNKNOWN)
         return ends
 
     def _ask_each(
-        self, partitions: Mapping[str, TopicPartition], deadline: float, *, of_one_leader: bool
+        self,
+        partitions: Mapping[str, TopicPartition],
+        reached: Mapping[TopicPartition, int],
+        deadline: float,
+        *,
+        of_one_leader: bool,
     ) -> dict[str, int]:
         """Ask about one group after the other, until the deadline."""
         ends: dict[str, int] = {}
@@ -123,17 +129,19 @@ class EndOffsets:
             try:
                 if of_one_leader and silent >= _SILENT_GROUPS and not ends:
                     raise _unanswered(partition.topic)
-                ends |= self._ask({group: partition}, _ASK_ONE_MS)
+                ends |= self._ask({group: partition}, reached, _ASK_ONE_MS)
             except (BrokerUnreachable, KafkaRefused) as error:
                 silent += isinstance(error, BrokerUnreachable)
                 self._away.suspend(group, error)
         return ends
 
-    def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
+    def _ask(
+        self, partitions: Mapping[str, TopicPartition], reached: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[str, int]:
         """Return the end of each partition. Raises BrokerUnreachable, KafkaRefused."""
         topics = sorted(partition.topic for partition in partitions.values())
         try:
-            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms, self._reached)
+            ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms, reached)
         except KafkaError as error:
             if not error.retriable:
                 raise self._connection.refused(error, "READ", topics[0] if len(topics) == 1 else "") from error

@@ -45,5 +45,5 @@ def check_is_claimed(data: DataLog, epoch: int) -> None:
     if not any(claim.epoch == epoch and claim.is_own for claim in reversed(data.epochs.known.claims)):
         raise ClaimLost(
             f"{data.epochs.topic} no longer has this sequencer's claim (epoch {epoch}): has a broker lost its end? "
-            "Taking over again."
+            "A takeover finds out whether this sequencer may go on."
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,9 +25,10 @@ from connectors.kafka.log import sign_of_life
 from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import _sentences
 from jobs.inspection.status import status as status_command
+from ordering.base.errors import KafkaRefused
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal
 from ordering.base.records import HEARTBEAT, Forward, Source
@@ -260,6 +263,25 @@ def test_signs(connection: MemoryConnection) -> None:
     assert read_signs(connection, ["g"], "nyc").of_groups["g"].at_ms == 7
     connection.topics.committed[place] = connection.topics.committed[place]._replace(metadata="")
     assert read_signs(connection, ["g"], "nyc").of_groups == {}
+
+
+def test_signs_of_groups_beside_one_that_is_hidden(
+    connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka refuses the question as a whole if this user may not see one of its topics."""
+    committed = MemoryMetadataClient.committed
+
+    def refusing(self: MemoryMetadataClient, group_id: str, places: Sequence[TopicPartition]) -> Any:
+        if any(place.topic == "abcast.hidden.data.nyc" for place in places):
+            raise KafkaRefused("no right to see abcast.hidden.data.nyc.")
+        return committed(self, group_id, places)
+
+    SignsOfLife(connection, "nyc", "spark").give({"g": 3}, {}, now=100)
+    monkeypatch.setattr(MemoryMetadataClient, "committed", refusing)
+    found = read_signs(connection, ["hidden", "g"], "nyc").of_groups
+    assert {group: sign.epoch for group, sign in found.items()} == {"g": 3}
+    with pytest.raises(KafkaRefused):
+        read_signs(connection, ["hidden"], "nyc")
 
 
 def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> None:

@@ -21,7 +21,8 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.diagnosis import status
 from connectors.engine import agreeing
-from connectors.engine.agreeing import Agreeing
+from connectors.engine.agreeing import Agreeing, _Buffers
+from connectors.engine.batch import Output
 from connectors.engine.exclusion import exclude
 from connectors.engine.forward_partitions import Starts
 from connectors.engine.group_supervisor import Taken
@@ -62,7 +63,7 @@ from ordering.base.errors import (
 )
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data
+from ordering.base.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.forgetting import SenderRow
 from ordering.sequencer import sequencer
 from ordering.sequencer.state import SequencerState
@@ -1026,3 +1027,18 @@ def test_what_is_told_of_a_run_takes_no_look_at_all_that_waits(tmp_path: Path, m
         assert [offset for offset, _ in found] == list(range(first, min(end, 200)))
         assert len(read) <= chunks
         read.clear()
+
+
+def test_written_data_is_counted_in_seqnos() -> None:
+    """A later version's record may take several. Spark leaves out the same records."""
+    data = [
+        Data("later", 2, 5, payload=b"x", count=3),
+        Data(MESSAGE, 2, 8, sender="nyc/a", incarnation=1, local_seqno=1, source=Source("f", 0, 0)),
+        Data(MESSAGE, 2, 9, sender="nyc/a", incarnation=1, local_seqno=2, source=Source("f", 0, 1)),
+    ]
+    outputs: list[Output] = [("abcast.g.data.nyc", encode_data(each)) for each in data]
+    dead_letter: Output = ("abcast.g.dead-letter.nyc", (None, b"", []))
+    missing = partial(_Buffers("g", "nyc")._missing, [dead_letter, *outputs], 4)
+    assert list(missing(4, True)) == [dead_letter, outputs[2]]
+    assert list(missing(3, False)) == outputs[1:]
+    assert list(missing(0, False)) == outputs

@@ -6,7 +6,7 @@ records before it, and the one after that begins behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -16,7 +16,9 @@ from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from connectors.kafka.connection.backlog import Backlog
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.groups.unservable_groups import each_apart
 from connectors.kafka.transport import Consumer, Record, kafka_python
+from ordering.base.names import Topic
 
 HELD_BYTES = 64 * 1024 * 1024
 """Bytes of records that are kept before one that is too large."""
@@ -40,14 +42,22 @@ def find_large(
 ) -> Large:
     """Find large records among the next `most` of each partition. `isolation`: the consumer's isolation level.
 
-    Raises BrokerUnreachable, HistoryUnavailable, and whatever `skips` raises.
+    Raises as `each_apart` what reading a group's partitions, or `skips`, raises; BrokerUnreachable.
     """
     found = Large({}, {})
     with connection.reachable():
         consumer = kafka_python.consumer(connection, isolation_level=isolation)
-    with closing(consumer):
-        for place, (_, start, end) in sorted(backlog.items()):
+
+    def look(places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            _, start, end = backlog[place]
             _look(connection, consumer, place, (start, min(end, start + most)), skips, found)
+
+    of_groups: dict[str, list[TopicPartition]] = {}
+    for place in sorted(backlog):
+        of_groups.setdefault(topic.group if (topic := Topic.parse(place.topic)) else "", []).append(place)
+    with closing(consumer):
+        each_apart(of_groups, look)
     return found
 
 

@@ -53,41 +53,33 @@ def raise_unservable(errors: Mapping[str, AbcastError], groups: Collection[str])
 
 
 def each_apart(groups: Mapping[str, Given], ask: Callable[[Given], Answer]) -> dict[str, Answer]:
-    """Call `ask` for each group; return the answers. In the end, raises the errors as `raise_unservable` does."""
-    answers: dict[str, Answer] = {}
-    unservable: dict[str, AbcastError] = {}
-    for group, given in groups.items():
-        try:
-            answers[group] = ask(given)
-        except JOB_ERRORS:
-            raise
-        except AbcastError as error:
-            unservable[group] = error
-    raise_unservable(unservable, groups)
-    return answers
-
-
-def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
-    """Ask about each topic; return the answers. In the end, raises the groups' errors as `raise_unservable` does.
+    """Call `ask` for each group; return the answers. In the end, raises the errors as `raise_unservable` does.
 
     Raises BrokerUnreachable at once if the first groups all get no answer: then no broker is there, most likely. The
     order is random, as the groups of one broker would else hold up the others for as long as it is away.
     """
-    answers: dict[Topic, Answer] = {}
+    answers: dict[str, Answer] = {}
     unservable: dict[str, AbcastError] = {}
-    for topic in random.sample(list(topics), len(topics)):
-        if topic.group not in unservable:
-            try:
-                answers[topic] = ask(topic)
-            except JOB_ERRORS:
+    for group in random.sample(list(groups), len(groups)):
+        try:
+            answers[group] = ask(groups[group])
+        except JOB_ERRORS:
+            raise
+        except AbcastError as error:
+            unservable[group] = error
+            if not answers and len(unservable) > 1 and all(map(_is_away, unservable.values())):
                 raise
-            except AbcastError as error:
-                unservable[topic.group] = error
-                if not answers and len(unservable) > 1 and all(map(_is_away, unservable.values())):
-                    raise
-    groups = {topic.group: None for topic in topics}
     raise_unservable({group: unservable[group] for group in groups if group in unservable}, groups)
-    return {topic: answers[topic] for topic in topics}
+    return {group: answers[group] for group in groups}
+
+
+def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
+    """Ask about each topic; return the answers. Raises as `each_apart`."""
+    of_groups: dict[str, list[Topic]] = {}
+    for topic in topics:
+        of_groups.setdefault(topic.group, []).append(topic)
+    found = each_apart(of_groups, lambda of_group: {topic: ask(topic) for topic in of_group})
+    return {topic: found[topic.group][topic] for topic in topics}
 
 
 def ask_together(names: Collection[str], ask: Callable[[Collection[str]], dict[Key, Answer]]) -> dict[Key, Answer]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -159,11 +159,24 @@ class Signs(NamedTuple):
 def read_signs(
     connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
 ) -> Signs:
-    """Return the newest signs, and the progress in the FORWARD partitions. Raises BrokerUnreachable."""
+    """Return the newest signs, and the progress in the FORWARD partitions.
+
+    Among several groups, the ones with topics that this user may not see have no sign. Raises BrokerUnreachable;
+    KafkaRefused for a single group.
+    """
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
     data = {group: _data(group, site) for group in places}
+    committed: dict[TopicPartition, OffsetAndMetadata] = {}
     with closing(connection.metadata_client()) as metadata:
-        committed = metadata.committed(_group_id(site), [*places.values(), *data.values(), *considered])
+        try:
+            committed = metadata.committed(_group_id(site), [*places.values(), *data.values(), *considered])
+        except KafkaRefused:
+            if len(places) <= 1:
+                raise
+            # Kafka refuses single topics; the client then has no answer about the others.
+            for group in places:
+                with suppress(KafkaRefused):
+                    committed |= metadata.committed(_group_id(site), [places[group], data[group]])
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},
