@@ -113,30 +113,16 @@ class ReadingHalf:
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         self._sending.check_process()
-        if from_seqno is not None and self._sending.has_casts:
-            position = PositionUse.ANEW if remember else PositionUse.BESIDE
-            run: Deliveries = MergedDeliveries(
-                self._source(False),
-                number("from_seqno", from_seqno),
-                timeout,
-                is_shared=False,
-                events=events,
-                position=position,
-            )
-        elif from_seqno is not None:
-            position = PositionUse.ANEW if remember else PositionUse.BESIDE
-            run = Deliveries(
-                self.connection,
-                self.group,
-                self.address,
-                number("from_seqno", from_seqno),
-                timeout,
-                self.ledger,
-                events=events,
-                position=position,
-            )
+        if from_seqno is None:
+            return self._stream(Stream(self._start_position.deliveries(timeout, events=events), self._deserializer))
+        first, position = number("from_seqno", from_seqno), PositionUse.ANEW if remember else PositionUse.BESIDE
+        run: Deliveries
+        if self._sending.has_casts:
+            source = self._source(False)
+            run = MergedDeliveries(source, first, timeout, is_shared=False, events=events, position=position)
         else:
-            run = self._start_position.deliveries(timeout, events=events)
+            place = self.connection, self.group, self.address
+            run = Deliveries(*place, first, timeout, self.ledger, events=events, position=position)
         return self._stream(Stream(run, self._deserializer))
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:

@@ -22,10 +22,9 @@ from connectors.client.tail.merged_log import ordered
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
-from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import EnvironmentProblem, HistoryUnavailable, Superseded
 from ordering.base.names import Address
-from ordering.base.reader import Reader
 from ordering.base.records import Headers
 from ordering.casts.casts import NO_VIEW, Cast, OrderedRecord
 from ordering.casts.merging import newcomer
@@ -170,13 +169,8 @@ def settled_in(connection: Connection, group: str, site: str, seqno: int) -> dic
     Raises HistoryUnavailable, BrokerUnreachable.
     """
     with DataLog(connection, group, site) as log:
-        start = log.after(seqno, or_end=True)
-        state = log.state(start.offset)
-        if state.membership.flush.id:  # the members' answers in the flush have to be read, too
-            start = log.after(state.membership.flush.id - 1)
-            state = log.state(start.offset)
+        start, state = log.outside_of_a_flush(log.after(seqno, or_end=True))
         end, partition = log.end(), log.partition
-    start = Start(start.offset, Reader(state.epoch, state.seqno))
     cursor = DataCursor(connection.consumer(), partition, start)
 
     def records() -> Iterator[OrderedRecord]:

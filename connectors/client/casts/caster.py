@@ -119,9 +119,7 @@ class Caster:
 
     def has_room(self, size: int) -> bool:
         """Whether there is room for one more cast of `size` bytes."""
-        limits = self._limits
-        kept = self.pending + len(self._inherited)
-        return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
+        return self._limits.allow(self.pending + len(self._inherited), self._bytes, size)
 
     def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
         """Accept a message that it `has_room` for, and return its receipt; the next `release` sends it if it may leave.

@@ -14,8 +14,6 @@ import bisect
 import functools
 import itertools
 import operator
-import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -23,11 +21,11 @@ from enum import Enum
 from typing import Any
 
 from connectors.client.deliveries.cut import Cut
-from connectors.client.memory.bookmark import Bookmark, PositionMark
+from connectors.client.memory.bookmark import PositionMark
 from connectors.client.memory.ledger_reader import read_ledger
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.member_pass import MemberPass
 from connectors.client.values.delivery import Delivery, Place
-from connectors.client.values.silence import Silence
 from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.effective import Effective, Messages, address_of
@@ -52,7 +50,7 @@ class PositionUse(Enum):
     """Begin at the application's seqno, and move the position with the run, even backward."""
 
 
-class Deliveries:
+class Deliveries(MemberPass["Delivery | Event"]):
     """A run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
 
     `connectors.client.values.stream` says when a message is *taken*. A run that moves the member's position commits it
@@ -92,30 +90,14 @@ class Deliveries:
         """
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
-        if timeout is not None and timeout < 0:
-            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
-        self.connection = connection
-        self.group = group
-        self.address = address
+        super().__init__(connection, group, address, timeout, str(address))
         self.from_seqno = from_seqno
-        self._silence = Silence(timeout, connection.timeout)
         self.ledger = ledger
         self._events = EventReader() if events else None
-        self.finished = threading.Event()
-        self._stopping = threading.Event()
         self._counted = counted
         self._between = between
         self._next_seqno = self._first_seqno = from_seqno or 0
         self._position = position
-        self._bookmark = Bookmark(str(address))
-
-    def stop(self) -> None:
-        """End the run as if there were no more messages. A thread that is about to get one may still get it."""
-        self._stopping.set()
-
-    def take(self) -> None:
-        """Count the message in hand as taken."""
-        self._bookmark.take()
 
     @property
     def taken_seqno(self) -> int:
@@ -126,7 +108,7 @@ class Deliveries:
         """Return the cut at the application's place in all orders; None if the run has the total order only."""
         return None
 
-    def run(self) -> Iterator[Delivery | Event]:
+    def _items(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         """Yield the messages, and the events if asked for.
 
         Raises:
@@ -137,21 +119,6 @@ class Deliveries:
             ProtocolViolation: DATA ends before the position, was made anew (HistoryChanged) or has a format of a later
                 version (LaterVersion); or the ledger has a gap.
         """
-        try:
-            memory = MemberMemory(self.connection, self.group, self.address)
-            try:
-                yield from self._deliver(memory)
-            finally:
-                # While the interpreter shuts down, no thread is left to talk to Kafka.
-                if not sys.is_finalizing():
-                    try:
-                        self._bookmark.commit()
-                    finally:
-                        memory.close()
-        finally:
-            self.finished.set()
-
-    def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         self._next_seqno = self._first_seqno = self._begin(memory)
         bookmark, counted, between = self._bookmark, self._counted, self._between
         hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic

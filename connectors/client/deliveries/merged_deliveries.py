@@ -43,7 +43,6 @@ from connectors.kafka.log.effective import Effective
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.names import Address, Topic
-from ordering.base.reader import Reader
 from ordering.base.records import INCARNATIONS_A_MS, MESSAGE
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalState
@@ -159,12 +158,7 @@ class MergedSource:
                 nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
                 return Begin(log.after(0), nothing, beginnings)
             ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
-            start = log.after(first - 1, or_end=or_end)
-            state = log.state(start.offset)
-            if state.membership.flush.id:
-                start = log.after(state.membership.flush.id - 1)
-                state = log.state(start.offset)
-            start = start._replace(reader=Reader(state.epoch, state.seqno))  # it may begin before `first`
+            start, state = log.outside_of_a_flush(log.after(first - 1, or_end=or_end))  # it may begin before `first`
             stored = next(log.records(start.offset, log.end()), None)
             if stored is None:
                 return Begin(start, newcomer(state, since_now()), ends, new_up_to=first - 1)

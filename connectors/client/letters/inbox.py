@@ -27,8 +27,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -38,10 +36,10 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 
 from connectors.client.deliveries.deliveries import POLL_S
-from connectors.client.memory.bookmark import Bookmark, PositionMark
+from connectors.client.memory.bookmark import PositionMark
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.member_pass import MemberPass
 from connectors.client.values.letter import Letter
-from connectors.client.values.silence import Silence
 from connectors.kafka.codec.letter_codec import decode_letter, is_state_letter
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
@@ -51,7 +49,7 @@ from connectors.kafka.topics.letter_bases import read_noted
 from connectors.kafka.topics.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
 from connectors.kafka.transport.partitioner import partition_of
-from ordering.base.errors import HistoryChanged, HistoryUnavailable, PositionLost, UsageError
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, PositionLost
 from ordering.base.names import Address
 from ordering.letters.inbox import InboxReader
 from ordering.letters.letter_care import NO_BASE, Base, base_at
@@ -68,7 +66,7 @@ def inbox_partition(connection: Connection, consumer: Consumer, group: str, addr
     return partitions[partition_of(str(address).encode("ascii"), len(partitions))]
 
 
-class Inbox:
+class Inbox(MemberPass[Letter]):
     """A run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
 
     `connectors.client.values.stream` says when a letter is *taken*.
@@ -88,52 +86,24 @@ class Inbox:
         After `timeout` seconds without a letter the run ends; None: never. With `from_beginning` it sets the committed
         offset back to 0, and gives all letters that are left. Raises UsageError for a negative `timeout`.
         """
-        if timeout is not None and timeout < 0:
-            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
-        self.connection = connection
-        self.group = group
-        self.address = address
-        self.timeout = timeout
+        super().__init__(connection, group, address, timeout, f"{address}'s inbox")
         self.from_beginning = from_beginning
-        self.finished = threading.Event()
         self._key = str(address).encode("ascii")
-        self._stopping = threading.Event()
         self._reader = InboxReader()
         self._failing = False
         self._known: Trace | None = None
         """The trace of a record that an earlier run has read, until this run has compared it."""
         self._read_last: Trace | None = None
         """The trace to commit: of the last record read before which every letter is taken."""
-        self._bookmark = Bookmark(f"{address}'s inbox")
 
-    def stop(self) -> None:
-        """End the run as if there were no more letters. A thread that is about to get one may still get it."""
-        self._stopping.set()
-
-    def take(self) -> None:
-        """Count the letter in hand as taken."""
-        self._bookmark.take()
-
-    def run(self) -> Iterator[Letter]:
+    def _items(self, memory: MemberMemory) -> Iterator[Letter]:
         """Yield the letters.
 
         Raises BrokerUnreachable (at the start), KafkaRefused, TopicMissing, HistoryChanged, HistoryUnavailable,
         PositionLost. Later, the run waits until a broker answers.
         """
-        try:
-            memory = MemberMemory(self.connection, self.group, self.address)
-            try:
-                with closing(self.connection.consumer()) as consumer:
-                    yield from self._receive(memory, consumer)
-            finally:
-                # While the interpreter shuts down, no thread is left to talk to Kafka.
-                if not sys.is_finalizing():
-                    try:
-                        self._bookmark.commit()
-                    finally:
-                        memory.close()
-        finally:
-            self.finished.set()
+        with closing(self.connection.consumer()) as consumer:
+            yield from self._receive(memory, consumer)
 
     def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
@@ -146,7 +116,7 @@ class Inbox:
             self._begin(consumer, partition, 0)  # raises first if letters are gone, too
             raise
         self._bookmark.begin(PositionMark(first, first), first, functools.partial(self._remember, memory, partition))
-        silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
+        silence, bookmark = self._silence, self._bookmark
         position: int | None = None
 
         def begin() -> None:

@@ -172,15 +172,14 @@ class LetterSender:
         if self._stopping.is_set():
             raise UsageError(f"{self.address} is closed.")
 
-    def _has_room(self, size: int) -> bool:
-        limits = self.limits
-        return not self._table or (
-            len(self._table) < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes
-        )
-
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         has_room = self._changed.wait_for(
-            lambda: self._has_room(size) or self._failure is not None or self._stopping.is_set(), timeout
+            lambda: (
+                self.limits.allow(len(self._table), self._bytes, size)
+                or self._failure is not None
+                or self._stopping.is_set()
+            ),
+            timeout,
         )
         self._raise_failure()
         if not has_room:
@@ -233,7 +232,7 @@ class LetterSender:
                     break
                 entry = self._table.popleft()
                 self._bytes -= entry.size
-                entry.receipt.resolve()
+                entry.receipt.resolve(entry.receipt.local_seqno)
             if self._acknowledged > before:
                 self._sending.note_progress()
                 self._changed.notify_all()

@@ -8,7 +8,7 @@ they begin behind the member's position. Each run goes on where the one before e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from connectors.client.deliveries.cut import Cut
 from connectors.client.deliveries.deliveries import Deliveries
@@ -114,35 +114,16 @@ class StartPosition:
         taken = self._newest.taken_seqno if self._newest is not None else 0
         if taken:  # taken messages do not come again
             first = max(first or 0, taken + 1)
-        if self.sources is not None:
-            return self._merged(first, timeout, events=events)
-        self._newest = Deliveries(
-            self.connection,
-            self.group,
-            self.address,
-            first,
-            timeout,
-            self.ledger,
-            events=events,
-            counted=self._counted_seqno,
-            between=self.transfer.supplier.between if self.transfer is not None else None,
-        )
-        return self._newest
-
-    def _merged(self, first: int | None, timeout: float | None, *, events: bool) -> Deliveries:
-        assert self.sources is not None
+        between = self.transfer.supplier.between if self.transfer is not None else None
+        options: dict[str, Any] = {"events": events, "counted": self._counted_seqno, "between": between}
+        if self.sources is None:
+            place = self.connection, self.group, self.address
+            self._newest = Deliveries(*place, first, timeout, self.ledger, **options)
+            return self._newest
         if self._source is None:
             with_view = bool(self._first_view) and self._first_seqno == self._first_view
             self._source = self.sources(with_view, self._cut)
-        self._newest = MergedDeliveries(
-            self._source,
-            first,
-            timeout,
-            is_shared=True,
-            events=events,
-            counted=self._counted_seqno,
-            between=self.transfer.supplier.between if self.transfer is not None else None,
-        )
+        self._newest = MergedDeliveries(self._source, first, timeout, is_shared=True, **options)
         return self._newest
 
     def close(self) -> None:

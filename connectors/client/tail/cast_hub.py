@@ -30,17 +30,15 @@ from connectors.client.tail.merged_log import Begin, MergedLog, ordered
 from connectors.client.values.promise import copied
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
-from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from ordering.base.errors import AbcastError, HistoryUnavailable, NotOrderedInTime
-from ordering.base.reader import Reader
 from ordering.base.records import VIEW
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
 from ordering.casts.merging import newcomer
 from ordering.membership.membership import MemberIncarnation
-from ordering.sequencer.state import SequencerState
 
 POLL_S = 0.1
 JOIN_S = 15.0
@@ -208,22 +206,10 @@ class CastHub:
             places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
         start, state = self._tailer.end()
-        if state.membership.flush.id:
-            start, state = self._before_the_flush(start, state)
+        if state.membership.flush.id:  # the members' answers in it have to be read, unless retention has dropped them
+            with DataLog(self.connection, self.group, self.site) as log, contextlib.suppress(HistoryUnavailable):
+                start, state = log.outside_of_a_flush(start)
         return Begin(start, newcomer(state, since_now()), offsets)
-
-    def _before_the_flush(self, start: Start, state: SequencerState) -> tuple[Start, SequencerState]:
-        """Return the place before the running flush: the hub has to read the members' answers in it.
-
-        If retention has dropped that place, return the given one.
-        """
-        with DataLog(self.connection, self.group, self.site) as log:
-            try:
-                begin = log.after(state.membership.flush.id - 1)
-                known = log.state(begin.offset)
-            except HistoryUnavailable:
-                return start, state
-        return Start(begin.offset, Reader(known.epoch, known.seqno)), known
 
     def _run(self, log: MergedLog, stopping: threading.Event) -> None:
         try:

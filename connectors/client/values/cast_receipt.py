@@ -47,7 +47,3 @@ class CastReceipt(Promise):
             f"a message of {self.sender} in {self.order} order was not written within {timeout:g} s. The member "
             "goes on sending it: wait longer, or see whether Kafka runs. (During a flush, it waits for the end.)"
         )
-
-    def resolve(self, local_seqno: int) -> None:
-        """Settle: the message is written. Called by the member, which holds the condition and then notifies it."""
-        self._succeed(local_seqno)

@@ -70,7 +70,3 @@ class LetterReceipt(Promise):
             f"the letter {self.local_seqno} to {self.receiver} was not written within {timeout:g} s. The member goes "
             "on sending it: wait longer, or see whether Kafka runs."
         )
-
-    def resolve(self) -> None:
-        """Settle: the letter is written. Called by the sender, which holds the condition and then notifies it."""
-        self._succeed(self.local_seqno)

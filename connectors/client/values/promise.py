@@ -93,7 +93,8 @@ class Promise(Future[int]):
 
     # --- called by the member, which holds the condition and then notifies it ---
 
-    def _succeed(self, number: int) -> None:
+    def resolve(self, number: int) -> None:
+        """Settle with the number."""
         self._number = number
         if self._is_future:
             _settling.put(self)

@@ -83,7 +83,3 @@ class Receipt(Promise):
             f"{why or 'See whether the sequencer of its group runs (`abcast status`).'} The member goes on "
             "sending it: wait longer."
         )
-
-    def resolve(self, seqno: int) -> None:
-        """Record the message's seqno. Called by the member, which holds the condition and then notifies it."""
-        self._succeed(seqno)

@@ -20,6 +20,10 @@ class SendingLimits:
     resend_after_s: float = 20.0
     """The default is longer than a takeover: Kafka hardly ever loses an acknowledged record, so a resend is waste."""
 
+    def allow(self, kept: int, kept_bytes: int, size: int) -> bool:
+        """Whether a table with `kept` records may take one more of `size` bytes. An empty one takes any."""
+        return not kept or (kept < self.max_pending_records and kept_bytes + size <= self.max_pending_bytes)
+
     def validate(self) -> None:
         """Check all limits. Raises UsageError."""
         for name in ("max_pending_records", "max_pending_bytes"):

@@ -190,6 +190,17 @@ class DataLog:
             )
         return Start(max(offset, beginning), Reader(epoch, seqno), Quiet(state.seqno, end, state.epoch))
 
+    def outside_of_a_flush(self, start: Start) -> tuple[Start, SequencerState]:
+        """Return `start`, or the place before the flush that runs there; and the state at the place.
+
+        A reader of casts needs the members' answers in the flush. Raises as `after` does.
+        """
+        state = self.state(start.offset)
+        if state.membership.flush.id:
+            start = self.after(state.membership.flush.id - 1)
+            state = self.state(start.offset)
+        return start._replace(reader=Reader(state.epoch, state.seqno)), state
+
     def _end_and_state(self) -> tuple[int, SequencerState]:
         end = self.end()
         return end, self.state(end)

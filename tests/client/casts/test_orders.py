@@ -236,7 +236,7 @@ def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monk
         assert [each.payload for each in a.deliveries(1, timeout=0.1)] == [b"total"]
         late = 10**9
         monkeypatch.setattr(
-            "connectors.client.deliveries.deliveries.Silence", lambda limit, _: Silence(limit, patience=0.5)
+            "connectors.client.memory.member_pass.Silence", lambda limit, _: Silence(limit, patience=0.5)
         )
         assert list(a.deliveries(1, timeout=0.1)) == []
 

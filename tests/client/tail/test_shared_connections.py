@@ -272,7 +272,7 @@ def test_a_fork_may_begin_anew_whatever_its_parent_does_just_then(
     monkeypatch.setattr(liveness, "DataLog", nobody_answers)
     receipt = promise.Promise(threading.Condition())
     receipt.add_done_callback(lambda _: called.append(1))
-    receipt._succeed(1)
+    receipt.resolve(1)
     monkeypatch.setitem(liveness._looks, (kafka, "g", "nyc"), look)
 
     def begin_anew() -> None:
@@ -283,7 +283,7 @@ def test_a_fork_may_begin_anew_whatever_its_parent_does_just_then(
             assert shared.users == 1
         of_the_fork, is_called = promise.Promise(threading.Condition()), threading.Event()
         of_the_fork.add_done_callback(lambda _: is_called.set())
-        of_the_fork._succeed(1)
+        of_the_fork.resolve(1)
         assert is_called.wait(WAIT)
         assert called == []
 

@@ -89,4 +89,4 @@ def test_what_kafka_took_to_say_no_is_no_silence_of_the_ledger(clock: Clock, mon
     memory: Any = SimpleNamespace(shared=shared, taken=lambda: 0, remember_taken=lambda *_: None)
     run = deliveries.Deliveries(connection, "g", Address("nyc", "bob"), 1, 1.0, Path("ledger"))
     with pytest.raises(HistoryUnavailable, match="seqno 3 is neither in Kafka"):
-        list(run._deliver(memory))
+        list(run._items(memory))
