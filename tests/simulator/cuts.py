@@ -42,6 +42,7 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Partition
 from ordering.checker.anomalies import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
 from tests.simulator.jobs import Job
+from tests.simulator.mutation import NONE, Mutation
 
 GROUP, SITE = "g", "s"
 DATA, FORWARD = (Partition(str(Topic(GROUP, role, SITE)), 0) for role in ("data", "forward"))
@@ -417,7 +418,7 @@ def playing(seed: int, *, has_later: bool = True) -> Iterator[Cuts]:
         world.kill()
 
 
-def run(seed: int, *, has_later: bool = True) -> list[Anomaly]:
+def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run a history; return its violations."""
-    with playing(seed, has_later=has_later) as world:
+    with mutation.broken(), playing(seed, has_later=mutation.has("later")) as world:
         return world.run()

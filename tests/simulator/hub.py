@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from kafka.structs import TopicPartition
@@ -58,6 +58,7 @@ from tests.ledger.ledger_of import write_ledger
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.simulator.client_kafka import ClientConnection, ClientKafka
 from tests.simulator.jobs import Job
+from tests.simulator.mutation import NONE, Mutation
 
 GROUP = "g"
 OPERATOR = "operator"
@@ -69,16 +70,6 @@ FALSE_ALARM = "false-alarm"
 FALSE_RECEIPT = "false-receipt"
 
 Id = tuple[str, int, int]
-
-
-class Mutation(NamedTuple):
-    """A rule of the hub that is broken on purpose: its reason, the violation that must show, and the patch."""
-
-    name: str
-    why: str
-    expected: tuple[str, ...]
-    patches: tuple[tuple[str, Any], ...]
-    from_seed: int = 0
 
 
 @dataclass
@@ -659,29 +650,19 @@ class Hub:
                 self._blame(FALSE_RECEIPT, f"{name} was told that {what} is {seqno}.", seqno)
 
 
-def run(seed: int, mutation: Mutation | None = None, steps: int = 160) -> list[Anomaly]:
+def run(seed: int, mutation: Mutation = NONE, steps: int = 160) -> list[Anomaly]:
     """Run a history; return its violations."""
     with playing(seed, mutation) as world:
         return world.run(steps)
 
 
 @contextmanager
-def playing(seed: int, mutation: Mutation | None = None) -> Iterator[Hub]:
+def playing(seed: int, mutation: Mutation = NONE) -> Iterator[Hub]:
     """A world in which a history can be played. A broken rule is to show without any power of Kafka's."""
-    patches, powers = ((), POWERS) if mutation is None else (mutation.patches, ())
     often = [patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4) for module in ("connectors.relay.home_copy", _SEQUENCER)]
     with relays_in_memory(), often[0], often[1], patch(f"{_SEQUENCER}.SNAPSHOT_RECORDS_PER_SENDER", 1):
-        world = Hub(seed, powers)
-        with patch("time.time", lambda: world.clock), _patched(patches):
+        world = Hub(seed, POWERS if mutation is NONE else ())
+        with patch("time.time", lambda: world.clock), mutation.broken():
             yield world
             while world.jobs:
                 world.kill(world.jobs[0])
-
-
-@contextmanager
-def _patched(patches: tuple[tuple[str, Any], ...]) -> Iterator[None]:
-    if not patches:
-        yield
-        return
-    with patch(patches[0][0], patches[0][1]), _patched(patches[1:]):
-        yield

@@ -13,7 +13,8 @@ from connectors.relay.job import Relay
 from ordering.base.reader import epoch_of
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
 from ordering.sequencer.state import SequencerState
-from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
+from tests.simulator.hub import FALSE_RECEIPT, STUCK
+from tests.simulator.mutation import Mutation
 
 _PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
 _HOME = "connectors.takeover.fencing.check_is_home"
@@ -52,20 +53,32 @@ def nothing(*_: Any) -> None:
 
 
 MUTATIONS = (
-    Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),), 60),
+    Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),), from_seed=60),
     Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),)),
-    Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), 60),
-    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), 100),
+    Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), from_seed=60),
+    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=100),
     Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
-    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),), 170),
+    Mutation(
+        "same-epochs",
+        "homes made apart share epochs",
+        ANY,
+        ((f"{_PROMOTION}._epochs_above", next_epochs),),
+        from_seed=170,
+    ),
     Mutation("no-rest", "what others have is not copied", ANY, ((f"{_PROMOTION}.copy_rest", nothing),)),
     Mutation("hole-stops", "a relay stops at a retention", ANY, ((_CARRY, Relay.first_to_carry),)),
 )
 FIRST_HOME_WINS = Mutation(
-    "first-home-wins", "earlier homes fence later ones", ANY, ((f"{_PROMOTION}._check_is_later", nothing),)
+    "first-home-wins",
+    "earlier homes fence later ones",
+    ANY,
+    ((f"{_PROMOTION}._check_is_later", nothing),),
 )
 LAST_SEQNO_ONLY = Mutation(
-    "last-seqno-only", "the last seqno is compared", ANY, ((f"{_COPY}.first_difference", last_difference),)
+    "last-seqno-only",
+    "the last seqno is compared",
+    ANY,
+    ((f"{_COPY}.first_difference", last_difference),),
 )
 RECREATED_UNSEEN = Mutation(
     "recreated-unseen", "a relay goes on in a recreated copy", ANY, ((f"{_COPY}.HomeCopy._check_goes_on", nothing),)

@@ -30,7 +30,7 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MessageId
 from ordering.checker.anomalies import LOST, VIEW_VIOLATION, Anomaly
 from ordering.checker.checker import Checker
-from tests.simulator.isis_mutations import NONE, Mutation
+from tests.simulator.mutation import NONE, Mutation
 
 SUSPECT_AFTER_MS = 200
 ACTIONS = 80

@@ -5,10 +5,8 @@ A mutation replaces a piece of the core for the time of a run. The product can't
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ordering.agreement.ballots import Ballots
 from ordering.agreement.deliveries import DeliveriesInView
@@ -21,32 +19,7 @@ from ordering.agreement.messages import BallotPromise, DeliverRun, NextView, Vie
 from ordering.agreement.state import Placed
 from ordering.agreement.views import Process
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, VIEW_VIOLATION
-
-
-class Mutation(NamedTuple):
-    """A broken rule: its error, the anomaly it must show, and its patch."""
-
-    name: str
-    why: str
-    expected: str
-    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
-    from_seed: int = 0
-    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
-    powers: tuple[str, ...] = ()
-    """The powers of Kafka without which the broken rule does not show (`tests.simulator.kafka`)."""
-    later: bool = False
-    """Whether sites run a later version, which writes records of several seqnos (`tests.simulator.isis_sites`)."""
-
-    @contextmanager
-    def broken(self) -> Iterator[None]:
-        """Break the rule for the time of a run."""
-        with ExitStack() as stack:
-            for target, replacement in self.patches:
-                stack.enter_context(patch(target, replacement))
-            yield
-
-
-NONE = Mutation("none", "all rules hold", "")
+from tests.simulator.mutation import Mutation
 
 
 def impatient_head(queue: HoldBackQueue) -> HeldRun | None:
@@ -237,8 +210,3 @@ MUTATIONS = (
         (("ordering.agreement.history.History._out", out_by_one),),
     ),
 )
-
-
-def by_name(name: str) -> Mutation:
-    """The mutation of that name. Raises KeyError."""
-    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]

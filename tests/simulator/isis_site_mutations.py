@@ -22,10 +22,10 @@ from ordering.checker.anomalies import DIVERGENT, GAP, LOST, VIEW_VIOLATION
 from ordering.membership.membership import Membership
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
-from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, Job, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
 from tests.simulator.kafka import Away, TooLarge
+from tests.simulator.mutation import Mutation
 
 _SITES = "tests.simulator.isis_sites"
 _true_append, _true_compare, _true_relay = Job._append, OtherLogs._compare, World._relay
@@ -151,9 +151,23 @@ def with_holes(world: Any, source: str, target: str) -> None:
 _HOLES = (f"{_SITES}.World._relay", with_holes)
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 240),
-    Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
-    Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.counting", without_last),), 35),
+    Mutation(
+        "data-first",
+        "DATA is written before its entry",
+        DIVERGENT,
+        ((f"{_SITES}.Job.step", data_first),),
+        from_seed=240,
+    ),
+    Mutation(
+        "no-seal",
+        "a job takes over without a seal",
+        WRONG_STATE,
+        ((f"{_SITES}.take_over", without_seal),),
+        from_seed=26,
+    ),
+    Mutation(
+        "forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.counting", without_last),), from_seed=35
+    ),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
         "stale-entries",
@@ -172,7 +186,7 @@ MUTATIONS = (
         "a lost log's successor is read",
         TWO_LOGS,
         (("ordering.agreement.sites.other_logs.read_on", any_log),),
-        310,
+        from_seed=310,
     ),
     Mutation(
         "one-look",
@@ -218,14 +232,14 @@ MUTATIONS = (
         "an offset without a record is taken for a record that a copy lacks",
         WRONG_STATE,
         (("ordering.agreement.group.Group._compare", each_offset_a_record),),
-        powers=("marker",),
+        needs=("marker",),
     ),
     Mutation(
         "unheeded",
         "a job goes on as if the partition had an entry that was not written",
         LOST,
         ((f"{_SITES}.Job._append", append_unheeded),),
-        powers=("away",),
+        needs=("away",),
     ),
     Mutation(
         "shortened",
@@ -233,18 +247,13 @@ MUTATIONS = (
         WRONG_STATE,
         ((f"{_SITES}.Job._append", append_shortened),),
         from_seed=10,
-        powers=("limit",),
+        needs=("limit",),
     ),
     Mutation(
         "records-counted",
         "a job that goes on within a run takes each record for one seqno",
         GAP,
         ((f"{_SITES}.unwritten", without_records),),
-        later=True,
+        needs=("later",),
     ),
 )
-
-
-def by_name(name: str) -> Mutation:
-    """The mutation of that name. Raises KeyError."""
-    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]

@@ -48,8 +48,8 @@ from ordering.checker.checker import Checker
 from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
-from tests.simulator.isis_mutations import NONE, Mutation
 from tests.simulator.kafka import NOW_MS, Kafka, Log, NotWritten, OutOfRange
+from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.sequencers import write_later
 
 GROUP = "g"
@@ -937,7 +937,11 @@ class World:
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; return what it breaks. A broken rule has the powers that it names, and no others."""
     is_whole = mutation is NONE
-    powers = POWERS[(seed // 4 + seed // 16) % len(POWERS)] if is_whole else mutation.powers
-    later = 0.3 if mutation.later or (is_whole and seed % 6 == 4) else 0.0
+    powers = (
+        POWERS[(seed // 4 + seed // 16) % len(POWERS)]
+        if is_whole
+        else tuple(each for each in mutation.needs if each != "later")
+    )
+    later = 0.3 if "later" in mutation.needs or (is_whole and seed % 6 == 4) else 0.0
     with mutation.broken():
         return World(seed, powers, later).run()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 from ordering.base.records import Forward, Headers
 from ordering.checker.anomalies import DUPLICATE, LOST
@@ -50,9 +48,10 @@ from tests.simulator.membership import (
     WRONG_VIEW,
     Group,
 )
+from tests.simulator.mutation import NONE, Mutation
 
 _true_hear = Watch.hear
-Rows = Mapping[tuple[ParticipantPhase, Cause], Transition]
+Patches = tuple[tuple[str, Any], ...]
 
 
 def forgetting_the_table(state: SequencerState, _: bool) -> CaughtUp:
@@ -63,42 +62,31 @@ def known_only(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
     return {**with_unknown(kind, body), "unknown": {}}
 
 
-class MemberMutation(NamedTuple):
-    """A broken rule: its error, the anomaly it must show, the rows that break it, and any other patch."""
-
-    name: str
-    why: str
-    expected: str
-    rows: Rows = {}  # noqa: RUF012
-    patches: tuple[tuple[str, Any], ...] = ()
-    from_seed: int = 0
-    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
-    has_versions: bool = False
-    """Whether jobs of earlier and later versions take over."""
-
-
-NONE = MemberMutation("none", "all rules hold", "", has_versions=True)
 P, C = ParticipantPhase, Cause
 
 
-def without(action: Action, keys: Iterable[tuple[ParticipantPhase, Cause]] = tuple(TRANSITIONS)) -> Rows:
+def rows(broken: Mapping[tuple[ParticipantPhase, Cause], Transition]) -> Patches:
+    """Other rows of the table."""
+    return (("ordering.participant.participant_table.TRANSITIONS", broken),)
+
+
+def without(action: Action, keys: Iterable[tuple[ParticipantPhase, Cause]] = tuple(TRANSITIONS)) -> Patches:
     """The rows without that action."""
-    rows = {key: TRANSITIONS[key] for key in keys}
-    return {
-        key: row._replace(actions=tuple(each for each in row.actions if each != action))
-        for key, row in rows.items()
-        if action in row.actions
-    }
+    found = {key: TRANSITIONS[key] for key in keys if action in TRANSITIONS[key].actions}
+    return rows(
+        {key: row._replace(actions=tuple(each for each in row.actions if each != action)) for key, row in found.items()}
+    )
 
 
-def staying(cause: Cause, phases: Iterable[ParticipantPhase]) -> Rows:
+def staying(cause: Cause, phases: Iterable[ParticipantPhase]) -> Patches:
     """The cause changes nothing."""
-    return {(phase, cause): Transition(phase) for phase in phases}
+    return rows({(phase, cause): Transition(phase) for phase in phases})
 
 
-def leading(cause: Cause, after: ParticipantPhase, *actions: Action, to: ParticipantPhase) -> Rows:
+def leading(cause: Cause, after: ParticipantPhase, *actions: Action, to: ParticipantPhase) -> Patches:
     """Lead to another phase instead of one."""
-    return {key: Transition(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
+    found = (key for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after)
+    return rows({key: Transition(to, actions) for key in found})
 
 
 def ignoring(here: ParticipantStep, *_: object, **__: object) -> ParticipantStep:
@@ -136,204 +124,198 @@ def by_the_newest(watch: Watch, record: Forward) -> None:
     _true_hear(watch, replace(record, timestamp_ms=at_ms))
 
 
-MEMBER_MUTATIONS = (
-    MemberMutation("no-join", "JOIN is not sent", WRONG_VIEW, {(P.STRANGER, C.JOIN): Transition(P.JOINING)}),
-    MemberMutation(
+MUTATIONS = (
+    Mutation("no-join", "JOIN is not sent", WRONG_VIEW, rows({(P.STRANGER, C.JOIN): Transition(P.JOINING)})),
+    Mutation(
         "no-join-to-a-closed-group",
         "the same, there",
         WRONG_VIEW,
-        {(P.KEPT_OUT, C.JOIN): Transition(P.AWAITING)},
+        rows({(P.KEPT_OUT, C.JOIN): Transition(P.AWAITING)}),
         from_seed=10,
     ),
-    MemberMutation(
+    Mutation(
         "no-admission",
         "it does not see its view",
         STUCK,
         staying(C.ADMITTED, (P.JOINING, P.AWAITING)),
         from_seed=24,
     ),
-    MemberMutation(
+    Mutation(
         "sends-from-outside",
         "what a closed group's stranger has to say is sent",
         FROM_OUTSIDE,
-        patches=((_SENDS, property(always)),),
+        ((_SENDS, property(always)),),
         from_seed=10,
     ),
-    MemberMutation(
+    Mutation(
         "kept-out-for-good",
         "a group that opens is not noticed",
         LATE,
         staying(C.OPENED, (P.KEPT_OUT, P.AWAITING)),
         from_seed=17,
     ),
-    MemberMutation(
+    Mutation(
         "deaf-to-the-close",
         "a stranger does not notice that the group closes",
         WRONG_VIEW,
         staying(C.CLOSED, (P.STRANGER, P.JOINING)),
         from_seed=10,
     ),
-    MemberMutation(
+    Mutation(
         "stranded-for-good",
         "whose JOIN can't be ordered waits for it",
         WRONG_VIEW,
-        patches=((f"{_P}.Participant.is_stranded", never),),
+        ((f"{_P}.Participant.is_stranded", never),),
         from_seed=190,
     ),
-    MemberMutation(
+    Mutation(
         "unheard-for-long",
         "what was dropped for an earlier start's answer waits for the next resend",
         LATE,
         staying(C.HEARD, (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)),
         from_seed=50,
     ),
-    MemberMutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
-    MemberMutation(
+    Mutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
+    Mutation(
         "born-loud",
         "who is admitted within a flush may send",
         ILLEGAL,
         leading(C.ADMITTED_IN_FLUSH, P.BORN_QUIET, to=P.MEMBER),
     ),
-    MemberMutation(
+    Mutation(
         "takes-always",
         "messages are taken in every phase",
         SPOKE,
-        patches=((f"{_P}.Participant.takes_messages", property(always)),),
+        ((f"{_P}.Participant.takes_messages", property(always)),),
     ),
-    MemberMutation("no-block", "block() is not called", UNPAIRED, without(BLOCK)),
-    MemberMutation("no-question", "nothing answers the flush", DEAF, without(ASK)),
-    MemberMutation("no-answer", "FLUSH_OK is not sent", DEAF, without(SEND_FLUSH_OK)),
-    MemberMutation(
+    Mutation("no-block", "block() is not called", UNPAIRED, without(BLOCK)),
+    Mutation("no-question", "nothing answers the flush", DEAF, without(ASK)),
+    Mutation("no-answer", "FLUSH_OK is not sent", DEAF, without(SEND_FLUSH_OK)),
+    Mutation(
         "loud",
         "it goes on to take messages after FLUSH_OK",
         OTHER_VIEW,
-        {(P.BLOCKING, C.ANSWER): Transition(P.BLOCKING, (SEND_FLUSH_OK,))},
+        rows({(P.BLOCKING, C.ANSWER): Transition(P.BLOCKING, (SEND_FLUSH_OK,))}),
         from_seed=3,
     ),
-    MemberMutation(
+    Mutation(
         "block-again",
         "a flush from scratch calls block() again",
         UNPAIRED,
-        {(P.BLOCKING, C.FLUSH): Transition(P.BLOCKING, (BLOCK, ASK))},
+        rows({(P.BLOCKING, C.FLUSH): Transition(P.BLOCKING, (BLOCK, ASK))}),
         from_seed=21,
     ),
-    MemberMutation(
+    Mutation(
         "deaf-to-the-second-start",
         "who has answered does not answer a flush that runs from scratch",
         DEAF,
         staying(C.FLUSH, (P.QUIET, P.BORN_QUIET)),
         from_seed=5,
     ),
-    MemberMutation("no-end", "it does not see STOP_FLUSH", BLOCKED, staying(C.STOP, IN_A_FLUSH)),
-    MemberMutation("no-unblock", "unblock() is not called", UNPAIRED, without(UNBLOCK)),
-    MemberMutation(
+    Mutation("no-end", "it does not see STOP_FLUSH", BLOCKED, staying(C.STOP, IN_A_FLUSH)),
+    Mutation("no-unblock", "unblock() is not called", UNPAIRED, without(UNBLOCK)),
+    Mutation(
         "no-unblock-for-the-dead",
         "who is put out of the view in a flush stays in block()",
         UNPAIRED,
         without(UNBLOCK, [(phase, cause) for phase in IN_A_FLUSH for cause in (C.EXCLUDED, C.OVER)]),
         from_seed=41,
     ),
-    MemberMutation(
+    Mutation(
         "flush-not-stopped",
         "who gives up says nothing",
         UNWANTED,
-        patches=((f"{_P}._stop", ignoring),),
+        ((f"{_P}._stop", ignoring),),
         from_seed=4,
     ),
-    MemberMutation(
+    Mutation(
         "no-exclusion",
         "it does not see that it was put out",
         WRONG_VIEW,
-        {**staying(C.EXCLUDED, INSIDE), **staying(C.OVER, INSIDE)},
+        (*staying(C.EXCLUDED, INSIDE), *staying(C.OVER, INSIDE)),
         from_seed=10,
     ),
-    MemberMutation(
+    Mutation(
         "no-next-life",
         "who was put out stays out",
         WRONG_VIEW,
         without(BEGIN_ANEW),
         from_seed=1,
     ),
-    MemberMutation(
+    Mutation(
         "over-loses",
         "a life that is over loses its messages",
         LOST,
-        {(P.OVER, C.HAND_OVER): Transition(P.BETWEEN, (LOSE,))},
+        rows({(P.OVER, C.HAND_OVER): Transition(P.BETWEEN, (LOSE,))}),
         from_seed=13,
     ),
-    MemberMutation(
+    Mutation(
         "carried-at-once",
         "what is carried over is sent before its JOIN is ordered",
         DUPLICATE,
-        patches=(("tests.simulator.membership.begins_returning", never),),
+        (("tests.simulator.membership.begins_returning", never),),
         from_seed=5_089,
     ),
-    MemberMutation(
+    Mutation(
         "next-life-without-join",
         "the next life only sends its messages",
         WRONG_VIEW,
-        patches=(("tests.simulator.membership.next_entries", not_the_join),),
+        (("tests.simulator.membership.next_entries", not_the_join),),
         from_seed=9,
     ),
-    MemberMutation(
+    Mutation(
         "silent-leave",
         "LEAVE is not sent",
         RETURNED,
-        {(phase, C.LEAVE): Transition(P.LEAVING) for phase in INSIDE},
+        rows({(phase, C.LEAVE): Transition(P.LEAVING) for phase in INSIDE}),
         from_seed=22,
     ),
-    MemberMutation(
+    Mutation(
         "returns",
         "who has left joins again",
         RETURNED,
-        {
-            (P.LEAVING, cause): Transition(phase, (UNBLOCK, BEGIN_ANEW))
-            for cause, phase in ((C.EXCLUDED, P.EXCLUDED), (C.OVER, P.OVER))
-        },
+        rows(
+            {
+                (P.LEAVING, cause): Transition(phase, (UNBLOCK, BEGIN_ANEW))
+                for cause, phase in ((C.EXCLUDED, P.EXCLUDED), (C.OVER, P.OVER))
+            }
+        ),
         from_seed=4,
     ),
-    MemberMutation(
+    Mutation(
         "newest-time",
         "a partition's clock is the newest of its timestamps",
         WRONG_VIEW,
-        patches=(
+        (
             ("ordering.sequencer.sequencer.Watch.hear", by_the_newest),
             ("tests.simulator.membership.step_by_columns", step),
         ),
     ),
-    MemberMutation(
+    Mutation(
         "deaf-to-states",
         "what retention has dropped is not made up for",
         WRONG_VIEW,
-        patches=((f"{_P}._catch_up_view", ignoring),),
+        ((f"{_P}._catch_up_view", ignoring),),
         from_seed=17,
     ),
-    MemberMutation(
+    Mutation(
         "waits-for-ever",
         "who was admitted and excluded within what retention has dropped waits for its first view",
         WRONG_VIEW,
-        patches=(("tests.simulator.membership.CaughtUp", forgetting_the_table),),
+        (("tests.simulator.membership.CaughtUp", forgetting_the_table),),
         from_seed=100035,
     ),
-    MemberMutation(
+    Mutation(
         "unknown-dropped",
         "a job drops the fields of a later version's snapshot",
         OTHER_STATE,
-        patches=(("ordering.membership.membership.with_unknown", known_only),),
-        has_versions=True,
+        (("ordering.membership.membership.with_unknown", known_only),),
+        needs=("versions",),
     ),
 )
 
 
-def run(seed: int, mutation: MemberMutation = NONE) -> list[str]:
+def run(seed: int, mutation: Mutation = NONE) -> list[str]:
     """Return the violations of that seed's history when the rule is broken."""
-    with ExitStack() as broken:
-        broken.enter_context(patch.dict(TRANSITIONS, mutation.rows))
-        for target, value in mutation.patches:
-            broken.enter_context(patch(target, value))
-        return Group(seed, has_versions=mutation.has_versions).run()
-
-
-def by_name(name: str) -> MemberMutation:
-    """The mutation of that name. Raises KeyError."""
-    return {mutation.name: mutation for mutation in (NONE, *MEMBER_MUTATIONS)}[name]
+    with mutation.broken():
+        return Group(seed, has_versions=mutation.has("versions")).run()

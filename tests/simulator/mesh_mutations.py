@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
@@ -13,28 +13,10 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SKIP, Data, Forward
 from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
+from tests.simulator.mutation import Mutation
 from tests.simulator.mutations import EpochBlindReader
+from tests.simulator.rules import Rules
 from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
-
-
-class MeshMutation(NamedTuple):
-    """A broken rule: its error, the anomaly it must show, and its patch."""
-
-    name: str
-    why: str
-    expected: str
-    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
-    columns: bool = True
-    """Batches are decided by columns, too."""
-    busy: bool = False
-    """The mutation needs relays of several files side by side."""
-    from_seed: int = 0
-    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
-    later: bool = False
-    """Whether sequencers of a later version write records of their own kinds (`MeshShape.later`)."""
-
-
-NONE = MeshMutation("none", "all rules hold", "", later=True)
 
 
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:
@@ -134,49 +116,79 @@ TAKE = LinkTable.take
 _TAKE, _NOTE = "ordering.sequencer.links.LinkTable.take", "ordering.sequencer.links.LinkTable.note"
 _CARRY, _READER = "ordering.sequencer.links.carry", "ordering.sequencer.links.Reader"
 _BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connectors.kafka.connection.sites.Sites.carries"
-MESH_MUTATIONS = (
-    MeshMutation(
+MUTATIONS = (
+    Mutation(
         "any-start",
         "a link-start is not judged",
         LOST,
         (("ordering.sequencer.links.covers", any_start),),
         from_seed=230,
     ),
-    MeshMutation(
-        "any-session", "records of all sessions count", LOST, ((_TAKE, take_of_any_session),), False, True, 540
+    Mutation(
+        "any-session",
+        "records of all sessions count",
+        LOST,
+        ((_TAKE, take_of_any_session),),
+        from_seed=540,
+        rules=Rules(columns=False),
+        needs=("busy",),
     ),
-    MeshMutation("no-reading-rule", "all above the origin row is taken", LOST, ((_TAKE, take_without_reading),), False),
-    MeshMutation("no-origin-row", "what is known is taken again", DUPLICATE, ((_TAKE, take_what_is_known),), False),
-    MeshMutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
-    MeshMutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
-    MeshMutation(
+    Mutation(
+        "no-reading-rule",
+        "all above the origin row is taken",
+        LOST,
+        ((_TAKE, take_without_reading),),
+        rules=Rules(columns=False),
+    ),
+    Mutation(
+        "no-origin-row",
+        "what is known is taken again",
+        DUPLICATE,
+        ((_TAKE, take_what_is_known),),
+        rules=Rules(columns=False),
+    ),
+    Mutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
+    Mutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
+    Mutation(
         "one-skip",
         "a relay leaves one gap for a record of a later kind that takes several seqnos",
         LOST,
         (("ordering.sequencer.links.carry_each", one_skip),),
-        later=True,
+        needs=("later",),
     ),
-    MeshMutation(
-        "no-skips", "a relay leaves out what is no message", LOST, (("ordering.sequencer.links.carry", no_skips),)
+    Mutation(
+        "no-skips",
+        "a relay leaves out what is no message",
+        LOST,
+        (("ordering.sequencer.links.carry", no_skips),),
     ),
-    MeshMutation(
+    Mutation(
         "epoch-ignored",
         "what was left behind a seal is taken",
         UNKNOWN_MESSAGE,
         ((_READER, EpochBlindReader),),
-        False,
+        from_seed=35,
+        rules=Rules(columns=False),
+    ),
+    Mutation(
+        "ahead", "what stands behind a hole is taken", LOST, ((_READER, GreedyLinkReader),), rules=Rules(columns=False)
+    ),
+    Mutation("rows-forgotten", "a successor forgets both rows", WRONG_STATE, ((_NOTE, note_nothing),)),
+    Mutation("origins-forgotten", "a successor forgets one row", WRONG_STATE, ((_NOTE, note_no_origin),)),
+    Mutation(
+        "wrong-origin-seqno",
+        "a relay numbers by its own site",
+        UNKNOWN_MESSAGE,
+        ((_CARRY, carry_with_own_seqno),),
+    ),
+    Mutation(
+        "known-sites-only",
+        "nobody carries unknown origins",
+        LOST,
+        ((_CARRIES, known_sites_only),),
         from_seed=35,
     ),
-    MeshMutation("ahead", "what stands behind a hole is taken", LOST, ((_READER, GreedyLinkReader),), False),
-    MeshMutation("rows-forgotten", "a successor forgets both rows", WRONG_STATE, ((_NOTE, note_nothing),)),
-    MeshMutation("origins-forgotten", "a successor forgets one row", WRONG_STATE, ((_NOTE, note_no_origin),)),
-    MeshMutation(
-        "wrong-origin-seqno", "a relay numbers by its own site", UNKNOWN_MESSAGE, ((_CARRY, carry_with_own_seqno),)
-    ),
-    MeshMutation(
-        "known-sites-only", "nobody carries unknown origins", LOST, ((_CARRIES, known_sites_only),), from_seed=35
-    ),
-    MeshMutation(
+    Mutation(
         "beginning-only",
         "a relay does not look for the oldest snapshot",
         STUCK,

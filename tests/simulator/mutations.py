@@ -6,8 +6,7 @@ reach any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
@@ -21,25 +20,9 @@ from ordering.participant.participant import Participant, ParticipantStep, step
 from ordering.participant.participant_events import Event, RowKnown
 from ordering.sequencer.pipeline import Begun, Pipeline
 from ordering.sequencer.sequencer import begin_batch
+from tests.simulator.mutation import Mutation
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
-
-
-class Mutation(NamedTuple):
-    """A broken rule: its error, the anomaly it must show, and its patch."""
-
-    name: str
-    why: str
-    expected: str
-    rules: Rules = Rules()
-    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
-    from_seed: int = 0
-    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
-    later: bool = False
-    """Whether sequencers of a later version write records of their own kinds (`Shape.later`)."""
-
-
-NONE = Mutation("none", "all rules hold", "", later=True)
 
 
 class EpochBlindReader(Reader):
@@ -156,127 +139,148 @@ MUTATIONS = (
         "forgets-too-early",
         "who has sent since somebody looked is forgotten all the same",
         DUPLICATE,
-        patches=(("ordering.membership.membership.forgettable", asked_for),),
+        (("ordering.membership.membership.forgettable", asked_for),),
     ),
     Mutation(
         "no-floor",
         "who is forgotten may come again with an old incarnation",
         DUPLICATE,
-        patches=(("ordering.membership.membership._forget", without_a_floor),),
+        (("ordering.membership.membership._forget", without_a_floor),),
     ),
-    Mutation("deaf-to-its-end", "a member goes on in a life that is forgotten", LOST, Rules(step=deaf)),
+    Mutation("deaf-to-its-end", "a member goes on in a life that is forgotten", LOST, rules=Rules(step=deaf)),
     Mutation(
         "knows-no-row",
         "a member takes itself for one without a row",
         DUPLICATE,
-        Rules(step=of_its_life),
+        rules=Rules(step=of_its_life),
     ),
-    Mutation("epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, Rules(reader=EpochBlindReader)),
+    Mutation(
+        "epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, rules=Rules(reader=EpochBlindReader)
+    ),
     Mutation(
         "not-lower",
         "'not lower' in the place of go-back-N",
         FIFO_VIOLATION,
-        Rules(columns=False),
         ((_NEXT_ACCEPTED, not_lower),),
+        rules=Rules(columns=False),
     ),
     Mutation(
-        "not-lower-loses", "the same, as the sender sees it", LOST, Rules(columns=False), ((_NEXT_ACCEPTED, not_lower),)
+        "not-lower-loses",
+        "the same, as the sender sees it",
+        LOST,
+        ((_NEXT_ACCEPTED, not_lower),),
+        rules=Rules(columns=False),
     ),
-    Mutation("no-seal", "a new sequencer does not end the old one's epoch first", DIVERGENT, Rules(seal_first=False)),
-    Mutation("no-read-back", "what was written before the seal is not read", DIVERGENT, Rules(read_back=False)),
+    Mutation(
+        "no-seal", "a new sequencer does not end the old one's epoch first", DIVERGENT, rules=Rules(seal_first=False)
+    ),
+    Mutation("no-read-back", "what was written before the seal is not read", DIVERGENT, rules=Rules(read_back=False)),
     Mutation(
         "claims-not-unique",
         "two that claim one epoch both go on",
         DIVERGENT,
-        Rules(unique_claims=False, yield_to_others=False),
         from_seed=60,
+        rules=Rules(unique_claims=False, yield_to_others=False),
     ),
     Mutation(
-        "floor-after-claim", "the floor is noted after the claim", DIVERGENT, Rules(floor_first=False), from_seed=150
+        "floor-after-claim",
+        "the floor is noted after the claim",
+        DIVERGENT,
+        from_seed=150,
+        rules=Rules(floor_first=False),
     ),
     Mutation(
         "claims-before-end",
         "the claims are read before the end of DATA",
         WRONG_STATE,
-        Rules(claims_after_end=False),
         from_seed=790,
+        rules=Rules(claims_after_end=False),
     ),
     Mutation(
-        "any-snapshot", "a snapshot is believed wherever it stands", DIVERGENT, Rules(), ((_IN_FORCE, any_snapshot),)
+        "any-snapshot",
+        "a snapshot is believed wherever it stands",
+        DIVERGENT,
+        ((_IN_FORCE, any_snapshot),),
     ),
     Mutation(
         "snapshot-in-the-middle",
         "a snapshot is written in the middle of a batch",
         DIVERGENT,
-        Rules(snapshot_first=False),
+        rules=Rules(snapshot_first=False),
     ),
     Mutation(
         "retry-inside-the-epoch",
         "a task is run again inside its epoch",
         DIVERGENT,
-        Rules(one_attempt=False),
         from_seed=245,
+        rules=Rules(one_attempt=False),
     ),
     Mutation(
         "goes-on-after-a-failed-write",
         "what was decided and not written is taken for written",
         LOST,
-        Rules(takes_over_anew=False),
+        rules=Rules(takes_over_anew=False),
     ),
     Mutation(
         "snapshot-while-in-flight",
         "a snapshot is written before what it counts is known to be",
         DIVERGENT,
-        Rules(begin=at_any_depth),
+        rules=Rules(begin=at_any_depth),
     ),
     Mutation(
         "late-out-of-order",
         "the producer writes out of order",
         WRONG_STATE,
-        Rules(writes_in_order=False),
         from_seed=30,
+        rules=Rules(writes_in_order=False),
     ),
     Mutation(
         "arrival-order",
         "numbers depend on the order in which Spark hands rows over",
         LOST,
-        Rules(sort_rows=False, columns=False),
+        rules=Rules(sort_rows=False, columns=False),
     ),
-    Mutation("no-dedupe", "readers take repeats", DUPLICATE, Rules(reader=RepeatingReader, columns=False)),
-    Mutation("ahead", "readers take records ahead of their turn", GAP, Rules(reader=GreedyReader, columns=False)),
+    Mutation("no-dedupe", "readers take repeats", DUPLICATE, rules=Rules(reader=RepeatingReader, columns=False)),
+    Mutation("ahead", "readers take records ahead of their turn", GAP, rules=Rules(reader=GreedyReader, columns=False)),
     Mutation(
         "purged-as-decided",
         "FORWARD is purged below what was decided, though a successor reads from the snapshot's positions",
         WRONG_STATE,
-        Rules(purged_below=lambda state: state.decided),
+        rules=Rules(purged_below=lambda state: state.decided),
     ),
-    Mutation("stray-counted", "what is no DATA takes a seqno", GAP, Rules(reader=StrayReader, columns=False)),
-    Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, Rules(resume_epoch=epoch_0)),
+    Mutation("stray-counted", "what is no DATA takes a seqno", GAP, rules=Rules(reader=StrayReader, columns=False)),
+    Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, rules=Rules(resume_epoch=epoch_0)),
     Mutation(
-        "one-life", "incarnations are not compared", LOST, Rules(columns=False), ((_NEXT_ACCEPTED, any_incarnation),)
+        "one-life",
+        "incarnations are not compared",
+        LOST,
+        ((_NEXT_ACCEPTED, any_incarnation),),
+        rules=Rules(columns=False),
     ),
     Mutation(
         "life-from-anywhere",
         "an incarnation need not begin at 1",
         FIFO_VIOLATION,
-        Rules(columns=False),
         ((_NEXT_ACCEPTED, higher_incarnation_anywhere),),
+        rules=Rules(columns=False),
     ),
     Mutation(
-        "resend-backwards", "the forward table is sent again in decreasing order", LOST, Rules(resend_in_order=False)
+        "resend-backwards",
+        "the forward table is sent again in decreasing order",
+        LOST,
+        rules=Rules(resend_in_order=False),
     ),
-    Mutation("no-forward-table", "a member forgets what it has sent", LOST, Rules(keep_forward_table=False)),
+    Mutation("no-forward-table", "a member forgets what it has sent", LOST, rules=Rules(keep_forward_table=False)),
     Mutation(
         "receipt-for-an-id",
         "a member takes whatever was ordered under an id of its own for what it has sent under it",
         LOST,
-        Rules(is_same=any_message),
+        rules=Rules(is_same=any_message),
     ),
     Mutation(
         "outbox-as-it-is",
         "a start does not look whether the group has ordered what the outbox has",
         LOST,
-        Rules(),
         (("connectors.client.incarnation.incarnations.is_same", any_message),),
         from_seed=290,
     ),
@@ -284,33 +288,28 @@ MUTATIONS = (
         "no-compare-and-set",
         "a ledger commit does not name the version it was made from",
         DUPLICATE,
-        Rules(compare_and_set=False),
+        rules=Rules(compare_and_set=False),
     ),
     Mutation(
         "count-unread",
         "readers take one seqno for a record of a later kind that takes several",
         GAP,
-        Rules(reader=CountlessReader),
-        later=True,
+        rules=Rules(reader=CountlessReader),
+        needs=("later",),
     ),
     Mutation(
         "count-not-absorbed",
         "a successor takes one seqno for such a record",
         WRONG_STATE,
-        patches=(("ordering.sequencer.sequencer.Reader", CountlessReader),),
-        later=True,
+        (("ordering.sequencer.sequencer.Reader", CountlessReader),),
+        needs=("later",),
     ),
     Mutation(
         "offset-by-seqno",
         "a reader that starts in mid-log counts a seqno an offset, though a record takes several",
         GAP,
-        patches=(("connectors.kafka.log.seqno_search._is_at_or_after", at_or_after),),
-        later=True,
+        (("connectors.kafka.log.seqno_search._is_at_or_after", at_or_after),),
+        needs=("later",),
     ),
 )
 """`not-lower-loses` and `not-lower` are one fault with two faces."""
-
-
-def by_name(name: str) -> Mutation:
-    """The mutation of that name. Raises KeyError."""
-    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]

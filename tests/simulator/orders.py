@@ -28,6 +28,7 @@ from ordering.casts.stalls import Stall
 from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
+from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders_applications import Application, Applications
 from tests.simulator.orders_liars import Liars, proves
 from tests.simulator.orders_logs import MISHAPS_EVERY, POWERS, CastLog, CastLogs, GoingOn, Lacks, lacks
@@ -62,8 +63,6 @@ class Rules:
     fate_of_state: Callable[[CausalReceiver, CausalState], DeliveryStatus] = fate_of_state
     lacks: Lacks = lacks
     """Whether retention must leave a cast for a reader."""
-    powers: tuple[str, ...] = ()
-    """The Kafka's, in a third of the histories. A mutation has them only if it doesn't show without them."""
 
 
 @dataclass
@@ -115,12 +114,12 @@ class Orders:
     may_lie = True
     """Whether a member may lie."""
 
-    def __init__(self, seed: int, rules: Rules | None = None) -> None:
+    def __init__(self, seed: int, mutation: Mutation = NONE) -> None:
         self.random = random.Random(seed)
-        self.rules = rules or Rules(powers=POWERS)
+        self.rules = mutation.rules or Rules()
         self.max_held = self.random.choice((3, 8, 1_000))
         self.sites = SITES[: self.random.randint(1, 2)]
-        self.cast_logs = CastLogs(seed, self.rules.powers, self.sites, self.random)
+        self.cast_logs = CastLogs(seed, [*filter(mutation.has, POWERS)], self.sites, self.random)
         self.partitions = self.cast_logs.partitions
         self.data: list[OrderedRecord] = []
         self.lives = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from ordering.casts.casts import CAUSAL, FIFO, Cast, CastVerdict, OrderedRecord, Settled
 from ordering.casts.causal import CausalReceiver, CausalState
@@ -15,6 +14,7 @@ from ordering.casts.stalls import Stall
 from ordering.casts.unwritten_casts import Course, InheritedCast
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
+from tests.simulator.mutation import Mutation
 from tests.simulator.orders import Rules
 from tests.simulator.orders_liars import proves
 from tests.simulator.orders_logs import POWERS
@@ -197,40 +197,144 @@ def sees_no_circle(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
     return stall.missing is not None and proves(stall, is_own, has_read_all)
 
 
-class Mutation(NamedTuple):
-    """A broken rule: its error, the anomaly it must show, and its patch."""
-
-    name: str
-    expected: str
-    rules: Rules
-
-
 MUTATIONS = (
-    Mutation("blind-to-others", CAUSAL_VIOLATION, Rules(receiver=BlindToOthers)),
-    Mutation("blind-to-other-sites", CAUSAL_VIOLATION, Rules(receiver=BlindToOtherSites)),
-    Mutation("forgets-to-merge", CAUSAL_VIOLATION, Rules(receiver=Forgetful)),
-    Mutation("takes-older", DUPLICATE, Rules(receiver=TakesOlder)),
-    Mutation("takes-ahead", FIFO_VIOLATION, Rules(receiver=TakesAhead)),
-    Mutation("drops-instead-of-holding", LOST, Rules(receiver=DropsInsteadOfHolding)),
-    Mutation("ignores-after", CAUSAL_VIOLATION, Rules(receiver=BlindToTotal)),
-    Mutation("ignores-depends", CAUSAL_VIOLATION, Rules(receiver=TotalAlone)),
-    Mutation("never-blocks", VIEW_VIOLATION, Rules(receiver=NeverBlocks)),
-    Mutation("one-life", LOST, Rules(receiver=OneLife)),
-    Mutation("torn-state", LOST, Rules(receiver=TornState)),
-    Mutation("total-before-casts-are-written", LOST, Rules(outgoing=Hasty)),
-    Mutation("causal-before-own-total", CAUSAL_VIOLATION, Rules(outgoing=CausalBeforeOwnTotal)),
-    Mutation("talks-after-flush-ok", LOST, Rules(outgoing=TalksAfterFlushOk)),
-    Mutation("application-is-given-what-the-hub-is-not", VIEW_VIOLATION, Rules(fate_of_record=lagging_hub)),
-    Mutation("state-of-the-dead", LOST, Rules(fate_of_state=state_of_the_dead)),
-    Mutation("state-before-the-hub", LOST, Rules(fate_of_state=state_at_once)),
-    Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
-    Mutation("casts-again-what-was-delivered", DUPLICATE, Rules(course_of=takes_all_for_lost)),
-    Mutation("forgets-what-was-not-delivered", LOST, Rules(course_of=takes_all_for_delivered)),
-    Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
-    Mutation("retention-goes-by-offsets", LOST, Rules(lacks=nothing_is_lacked, powers=POWERS)),
-    Mutation("waits-for-ever", LOST, Rules(proves=waits_for_ever)),
-    Mutation("proof-without-the-end", LOST, Rules(proves=needs_no_end)),
-    Mutation("proof-by-other-sites", LOST, Rules(proves=knows_other_sites)),
-    Mutation("sees-no-circle", LOST, Rules(proves=sees_no_circle)),
-    Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False, powers=POWERS)),
+    Mutation(
+        "blind-to-others",
+        "a causal cast does not wait for the casts of others that its sender had delivered",
+        CAUSAL_VIOLATION,
+        rules=Rules(receiver=BlindToOthers),
+    ),
+    Mutation(
+        "blind-to-other-sites",
+        "a causal cast does not wait for casts of another site than its sender's",
+        CAUSAL_VIOLATION,
+        rules=Rules(receiver=BlindToOtherSites),
+    ),
+    Mutation(
+        "forgets-to-merge",
+        "delivered casts do not count in the own clock",
+        CAUSAL_VIOLATION,
+        rules=Rules(receiver=Forgetful),
+    ),
+    Mutation(
+        "takes-older", "a cast that was delivered is delivered again", DUPLICATE, rules=Rules(receiver=TakesOlder)
+    ),
+    Mutation(
+        "takes-ahead", "a fifo cast need not be its sender's next one", FIFO_VIOLATION, rules=Rules(receiver=TakesAhead)
+    ),
+    Mutation(
+        "drops-instead-of-holding",
+        "casts that can't be delivered at once are dropped",
+        LOST,
+        rules=Rules(receiver=DropsInsteadOfHolding),
+    ),
+    Mutation(
+        "ignores-after",
+        "a cast does not wait for the total messages that its sender had delivered",
+        CAUSAL_VIOLATION,
+        rules=Rules(receiver=BlindToTotal),
+    ),
+    Mutation(
+        "ignores-depends",
+        "total messages do not wait for the casts that they depend on",
+        CAUSAL_VIOLATION,
+        rules=Rules(receiver=TotalAlone),
+    ),
+    Mutation(
+        "never-blocks",
+        "casts that are not agreed are delivered in a flush",
+        VIEW_VIOLATION,
+        rules=Rules(receiver=NeverBlocks),
+    ),
+    Mutation("one-life", "a new incarnation continues the clock of the last one", LOST, rules=Rules(receiver=OneLife)),
+    Mutation(
+        "torn-state", "the state for a late joiner counts one cast too many", LOST, rules=Rules(receiver=TornState)
+    ),
+    Mutation(
+        "total-before-casts-are-written",
+        "a total message does not wait until its sender's casts are written",
+        LOST,
+        rules=Rules(outgoing=Hasty),
+    ),
+    Mutation(
+        "causal-before-own-total",
+        "a causal cast does not wait for its sender's own broadcasts",
+        CAUSAL_VIOLATION,
+        rules=Rules(outgoing=CausalBeforeOwnTotal),
+    ),
+    Mutation(
+        "talks-after-flush-ok", "a member sends on behind its FLUSH_OK", LOST, rules=Rules(outgoing=TalksAfterFlushOk)
+    ),
+    Mutation(
+        "application-is-given-what-the-hub-is-not",
+        "casts that the hub skips with a view are delivered",
+        VIEW_VIOLATION,
+        rules=Rules(fate_of_record=lagging_hub),
+    ),
+    Mutation(
+        "state-of-the-dead",
+        "a state is taken although the group goes on without some of its casts",
+        LOST,
+        rules=Rules(fate_of_state=state_of_the_dead),
+    ),
+    Mutation(
+        "state-before-the-hub",
+        "a state is taken before the joiner's hub has delivered its casts",
+        LOST,
+        rules=Rules(fate_of_state=state_at_once),
+    ),
+    Mutation(
+        "state-in-midst-of-a-delivery",
+        "a state is supplied in the middle of a delivery",
+        LOST,
+        rules=Rules(supply_in_midst=True),
+    ),
+    Mutation(
+        "casts-again-what-was-delivered",
+        "inherited casts are cast again, whatever was delivered of them",
+        DUPLICATE,
+        rules=Rules(course_of=takes_all_for_lost),
+    ),
+    Mutation(
+        "forgets-what-was-not-delivered",
+        "inherited casts count as delivered",
+        LOST,
+        rules=Rules(course_of=takes_all_for_delivered),
+    ),
+    Mutation(
+        "full-is-not-read-again",
+        "casts that found the queue full are not read again",
+        LOST,
+        rules=Rules(read_full_again=False),
+    ),
+    Mutation(
+        "retention-goes-by-offsets",
+        "retention drops casts that a joiner with another site's state has to read",
+        LOST,
+        rules=Rules(lacks=nothing_is_lacked),
+        needs=POWERS,
+    ),
+    Mutation("waits-for-ever", "nothing proves that a clock is wrong", LOST, rules=Rules(proves=waits_for_ever)),
+    Mutation(
+        "proof-without-the-end",
+        "a cast that was not read yet counts as missing",
+        LOST,
+        rules=Rules(proves=needs_no_end),
+    ),
+    Mutation(
+        "proof-by-other-sites",
+        "a cast of another site that has not arrived counts as missing",
+        LOST,
+        rules=Rules(proves=knows_other_sites),
+    ),
+    Mutation(
+        "sees-no-circle", "casts that wait for each other prove nothing", LOST, rules=Rules(proves=sees_no_circle)
+    ),
+    Mutation(
+        "relay-counts-its-copies",
+        "a relay goes on behind as many records as there are copies",
+        LOST,
+        rules=Rules(begin_by_mark=False),
+        needs=POWERS,
+    ),
 )

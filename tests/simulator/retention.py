@@ -17,8 +17,10 @@ from ordering.checker.anomalies import Anomaly
 from ordering.checker.checker import Checker
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
+from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.rules import Rules
 from tests.simulator.sequencers import Sequencer
+from tests.simulator.world import WRONG_STATE
 
 ACTIONS = 80
 WEIGHTS = {
@@ -182,3 +184,11 @@ class Retained:
 
     def _wrong(self, what: str) -> None:
         self.broker.wrong_states.append(what)
+
+
+def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Run a history; return its violations."""
+    with mutation.broken():
+        history = Retained(seed)
+        found = history.run()
+        return [*found, *(Anomaly(WRONG_STATE, wrong, ()) for wrong in history.broker.wrong_states)]

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 from ordering.checker.anomalies import Anomaly
-from tests.simulator.mutations import NONE, Mutation
+from tests.simulator.mutation import NONE, Mutation
+from tests.simulator.rules import Rules
 from tests.simulator.world import Action, Shape, World
 
 T = TypeVar("T")
@@ -85,10 +86,9 @@ def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
         stack.enter_context(patch("connectors.kafka.log.log_state._FIRST_WINDOW", what.window))
         stack.enter_context(patch("connectors.kafka.log.seqno_search._FIRST_STEP", what.window))
-        for target, replacement in mutation.patches:
-            stack.enter_context(patch(target, replacement))
-        shape = what.shape if mutation.later else what.shape._replace(later=0)
-        world = World(shape, mutation.rules)
+        stack.enter_context(mutation.broken())
+        shape = what.shape if mutation.has("later") else what.shape._replace(later=0)
+        world = World(shape, mutation.rules or Rules())
         for action in what.actions:
             world.apply(action)
         world.heal()
@@ -102,6 +102,13 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
         return any(found.name == name for found in run(what._replace(actions=tuple(actions)), mutation))
 
     return what._replace(actions=tuple(drop_actions(what.actions, fails)))
+
+
+def describe(what: History, name: str) -> str:
+    """A shrunk history, for a reader."""
+    lines = [f"  {name} needs no more than this ({what.shape}, a snapshot every {what.snapshot_every} records, "]
+    lines += [f"  first window {what.window})"]
+    return "\n".join([*lines, *(f"    {action.kind} {action.who} {action.dice}" for action in what.actions)])
 
 
 def drop_actions(all_actions: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:

@@ -57,7 +57,6 @@ class MeshShape(NamedTuple):
     partitions: int = 1
     batch_rows: int = 8
     coded: bool = False
-    columns: bool = True
     later: int = 0
     """Percentage of steps in which sequencers, of a later version, write a record of an unknown kind."""
 
@@ -80,9 +79,9 @@ class Site:
 class Mesh:
     """The simulated mesh. `apply` what you like, then `heal`, then `anomalies`."""
 
-    def __init__(self, shape: MeshShape) -> None:
+    def __init__(self, shape: MeshShape, rules: Rules | None = None) -> None:
         self.shape = shape
-        self.rules = Rules(columns=shape.columns)
+        self.rules = rules or Rules()
         self.files: list[Sites] = []
         self.sites: dict[str, Site] = {}
         self.retired: set[str] = set()

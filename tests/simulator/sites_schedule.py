@@ -10,7 +10,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from ordering.checker.anomalies import Anomaly
-from tests.simulator.mesh_mutations import NONE, MeshMutation
+from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.schedule import drop_actions
 from tests.simulator.sites import Mesh, MeshShape, hang_together
 
@@ -101,7 +101,7 @@ def graph(names: str, rng: random.Random) -> tuple[str, ...]:
     return tuple(sorted("".join(sorted(link)) for link in links))
 
 
-def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
+def run(what: MeshHistory, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run it in a fresh mesh; return the violations."""
     with ExitStack() as stack:
         for module in ("ordering.sequencer.sequencer", "connectors.relay.link_start"):
@@ -109,17 +109,16 @@ def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
         stack.enter_context(patch("connectors.kafka.log.log_state._FIRST_WINDOW", 16))
         stack.enter_context(patch("connectors.kafka.log.seqno_search._FIRST_STEP", 16))
-        for target, replacement in mutation.patches:
-            stack.enter_context(patch(target, replacement))
-        later = what.shape.later if mutation.later else 0
-        mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns, later=later))
+        stack.enter_context(mutation.broken())
+        shape = what.shape if mutation.has("later") else what.shape._replace(later=0)
+        mesh = Mesh(shape, mutation.rules)
         for kind, dice in what.actions:
             mesh.apply(kind, dice)
         mesh.heal()
         return mesh.anomalies()
 
 
-def shrink(what: MeshHistory, name: str, mutation: MeshMutation = NONE) -> MeshHistory:
+def shrink(what: MeshHistory, name: str, mutation: Mutation = NONE) -> MeshHistory:
     """Drop as many actions as can be dropped while the anomaly `name` stays."""
 
     def fails(actions: Sequence[tuple[str, int]]) -> bool:

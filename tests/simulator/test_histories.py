@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.simulator.histories import WORLDS
+from tests.simulator.histories import SEEDS
 
 AHEAD_S = 1_000_000
 PROGRAM = """
@@ -17,8 +17,8 @@ import json, logging, sys, time
 wall, monotonic, ahead_s = time.time, time.monotonic, float(sys.argv[1])
 time.time, time.monotonic = lambda: wall() + ahead_s, lambda: monotonic() + ahead_s
 logging.disable()
-from tests.simulator.histories import WORLDS, digest
-print(json.dumps({world: digest(world) for world in WORLDS}))
+from tests.simulator.histories import SEEDS, digest
+print(json.dumps({world: digest(world) for world in SEEDS}))
 """
 
 
@@ -40,5 +40,5 @@ def test_no_history_depends_on_its_process() -> None:
         for run in runs:
             run.kill()
             run.wait()
-    assert set(one) == set(WORLDS)
-    assert [world for world in WORLDS if one[world] != other[world]] == []
+    assert set(one) == set(SEEDS)
+    assert [world for world in SEEDS if one[world] != other[world]] == []

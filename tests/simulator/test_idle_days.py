@@ -26,6 +26,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, JOIN, Partition
 from tests.relay.carrying import Carrier, relays_in_memory
+from tests.simulator.rules import Rules
 from tests.simulator.sites import ROUND_MS, Mesh, MeshShape
 
 HOURS = 24
@@ -150,7 +151,7 @@ def test_a_day_of_an_idle_hub_is_flat() -> None:
 @pytest.mark.slow
 def test_a_day_of_an_idle_mesh_is_flat() -> None:
     """No record goes round: a site's snapshot, which its links carry as a gap, makes no entry at another site."""
-    mesh = Mesh(MeshShape("ab", ("ab",), joining=1, columns=False))
+    mesh = Mesh(MeshShape("ab", ("ab",), joining=1), Rules(columns=False))
     mesh.heal()
     for site in mesh.sites.values():
         mesh.change_settings(site, suspect_after_ms=6_000 * STEP_S)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from ordering.checker.anomalies import Anomaly
-from tests.simulator import isis, isis_mutations, isis_site_mutations, isis_sites
-from tests.simulator.isis_mutations import Mutation
+from tests.simulator import isis, isis_sites
 from tests.simulator.seeds import blocks
+from tests.simulator.simulations import SIMULATIONS
 
 
 class Simulation(NamedTuple):
@@ -21,22 +21,18 @@ class Simulation(NamedTuple):
     seeds: int
     seeds_in_the_fast_suite: int
     seeds_at_a_time: int
-    mutations: tuple[Mutation, ...]
-    seeds_for_a_mutation: int
 
     def keeps_every_promise(self, seeds: range) -> None:
         for seed in seeds:
             assert self.run(seed) == [], f"python -m tests.simulator --{self.option} --seed {seed}"
 
 
-PROCESSES = Simulation("isis", isis.run, 2_000, 50, 150, isis_mutations.MUTATIONS, 150)
-SITES = Simulation("isis-sites", isis_sites.run, 500, 5, 20, isis_site_mutations.MUTATIONS, 60)
+PROCESSES = Simulation("isis", isis.run, 2_000, 50, 150)
+SITES = Simulation("isis-sites", isis_sites.run, 500, 5, 20)
 BOTH = (PROCESSES, SITES)
 
 
 def name_of(what: object) -> str | None:
-    if isinstance(what, Mutation):
-        return what.name
     return what.option if isinstance(what, Simulation) else None
 
 
@@ -55,23 +51,9 @@ def test_every_promise_holds_for_longer(simulation: Simulation, seeds: range) ->
     simulation.keeps_every_promise(seeds)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("simulation", "mutation"),
-    [(each, mutation) for each in BOTH for mutation in each.mutations],
-    ids=name_of,
-)
-def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) -> None:
-    """The simulator can fail: each rule is needed, and what breaks without it has its name."""
-    for seed in range(mutation.from_seed, mutation.from_seed + simulation.seeds_for_a_mutation):
-        if mutation.expected in {anomaly.name for anomaly in simulation.run(seed, mutation)}:
-            return
-    pytest.fail(f"{simulation.seeds_for_a_mutation} seeds without {mutation.expected!r}")
-
-
 def test_a_link_that_is_cut_under_load_heals_by_itself() -> None:
     """The reports of both its ends are then longer than a datagram."""
     seeds = range(12)
     assert [(seed, found) for seed in seeds if (found := isis.flood(seed))] == []
-    broken = isis_mutations.by_name("no-parts")
+    broken = SIMULATIONS["isis"].mutation("no-parts")
     assert any(isis.flood(seed, broken) for seed in seeds)

@@ -7,11 +7,9 @@ from collections import Counter
 import pytest
 
 from tests.simulator.orders import Orders
-from tests.simulator.orders_mutations import MUTATIONS, Mutation
 from tests.simulator.seeds import blocks
 
 SEEDS = 2_000
-SEEDS_FOR_A_MUTATION = 200
 SEEDS_WITH_ALL_THAT_IS_RARE = 400
 FAST_SEEDS = 50
 
@@ -52,13 +50,3 @@ def test_what_is_rare_does_happen() -> None:
 @pytest.mark.parametrize("seeds", blocks(SEEDS_WITH_ALL_THAT_IS_RARE, 500, SEEDS))
 def test_every_order_holds_for_long(seeds: range) -> None:
     check(seeds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
-    """Each rule is needed, and what breaks without it has its name."""
-    for seed in range(SEEDS_FOR_A_MUTATION):
-        if mutation.expected in {name for name, _ in Orders(seed, mutation.rules).run()}:
-            return
-    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-from unittest.mock import patch
-
 import pytest
 
 from connectors.kafka.topics.data_purge import deletable, missing_note
 from ordering.base.errors import HistoryUnavailable, NoSnapshot
-from ordering.base.records import EPOCH, Data
 from tests.simulator.broker import SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.retention import Retained
@@ -18,10 +13,6 @@ from tests.simulator.rules import Rules
 from tests.simulator.sequencers import Sequencer
 
 SEEDS = 300
-
-
-def is_snapshot(record: Data) -> bool:
-    return record.kind == EPOCH and bool(record.payload)
 
 
 @pytest.mark.slow
@@ -35,19 +26,6 @@ def test_a_whole_data_always_starts() -> None:
         lost += not history.is_whole
     assert purged > SEEDS / 2
     assert lost > SEEDS / 20
-
-
-@pytest.mark.parametrize(
-    ("rule", "broken"),
-    [
-        ("tests.simulator.retention.Retained.deleted_below", staticmethod(lambda snapshot: snapshot.offset + 1)),
-        ("connectors.kafka.log.log_state._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
-    ],
-    ids=["the newest snapshot goes, too", "a snapshot that does not count stays"],
-)
-def test_without_a_rule_it_is_found_out(rule: str, broken: Callable[..., Any]) -> None:
-    with patch(rule, broken):
-        assert any(history.run() or history.broker.wrong_states for history in map(Retained, range(SEEDS)))
 
 
 @pytest.mark.parametrize("is_noted", [True, False])

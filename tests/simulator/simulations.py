@@ -1,0 +1,115 @@
+"""The list of all worlds, each with its mutations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ordering.checker.anomalies import Anomaly
+from tests.simulator import (
+    cuts,
+    hub,
+    hub_mutations,
+    isis,
+    isis_mutations,
+    isis_site_mutations,
+    isis_sites,
+    log_mutations,
+    membership_mutations,
+    mesh_mutations,
+    mutations,
+    orders_mutations,
+    retention,
+    schedule,
+    sites_schedule,
+)
+from tests.simulator.mutation import NONE, Mutation
+from tests.simulator.orders import Orders
+
+
+def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
+    return schedule.run(schedule.history(seed), mutation)
+
+
+def explain_group(seed: int, mutation: Mutation, anomaly: str) -> str:
+    """Return the shortest history that still breaks the same."""
+    return schedule.describe(schedule.shrink(schedule.history(seed), anomaly, mutation), anomaly)
+
+
+def mesh_of(seed: int, mutation: Mutation) -> sites_schedule.MeshHistory:
+    return sites_schedule.history(seed, busy="busy" in mutation.needs)
+
+
+def run_mesh(seed: int, mutation: Mutation) -> list[Anomaly]:
+    return sites_schedule.run(mesh_of(seed, mutation), mutation)
+
+
+def explain_mesh(seed: int, mutation: Mutation, anomaly: str) -> str:
+    """Return the shortest history that still breaks the same."""
+    return sites_schedule.describe(sites_schedule.shrink(mesh_of(seed, mutation), anomaly, mutation), anomaly)
+
+
+def run_membership(seed: int, mutation: Mutation) -> list[Anomaly]:
+    found = (problem.partition(": ") for problem in membership_mutations.run(seed, mutation))
+    return [Anomaly(name, detail, ()) for name, _, detail in found]
+
+
+def run_orders(seed: int, mutation: Mutation) -> list[Anomaly]:
+    return [Anomaly(name, detail, ()) for name, detail in Orders(seed, mutation).run()]
+
+
+class Simulation(NamedTuple):
+    """A world: `run` plays a seed's history with a mutation, and returns the violations."""
+
+    name: str
+    help: str
+    run: Callable[[int, Mutation], list[Anomaly]]
+    mutations: Sequence[Mutation]
+    seeds_for_a_mutation: int
+    """In so many seeds from its first one, each mutation must show."""
+    explain: Callable[[int, Mutation, str], str] | None = None
+
+    def mutation(self, name: str) -> Mutation:
+        """Return the mutation of that name. Raise KeyError."""
+        return {mutation.name: mutation for mutation in (NONE, *self.mutations)}[name]
+
+    def first_seed(self, mutation: Mutation, seeds: Iterable[int]) -> int | None:
+        """Return the first of the seeds in which the mutation shows, or None."""
+        for seed in seeds:
+            if not mutation.anomalies.isdisjoint(found.name for found in self.run(seed, mutation)):
+                return seed
+        return None
+
+
+SIMULATIONS: Mapping[str, Simulation] = {
+    each.name: each
+    for each in (
+        Simulation("group", "groups with one sequencer at a time", run_group, mutations.MUTATIONS, 400, explain_group),
+        Simulation("sites", "meshes of sites", run_mesh, mesh_mutations.MUTATIONS, 60, explain_mesh),
+        Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60),
+        Simulation(
+            "membership",
+            "histories of joins, leaves and flushes",
+            run_membership,
+            membership_mutations.MUTATIONS,
+            40,
+        ),
+        Simulation(
+            "orders", "histories of fifo, causal and total messages", run_orders, orders_mutations.MUTATIONS, 200
+        ),
+        Simulation("cuts", "histories of logs that are cut and made anew", cuts.run, log_mutations.CUTS, 100),
+        Simulation(
+            "retention", "histories of logs that are purged at any step", retention.run, log_mutations.RETENTION, 300
+        ),
+        Simulation(
+            "isis", "histories of processes that agree without a sequencer", isis.run, isis_mutations.MUTATIONS, 150
+        ),
+        Simulation(
+            "isis-sites",
+            "histories of sites that agree without a home",
+            isis_sites.run,
+            isis_site_mutations.MUTATIONS,
+            60,
+        ),
+    )
+}
