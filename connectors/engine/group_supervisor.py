@@ -130,20 +130,29 @@ class GroupSupervisor:
         next_look = time.monotonic() + WATCH_S
         try:
             while not self._ends.wait(_TAKING_S if self._takeovers.is_running else WATCH_S):
-                try:
-                    self._finish_takeovers()
-                    if time.monotonic() >= next_look:
-                        next_look = time.monotonic() + WATCH_S
-                        self._look()
-                except (BrokerUnreachable, KafkaError) as error:
-                    if isinstance(error, KafkaError) and not error.retriable:
-                        raise
-                    # The thread goes on: the writer waits for a restarting broker by itself. A question about a deleted
-                    # topic gets no answer either; the next look finds that the topic is gone.
-                    if not self._state.finder.has_changed():
-                        _logger.warning("sequence: the broker does not answer")
+                looks = time.monotonic() >= next_look
+                if looks:
+                    next_look = time.monotonic() + WATCH_S
+                self.turn(looks=looks)
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
             self._failure = error
+
+    def turn(self, *, looks: bool) -> None:
+        """Pass groups that were taken over to the loop. With `looks`, look after all groups, too.
+
+        Raises what ends the attempt.
+        """
+        try:
+            self._finish_takeovers()
+            if looks:
+                self._look()
+        except (BrokerUnreachable, KafkaError) as error:
+            if isinstance(error, KafkaError) and not error.retriable:
+                raise
+            # The thread goes on: the writer waits for a restarting broker by itself. A question about a deleted topic
+            # gets no answer either; the next look finds that the topic is gone.
+            if not self._state.finder.has_changed():
+                _logger.warning("sequence: the broker does not answer")
 
     def _look(self) -> None:
         while not self._failed.empty():

@@ -105,16 +105,20 @@ class Loop(Generic[AnyMachine]):
     def run(self, supervisor: Supervisor) -> None:
         """Work until stopped, then finish. Raises the error that ends the attempt."""
         while not self._stop.is_set():
-            supervisor.raise_failure()
-            for change in supervisor.changes():
-                self.take(change)
-            for group in [group for group in self._groups.values() if group.in_flight]:
-                self._act(group.name, GroupDriver.see_written)
-            supervisor.pipelines = {name: group.machine.pipeline for name, group in self._groups.items()}
-            self.step()
-            while self._failed:
-                supervisor.report_failure(*self._failed.popitem())
+            self.turn(supervisor)
         self._finish()
+
+    def turn(self, supervisor: Supervisor) -> None:
+        """Apply the supervisor's changes, see what Kafka has written, and step. Raises like `run`."""
+        supervisor.raise_failure()
+        for change in supervisor.changes():
+            self.take(change)
+        for group in [group for group in self._groups.values() if group.in_flight]:
+            self._act(group.name, GroupDriver.see_written)
+        supervisor.pipelines = {name: group.machine.pipeline for name, group in self._groups.items()}
+        self.step()
+        while self._failed:
+            supervisor.report_failure(*self._failed.popitem())
 
     def take(self, taken: Taken) -> None:
         """Apply a change of groups, partitions or decisions. Raises a failed group's error if no other group remains.

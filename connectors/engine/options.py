@@ -10,6 +10,7 @@ from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, Group
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.log.same_log import Ledger
 from connectors.storage.location import Location
 from connectors.takeover.takeover import GroupCheck
 
@@ -17,14 +18,14 @@ from connectors.takeover.takeover import GroupCheck
 class EngineOptions(NamedTuple):
     """The options of the engine.
 
-    `ledger`: the Delta table; a group is not claimed if its DATA has lost seqnos that the ledger has. `groups`: the
-    groups to serve. `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs of the
-    process. `check_group`: checks each group before it is claimed.
+    `ledger`: the Delta table, or its rows; a group is not claimed if its DATA has lost seqnos that the ledger has.
+    `groups`: the groups to serve. `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs
+    of the process. `check_group`: checks each group before it is claimed.
     """
 
     connection: Connection
     site: str
-    ledger: Location | None = None
+    ledger: Location | Ledger | None = None
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
     troubles: Troubles | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, OutputTopics, decide
+from connectors.engine.batch import Output, OutputTopics, Polled, decide
 from connectors.kafka.transport import Record
 from ordering.base.records import Exclusion
 from ordering.sequencer.pipeline import Pipeline
@@ -29,7 +29,7 @@ class Sequencing:
 
     def __init__(self, state: SequencerState, site: str) -> None:
         self.pipeline = Pipeline.after_takeover(state)
-        self._topics = OutputTopics.of(state.group, site)
+        self.topics = OutputTopics.of(state.group, site)
         self._held: dict[TopicPartition, Sequence[Record]] = {}
         self._is_full: bool | None = False
         """None: not measured since the last `take`. Most batches are decided at once, and never measured."""
@@ -72,15 +72,19 @@ class Sequencing:
         if begun is None:
             return None
         held, self._held, self._is_full = self._held, {}, False
-        state, decided = decide(begun.state, held, self._topics)
+        state, decided = self.decide(begun.state, held)
         state, closing = end_batch(state)
         self.pipeline = self.pipeline.decided(state)
-        encode = self._topics.encode
+        encode = self.topics.encode
         return [
             *(encode(record, None) for record in begun.opening),
             *decided,
             *(encode(each, None) for each in closing),
         ]
+
+    def decide(self, state: SequencerState, held: Polled) -> tuple[SequencerState, list[Output]]:
+        """Decide a batch's records; return the state after them, and the records to write."""
+        return decide(state, held, self.topics)
 
     def acknowledge(self) -> None:
         """Note that Kafka has the oldest batch in flight."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from connectors.engine.options import EngineOptions
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups
 from connectors.kafka.log.same_log import Ledger
 from connectors.kafka.topics.topics import check_topics
+from connectors.storage.location import RemotePath
 from connectors.takeover.takeover import Claimer, Takeover
 from ordering.base.errors import AbcastError
 from ordering.sequencer.state import SequencerState
@@ -83,6 +85,8 @@ class Takeovers:
     def _find_ledger(self) -> Ledger | None:
         """Return the end of the ledger; None if there is no ledger, or Delta (the extra `jobs`) is not installed."""
         ledger = self._options.ledger
+        if ledger is not None and not isinstance(ledger, Path | RemotePath):
+            return ledger
         if ledger is None or not ledger.exists():
             return None
         try:

@@ -121,6 +121,15 @@ class MemoryAdmin:
             for number in range(count):
                 self.kafka.partitions.setdefault(TopicPartition(topic, number), [])
 
+    def describe_topics(self) -> list[dict[str, Any]]:
+        """Return all topics with their partitions, each with its leader: -1 if all of its operations are away."""
+        found: dict[str, list[dict[str, int]]] = {}
+        for place in sorted(self.kafka.partitions):
+            is_gone = all(self.kafka.lacks(place, what) for what in (READS, WRITES, OFFSETS))
+            leader = -1 if is_gone else self.kafka.leaders[place.topic]
+            found.setdefault(place.topic, []).append({"partition": place.partition, "leader_id": leader})
+        return [{"name": name, "partitions": partitions} for name, partitions in found.items()]
+
     def describe_configs(self, *_: object, **__: object) -> dict[str, dict[str, Any]]:
         """Return no settings."""
         return {}

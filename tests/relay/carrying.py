@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,23 +47,7 @@ def memory(connection: Connection) -> Any:
 def relays_in_memory() -> Iterator[None]:
     """Give a Kafka in memory the parts of a broker that relays need besides."""
 
-    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
-        def delete(below: Mapping[TopicPartition, int]) -> None:
-            for place, offset in below.items():
-                kafka.topics.drop(place.topic, offset, place.partition)
-
-        def describe() -> list[dict[str, Any]]:
-            names = sorted({place.topic for place in kafka.topics.partitions})
-            return [
-                {"name": name, "partitions": [{"leader_id": 0} for _ in kafka.topics.numbers(name)]} for name in names
-            ]
-
-        return nullcontext(
-            SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete, describe_topics=describe)
-        )
-
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(MemoryConnection, "admin", admin)
         for module in ("job", "letters"):
             monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
         for module in ("job", "hub"):

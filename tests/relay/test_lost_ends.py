@@ -9,13 +9,13 @@ from contextlib import suppress
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.home_copy import EndLost
 from connectors.relay.hub import HomeData
-from connectors.takeover.takeover import Claimer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import Topic
@@ -24,7 +24,8 @@ from ordering.base.records import Data
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 from tests.relay.carrying import Carrier, relays_in_memory
-from tests.simulator.jobs import Job
+from tests.world.clock import Clock
+from tests.world.jobs import Job
 
 WAY = Direction("nyc", "sfo")
 COPY = str(Topic("g", "data", "sfo"))
@@ -42,7 +43,7 @@ class Ends:
         self.take_over()
 
     def take_over(self) -> None:
-        self.sequencer = Job(Claimer(self.kafkas["nyc"], "nyc"), "g", 0.0)
+        self.sequencer = Job(EngineOptions(self.kafkas["nyc"], "nyc"), Clock())
 
     def order(self, count: int) -> None:
         forward = TopicPartition(str(Topic("g", "forward", "nyc")), 0)

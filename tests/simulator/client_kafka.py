@@ -22,6 +22,7 @@ from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
 from ordering.base.records import Partition
 from tests.simulator.kafka import Kafka, Log
+from tests.world.clock import Clock
 
 
 class StoredLog(Log):
@@ -54,7 +55,7 @@ class StoredLog(Log):
         if is_away:
             self.kafka.topics.take_away(self.place.topic, partition=self.place.partition)
         else:
-            self.kafka.topics.away.pop(self.place, None)
+            self.kafka.topics.bring_back(self.place.topic, self.place.partition)
 
     def mark(self) -> None:
         self._check_leader()
@@ -70,9 +71,9 @@ class StoredLog(Log):
 class ClientKafka(Kafka):
     """A site's Kafka."""
 
-    def __init__(self, seed: int, powers: Sequence[str] = ()) -> None:
+    def __init__(self, seed: int, clock: Clock, powers: Sequence[str] = ()) -> None:
         super().__init__(seed, powers)
-        self.topics = _Topics(self)
+        self.topics = _Topics(self, clock)
         self.unanswered = 0.0
         """The share of appends that get no answer. Kafka may have the record all the same."""
         self.check_reached: Callable[[], None] = lambda: None
@@ -103,11 +104,10 @@ class ClientKafka(Kafka):
 class _Topics(MemoryTopics):
     """Each partition's leader has a clock."""
 
-    def __init__(self, kafka: ClientKafka) -> None:
+    def __init__(self, kafka: ClientKafka, clock: Clock) -> None:
         super().__init__()
         self._kafka = kafka
-        self.silence_s = 0.0
-        self.clock = lambda: kafka.now_ms / 1000
+        self.changed, self.clock = clock.condition(), lambda: clock.now_s
 
     def append(self, place: TopicPartition, *record: Any) -> PlainRecord:
         self.ahead_ms = self._kafka.log(*place).skew_ms

@@ -24,25 +24,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.intake import PartitionsFailed
+from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.topics.data_purge import purge_data
-from connectors.takeover.takeover import Claimer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Partition
 from ordering.checker.anomalies import DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
-from tests.simulator.jobs import Job
 from tests.simulator.mutation import NONE, Mutation
+from tests.world.clock import Clock
+from tests.world.jobs import Job
 
 GROUP, SITE = "g", "s"
 DATA, FORWARD = (Partition(str(Topic(GROUP, role, SITE)), 0) for role in ("data", "forward"))
@@ -95,11 +94,11 @@ class Cuts:
         """`later`: the share of batches with a record of a later kind."""
         self.dice = random.Random(seed)
         self.later, self.later_dice = later, random.Random(f"later {seed}")
-        self.clock = 1_750_000_000.0
+        self.clock = Clock()
         self.connection = MemoryConnection()
         self.topics = self.connection.topics
-        self.topics.clock = lambda: self.clock
-        self.topics.silence_s = 0.0
+        self.topics.changed = self.clock.condition()
+        self.topics.clock = lambda: self.clock.now_s
         self.connection.create(GROUP, SITE)
         self.job: Job | None = None
         self.readers: list[Log] = []
@@ -259,8 +258,8 @@ class Cuts:
             return
         known = list(self.rows) if self.has_ledger else []
         try:
-            by = Claimer(self.connection, SITE, ledger=self if self.has_ledger else None)
-            self.job = Job(by, GROUP, self.clock)
+            options = EngineOptions(self.connection, SITE, ledger=self if self.has_ledger else None)
+            self.job = Job(options, self.clock)
         except AbcastError as error:
             self.seen.add(f"a start: {type(error).__name__}")
             if isinstance(error, HistoryChanged) and not self.is_damaged:
@@ -283,21 +282,21 @@ class Cuts:
             is_later = self.later_dice.random() < self.later
             if not self.job.decide(cut, self.later_dice.choice((1, 2, 3, 7)) if is_later else 0):
                 self.kill()
-        except PartitionsFailed:
-            self.seen.add("FORWARD is another")
+        except AbcastError as error:
+            self.seen.add(f"a batch: {type(error).__name__}")
             self.kill()
 
     def look(self) -> None:
         if self.job is None:
             return
         try:
-            self.job.look(self.clock)
+            self.job.look()
         except AbcastError as error:
             self.seen.add(f"a job: {type(error).__name__}")
             self.kill()
 
     def wait(self) -> None:
-        self.clock += self.dice.choice([0.1, 1.0, LONG_S])
+        self.clock.sleep(self.dice.choice([0.1, 1.0, LONG_S]))
 
     def jump(self) -> None:
         self.topics.ahead_ms = self.dice.choice([0, self.dice.randint(-86_400_000, 86_400_000)])
@@ -357,7 +356,7 @@ class Cuts:
         self.is_damaged, self.ledger, self.rows = False, None, []
 
     def damaged(self, topic: str) -> None:
-        self.clock += 5  # a power failure takes its time
+        self.clock.sleep(5)  # a power failure takes its time
         if topic == DATA.topic:
             self.damage += 1
             self.is_damaged = True
@@ -370,7 +369,7 @@ class Cuts:
 
     def end(self) -> None:
         for _ in range(ROUNDS):
-            self.clock += LONG_S
+            self.clock.sleep(LONG_S)
             self.look()
             self.start()
             if self.job is None:
@@ -386,7 +385,7 @@ class Cuts:
 
     def decide_for_good(self) -> None:
         if self.job is not None:
-            with suppress(PartitionsFailed):
+            with suppress(AbcastError):
                 if self.job.decide(None):
                     return
             self.kill()
@@ -413,7 +412,7 @@ class Cuts:
 def playing(seed: int, *, has_later: bool = True) -> Iterator[Cuts]:
     """A world in which a history can be played. `has_later`: a job may write records of a later kind."""
     world = Cuts(seed, random.Random(f"has later {seed}").choice((0.0, 0.0, 0.1, 0.6)) if has_later else 0.0)
-    with patch("time.time", lambda: world.clock):
+    with world.clock.installed():
         yield world
         world.kill()
 

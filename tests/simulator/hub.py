@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.intake import PartitionsFailed
+from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.codec.epochs import Move
 from connectors.kafka.connection.sites import Direction, Sites
@@ -41,7 +41,6 @@ from connectors.relay.bootstrap import bootstrap
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.lacking import lacking_beside
 from connectors.relay.promotion import promote
-from connectors.takeover.takeover import Claimer
 from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -57,8 +56,9 @@ from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOS
 from tests.ledger.ledger_of import write_ledger
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.simulator.client_kafka import ClientConnection, ClientKafka
-from tests.simulator.jobs import Job
 from tests.simulator.mutation import NONE, Mutation
+from tests.world.clock import Clock
+from tests.world.jobs import Job
 
 GROUP = "g"
 OPERATOR = "operator"
@@ -119,13 +119,13 @@ class Site:
 class Hub:
     """The world of one history."""
 
-    def __init__(self, seed: int, powers: Sequence[str] = POWERS) -> None:
+    def __init__(self, seed: int, clock: Clock, powers: Sequence[str] = POWERS) -> None:
         self.dice = random.Random(seed)
         self.powers = powers
         names = ["nyc", "sfo", "lax", "oak"][: self.dice.choice([2, 3, 3, 3, 4])]
         self.actor = OPERATOR
         self.cuts: set[frozenset[str]] = set()
-        self.clock = 1_750_000_000.0
+        self.clock = clock
         self.may_lose = self.dice.random() < 0.4
         """Whether the operator may be cut off from a site, so that what that has may be lost."""
         self.may_cut = self.dice.random() < 0.25 and bool(powers)
@@ -146,10 +146,10 @@ class Hub:
         self.anomalies: list[Anomaly] = []
         self.told = Counter[str]()
         self.first = names[0]
-        self.jobs.append(Job(Claimer(self.sites[self.first].connection, self.first), GROUP, self.clock))
+        self.jobs.append(Job(EngineOptions(self.sites[self.first].connection, self.first), self.clock))
 
     def _site(self, name: str) -> Site:
-        kafka = ClientKafka(self.dice.getrandbits(30), self.powers)
+        kafka = ClientKafka(self.dice.getrandbits(30), self.clock, self.powers)
         kafka.check_reached = lambda: self.check_reached(name)
         connection = ClientConnection.to(kafka, name)
         connection.create(GROUP, name, self.dice.choice([1, 1, 2]))
@@ -179,7 +179,6 @@ class Hub:
         self.actor = actor
         for site in self.sites.values():
             site.kafka.unanswered = fails
-            site.kafka.now_ms = int(self.clock * 1000)
 
     # What members do.
 
@@ -256,8 +255,8 @@ class Hub:
         if file.home != name or not (has_records or self.all_answer(name)):
             return
         with self.acting(name, self.dice.choice([0.0, 0.0, 0.2])):
-            by = Claimer(site.connection, name, check_group=beginning_of(file, name))
-            self.jobs.append(Job(by, GROUP, self.clock))
+            options = EngineOptions(site.connection, name, check_group=beginning_of(file, name))
+            self.jobs.append(Job(options, self.clock))
 
     def all_answer(self, name: str) -> bool:
         """Whether a site reaches all of the others."""
@@ -266,12 +265,13 @@ class Hub:
 
     def decide(self, job: Job) -> None:
         """A batch, or a part of it, if the job is killed."""
-        try:
-            if job.decide(self.dice.choice([None, None, None, 0, 1, 3])):
-                return
-        except PartitionsFailed as error:
-            self.told[str(error)[:60]] += 1
-        self.kill(job)
+        with self.acting(job.site):
+            try:
+                if job.decide(self.dice.choice([None, None, None, 0, 1, 3])):
+                    return
+            except AbcastError as error:
+                self.told[str(error)[:60]] += 1
+            self.kill(job)
 
     def kill(self, job: Job) -> None:
         job.close()
@@ -281,9 +281,7 @@ class Hub:
         """Let the job do what it does each two seconds."""
         with self.acting(job.site):
             try:
-                job.look(self.clock)
-            except BrokerUnreachable:
-                pass
+                job.look()
             except AbcastError as error:
                 self.told[str(error)[:60]] += 1
                 self.kill(job)
@@ -359,14 +357,16 @@ class Hub:
 
     def jump(self) -> None:
         """Let time go on, or let it turn out that the clock was wrong."""
-        self.clock += self.dice.choice([1.0, 10.0, 10.0, 3_600.0, -3_600.0]) + self.dice.random()
+        seconds = self.dice.choice([1.0, 10.0, 10.0, 3_600.0, -3_600.0])
+        (self.clock.jump if abs(seconds) == 3_600.0 else self.clock.sleep)(seconds)
+        self.clock.sleep(self.dice.random())
 
     def damage(self, site: Site) -> None:
         """A power failure takes the end of a log; or somebody deletes a site's topics, and creates them again."""
         if not self.may_cut:
             return
         self.forked.add(site.name)
-        self.clock += 5
+        self.clock.sleep(5)
         if self.dice.random() < 0.2:
             self.make_anew(site.name)
             return
@@ -429,7 +429,7 @@ class Hub:
         """Run the operator's command, which is given again until it says that it is done, or can't be."""
         home = self.newest.home
         assert home is not None
-        self.clock += 60
+        self.clock.sleep(60)
         with self.acting(OPERATOR, self.dice.choice([0.0, 0.15, 0.3]) if fails is None else fails):
             try:
                 done = promote(self.newest, GROUP, home)
@@ -526,7 +526,7 @@ class Hub:
         for site in self.sites.values():
             site.kafka.heal()
         for job in list(self.jobs):  # jobs that have not looked yet
-            with suppress(PartitionsFailed):
+            with suppress(AbcastError):
                 job.decide(None)
         for site in self.sites.values():
             self.deliver(site)
@@ -567,8 +567,8 @@ class Hub:
         return None  # the group ends here: the errors say so
 
     def _start(self, name: str) -> None:
-        by = Claimer(self.sites[name].connection, name, check_group=beginning_of(self.newest, name))
-        self.jobs.append(Job(by, GROUP, self.clock))
+        options = EngineOptions(self.sites[name].connection, name, check_group=beginning_of(self.newest, name))
+        self.jobs.append(Job(options, self.clock))
 
     def _last_home(self) -> str | None:
         """The site that is the home at last: the last one that was made one; else that of the file, if it can be."""
@@ -617,10 +617,13 @@ class Hub:
                     self.bootstrap(name, 0.0)
                 except AbcastError as error:
                     self.told[str(error)[:60]] += 1
+        self.clock.sleep(60)
         try:
+            self.jobs[-1].look()
             self.jobs[-1].decide(None)
-        except PartitionsFailed:
-            self.jobs.append(Job(Claimer(self.sites[home].connection, home), GROUP, self.clock))
+        except AbcastError:
+            self.kill(self.jobs[-1])
+            self.jobs.append(Job(EngineOptions(self.sites[home].connection, home), self.clock))
         for site in self.sites.values():
             self.deliver(site)
 
@@ -661,8 +664,10 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[Hub]:
     """A world in which a history can be played. A broken rule is to show without any power of Kafka's."""
     often = [patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4) for module in ("connectors.relay.home_copy", _SEQUENCER)]
     with relays_in_memory(), often[0], often[1], patch(f"{_SEQUENCER}.SNAPSHOT_RECORDS_PER_SENDER", 1):
-        world = Hub(seed, POWERS if mutation is NONE else ())
-        with patch("time.time", lambda: world.clock), mutation.broken():
-            yield world
+        clock = Clock()
+        with clock.installed():
+            world = Hub(seed, clock, POWERS if mutation is NONE else ())
+            with mutation.broken():
+                yield world
             while world.jobs:
                 world.kill(world.jobs[0])

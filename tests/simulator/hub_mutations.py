@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),), from_seed=60),
     Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),)),
     Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), from_seed=60),
-    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=100),
+    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=112),
     Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
     Mutation(
         "same-epochs",

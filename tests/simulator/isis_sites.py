@@ -50,7 +50,7 @@ from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 from tests.simulator.kafka import NOW_MS, Kafka, Log, NotWritten, OutOfRange
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.sequencers import write_later
+from tests.world.jobs import write_later
 
 GROUP = "g"
 SUSPECT_AFTER_MS = 400

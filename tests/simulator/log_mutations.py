@@ -57,7 +57,7 @@ CUTS = (
         "a running sequencer does not look at its logs",
         LOST,
         (("connectors.takeover.watchdog.Watchdog.look", nothing),),
-        from_seed=600,
+        from_seed=210,
     ),
     Mutation(
         "count-unread",

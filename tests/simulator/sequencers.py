@@ -28,17 +28,10 @@ from tests.simulator.broker import Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
+from tests.world.jobs import write_later
 
-LATER = "later"
-"""A kind of a later version."""
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
-
-
-def write_later(state: SequencerState, count: int) -> tuple[SequencerState, Data]:
-    """Decide a record of a later kind that takes so many seqnos. The group's readers must all pass over it."""
-    record = Data(LATER, state.epoch, state.seqno + 1, state.view, payload=b"later", count=count)
-    return replace(state, seqno=state.seqno + count, counted=state.counted or count > 1), record
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The parts of a simulated world that all simulators share."""
