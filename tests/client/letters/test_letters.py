@@ -9,12 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors import Letter, Member
@@ -68,22 +66,6 @@ def received(connection: Connection, group: str, name: str, timeout: float = 0.0
     """Start the member anew and return its letters."""
     with Member(group, name, connection=connection) as member:
         return list(member.inbox(timeout=timeout))
-
-
-class Lost:
-    """A producer's answer for a record that failed."""
-
-    is_done = True
-    exception = KafkaError("lost")
-
-    def failed(self) -> bool:
-        return True
-
-    def get(self, timeout: float) -> None:
-        raise self.exception
-
-    def add_errback(self, errback: Callable[[KafkaError], object]) -> None:
-        errback(self.exception)
 
 
 def payloads(letters: list[Letter]) -> list[int]:
@@ -187,27 +169,6 @@ class TestSending:
             assert letters._sending._producer is not broken
         assert payloads(received(connection, group, "b/bob")) == list(range(39))
 
-    def test_what_succeeded_behind_a_failure_is_sent_again(
-        self, connection: Connection, group: str, alice: Member, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The fourth request fails and those behind it succeed: their records follow a gap, so they don't count."""
-        assert alice.send("b/bob", b"0").result(WAIT) == 1
-        letters = alice._sending.letters
-        assert letters is not None
-        broken = letters._sending._producer
-        send, calls = broken.send, itertools.count(1)
-
-        def fail_once(topic: str, **record: Any) -> Any:
-            if next(calls) == 3:
-                return Lost()
-            return send(topic, **record)
-
-        monkeypatch.setattr(broken, "send", fail_once)
-        receipts = [alice.send("b/bob", b"%d" % number) for number in range(1, 10)]
-        assert [receipt.result(WAIT) for receipt in receipts] == list(range(2, 11))
-        assert letters._sending._producer is not broken
-        assert payloads(received(connection, group, "b/bob")) == list(range(10))
-
     def test_the_table_is_bounded(self, connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """While nothing is acknowledged, the next letter waits, then is refused; with room it goes on."""
         with Member(group, "a/alice", connection=connection, max_pending_records=3) as alice:
@@ -283,10 +244,6 @@ class TestIncarnations:
         assert payloads(letters) == [0, 1, 2]
         assert [letter.incarnation for letter in letters] == sorted({letter.incarnation for letter in letters})
 
-    def test_records_of_an_old_life_are_dropped(self, connection: Connection, group: str) -> None:
-        write(connection, group, "b/bob", [("a/x", 5, 1, b"0"), ("a/x", 9, 1, b"1"), ("a/x", 5, 2, b"9")])
-        assert payloads(received(connection, group, "b/bob")) == [0, 1]
-
 
 class TestReceiving:
     def test_repeats_and_gaps_in_the_log(self, connection: Connection, group: str) -> None:
@@ -308,18 +265,6 @@ class TestReceiving:
         assert payloads(received(connection, group, "b/bob")) == [6]
         write(connection, group, "b/bob", [*log, ("a/x", 1, 6, b"6")])
         assert received(connection, group, "b/bob") == []
-
-    def test_two_senders(self, connection: Connection, group: str, alice: Member) -> None:
-        """Their letters mix; each one's are in order."""
-        with Member(group, "b/carol", connection=connection) as carol:
-            for number in range(30):
-                alice.send("b/bob", b"%d" % number)
-                carol.send("b/bob", b"%d" % (100 + number))
-        alice.send("b/bob", b"30").result(WAIT)
-        letters = received(connection, group, "b/bob")
-        assert payloads([letter for letter in letters if letter.sender == "a/alice"]) == list(range(31))
-        assert payloads([letter for letter in letters if letter.sender == "b/carol"]) == list(range(100, 130))
-        assert len(letters) == 61
 
     def test_a_new_member_object_goes_on(self, connection: Connection, group: str, alice: Member) -> None:
         """A letter counts as taken when the next one is asked for, or when the application says so."""
@@ -386,12 +331,6 @@ class TestReceiving:
             caplog.clear()
             assert received(connection, group, "b/bob") == []
             assert not warnings_of(caplog, "connectors.client.letters.inbox")
-
-    def test_letters_wait_for_a_receiver_that_never_ran(self, connection: Connection, group: str) -> None:
-        with Member(group, "a/alice", connection=connection) as alice:
-            alice.send("b/bob", b"1")
-        with Member(group, "b/bob", connection=connection) as bob:
-            assert next(bob.inbox()).payload == b"1"
 
     def test_the_position_is_committed_on_the_way(self, connection: Connection, group: str, alice: Member) -> None:
         """At least twice a second of consuming, so that kill -9 costs little."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
-from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors import Member
@@ -163,36 +162,18 @@ class TestPromises:
         with contextlib.closing(connection.consumer()) as consumer:
             yield consumer
 
-    def test_records_stand_as_they_were_sent(
-        self, topic: str, producer: Producer, consumer: Consumer, name: str
-    ) -> None:
-        """Records keep their order, key, value and headers; null is not empty. A key chooses its partition by
-        murmur2.
-        """
-        key = b"nyc/alice"
-        headers = [("abcast", b"2 message 1 1"), ("note", b""), ("note", "ä".encode())]
-        sent = [producer.send(topic, value=b"%d" % number, key=key, headers=headers) for number in range(5000)]
-        producer.flush(timeout=WAIT)
-        assert all(each.is_done and not each.failed() for each in sent)
-        place = TopicPartition(topic, (murmur2(key) & 0x7FFFFFFF) % 3)
-        assert [each.value.offset for each in sent] == list(range(5000))
-        assert all(abs(each.value.timestamp - time.time() * 1000) < 600_000 for each in sent), "the broker's"
-        assert {each.value.topic_partition for each in sent} == {place}
-        records = read(consumer, place, 0, 5000)
-        assert [record.offset for record in records] == list(range(5000))
-        assert [record.value for record in records] == [b"%d" % number for number in range(5000)]
-        assert {record.key for record in records} == {key}
-        assert list(records[0].headers) == headers
-        assert abs(records[0].timestamp / 1000 - time.time()) < 60
-        producer.send(topic, value=b"", partition=place.partition).get(WAIT)
-        producer.send(topic, key=b"", partition=place.partition).get(WAIT)
+    def test_null_headers(self, topic: str, producer: Producer, consumer: Consumer, name: str) -> None:
+        """A header may be null, and come twice; kafka-python has an empty one in the place of a null."""
         wild: Headers = (("a", b"1"), ("a", None), ("", b""))  # type: ignore[assignment]  # Kafka
-        producer.send(topic, key=b"x", headers=list(wild), partition=place.partition).get(WAIT)
-        producer.send(topic, headers=list(wild), partition=place.partition).get(WAIT)
-        nothing = [(last.key, last.value, tuple(last.headers)) for last in read(consumer, place, 5000, 5004)]
-        if transport(name) is kafka_python:  # which has an empty one in the place of a header's null
+        for key in (b"x", None):
+            producer.send(topic, key=key, headers=list(wild), partition=0).get(WAIT)
+        if transport(name) is kafka_python:
             wild = without_nulls(wild)
-        assert nothing == [(None, b"", ()), (b"", None, ()), (b"x", None, wild), (None, None, wild)]
+        records = read(consumer, TopicPartition(topic, 0), 0, 2)
+        assert [(each.key, each.value, tuple(each.headers)) for each in records] == [
+            (b"x", None, wild),
+            (None, None, wild),
+        ]
 
     def test_a_header_with_a_name_that_is_not_utf_8(
         self, topic: str, broker: EmbeddedBroker, consumer: Consumer

@@ -32,6 +32,17 @@ def forward(local: int, sender: str = "s/a", incarnation: int = 1, offset: int |
     return Forward(sender, incarnation, local, b"%d" % local, Source(TOPIC, 0, local if offset is None else offset))
 
 
+def run_with_snapshots(
+    every: int, batches: list[Log], state: SequencerState | None = None
+) -> tuple[SequencerState, list[Data]]:
+    """Decide batch after batch, with a snapshot after so many records."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        return run(state or opened(), batches)
+
+
 def effective(log: list[Data]) -> list[tuple[int, str]]:
     reader = Reader()
     return deliveries([r for r in log if reader.accept(r.kind, r.epoch, r.seqno) is Verdict.TAKE])
@@ -82,11 +93,7 @@ def test_resending_a_prefix_changes_nothing(log: Log, length: int) -> None:
 @given(logs(), cuts, snapshot_every)
 def test_absorbing_the_outputs_gives_the_state(log: Log, at: list[int], every: int) -> None:
     """The two differ only where DATA can't tell: positions lag behind dead letters and duplicates, and the counters."""
-    with (
-        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
-        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
-    ):
-        state, written = run(opened(), cut(log, at))
+    state, written = run_with_snapshots(every, cut(log, at))
     rebuilt = absorb(opened(), written)
     assert replace(rebuilt, positions={}, decided={}, duplicates=0, unsnapped=0) == replace(
         state, positions={}, decided={}, duplicates=0, unsnapped=0
@@ -100,15 +107,11 @@ def test_a_crash_after_any_output_costs_nothing(
     log: Log, at: list[int], again_at: list[int], survived: int, every: int
 ) -> None:
     """DATA has a prefix of the outputs; a successor seals, absorbs, and reads FORWARD from `positions` on."""
-    with (
-        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
-        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
-    ):
-        _state, written = run(opened(), cut(log, at))
-        data_log = [seal(1), snapshot(opened()), *written[:survived], seal(2)]
-        successor = absorb(SequencerState("g"), data_log)
-        left = [r for r in log if r.source.offset >= successor.positions.get(r.source.topic_partition, 0)]
-        after, rest = run(successor, cut(left, again_at))
+    _state, written = run_with_snapshots(every, cut(log, at))
+    data_log = [seal(1), snapshot(opened()), *written[:survived], seal(2)]
+    successor = absorb(SequencerState("g"), data_log)
+    left = [r for r in log if r.source.offset >= successor.positions.get(r.source.topic_partition, 0)]
+    after, rest = run_with_snapshots(every, cut(left, again_at), successor)
     decided = deliveries(written[:survived])
     final = effective([*data_log, snapshot(successor), *rest])
     assert final[: len(decided)] == decided
@@ -123,11 +126,7 @@ def test_a_crash_after_any_output_costs_nothing(
 @given(logs(), cuts, snapshot_every, st.data())
 def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], every: int, data: st.DataObject) -> None:
     """The buffer of a failed attempt arrives late: a repeat, an old snapshot, or a snapshot whose DATA were lost."""
-    with (
-        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
-        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
-    ):
-        _state, written = run(opened(), cut(log, at))
+    _state, written = run_with_snapshots(every, cut(log, at))
     mixed, reader = [seal(1)], Reader(1, 0)
     for record in written:
         mixed.extend(data.draw(st.lists(st.sampled_from([*written, Data(ENTRY, 1, local_seqno=1)]), max_size=2)))
@@ -143,11 +142,7 @@ def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], e
 @given(logs(), cuts, snapshot_every)
 def test_a_snapshot_is_a_base(log: Log, at: list[int], every: int) -> None:
     """From a snapshot on, the log tells the same as from the beginning."""
-    with (
-        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
-        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
-    ):
-        _state, written = run(opened(), cut(log, at))
+    _state, written = run_with_snapshots(every, cut(log, at))
     whole = absorb(SequencerState("g"), [seal(1), *written])
     for index, record in enumerate(written):
         if record.kind == "epoch":
@@ -157,11 +152,7 @@ def test_a_snapshot_is_a_base(log: Log, at: list[int], every: int) -> None:
 @given(logs(), cuts, snapshot_every)
 def test_a_snapshot_is_the_state_where_it_stands(log: Log, at: list[int], every: int) -> None:
     """Invariant 5: a snapshot counts all records before it, and no others."""
-    with (
-        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
-        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
-    ):
-        _state, written = run(opened(), cut(log, at))
+    _state, written = run_with_snapshots(every, cut(log, at))
     for index, record in enumerate(written):
         if record.kind == "epoch":
             told = SequencerState.from_bytes(record.payload)
