@@ -9,7 +9,8 @@ A run begins at one of these places:
   casts, the run delivers casts of views as a newcomer does: from the first view on that was decided after those casts.
 * Any other seqno, as a newcomer. Casts of views are delivered from the next view on, casts of no view from about the
   time of that seqno on. (The brokers' timestamps decide: reading begins with casts stored a minute before that time.
-  Casts of earlier views are skipped, and all casts of the next view were stored later.)
+  Casts of earlier views are skipped, and all casts of the next view were stored later.) Retention that has dropped
+  some of these casts counts as above.
 
 Invariant. The hub has delivered each message before the application gets it, if the member has a hub. A message that
 was not taken is delivered again by the next run of the same incarnation.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -148,27 +150,25 @@ class MergedSource:
             self.connection.reachable(),
         ):
             places = topics.partitions()
+            beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
+            dropped_at = self._dropped_at(consumer, beginnings)
             if first <= 1:
-                beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
-                dropped_at = self._dropped_at(consumer, beginnings)
                 if dropped_at is None:
                     return Begin(log.after(0), MergedState(), beginnings)
-                found = consumer.offsets_for_times({log.partition: dropped_at + MARGIN_MS})[log.partition]
-                last = log.state(log.end() if found is None else found.offset).view
-                nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
-                return Begin(log.after(0), nothing, beginnings)
+                nothing = CausalState(new_before=_new_before(consumer, log, dropped_at))
+                return Begin(log.after(0), MergedState(nothing, FifoState(since=since_now())), beginnings)
             ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
             start, state = log.outside_of_a_flush(log.after(first - 1, or_end=or_end))  # it may begin before `first`
             stored = next(log.records(start.offset, log.end()), None)
             if stored is None:
                 return Begin(start, newcomer(state, since_now()), ends, new_up_to=first - 1)
+            of_ms = max(stored.timestamp_ms, dropped_at or 0)
+            begun = newcomer(state, (of_ms + MARGIN_MS) * INCARNATIONS_A_MS)
+            if dropped_at is not None and of_ms == dropped_at:
+                new_before = _new_before(consumer, log, dropped_at)
+                begun = replace(begun, causal=replace(begun.causal, new_before=new_before))
             at_ms = stored.timestamp_ms - MARGIN_MS
-            return Begin(
-                start,
-                newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
-                _since(consumer, ends, at_ms),
-                new_up_to=first - 1,
-            )
+            return Begin(start, begun, _since(consumer, ends, at_ms), new_up_to=first - 1)
 
     def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int | None:
         """Return a time, in ms, before which all dropped casts were written; None if retention has dropped none.
@@ -195,6 +195,12 @@ class MergedSource:
         if self._shared is not None:
             self._shared.release()
         self._log = self._shared = None
+
+
+def _new_before(consumer: Consumer, log: DataLog, dropped_at: int) -> int:
+    """Return the first view that lacks no casts, if all that are dropped were written before `dropped_at`, in ms."""
+    found = consumer.offsets_for_times({log.partition: dropped_at + MARGIN_MS})[log.partition]
+    return log.state(log.end() if found is None else found.offset).view + 1
 
 
 def _since(consumer: Consumer, ends: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:

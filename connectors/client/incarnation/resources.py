@@ -56,8 +56,8 @@ def open_resources(
 
     `unsent` is handed over by the last incarnation in this process, if there was one.
 
-    Raises BrokerUnreachable, KafkaRefused, TopicMissing, and as `Incarnations.begin`; Superseded also if DATA does not
-    tell any more which casts were delivered.
+    Raises as `CastHub.acquire` and `Incarnations.begin`; BrokerUnreachable, KafkaRefused; Superseded also if DATA does
+    not tell any more which casts were delivered.
     """
     shared = share(connection)
     to_close.callback(shared.release)

@@ -32,7 +32,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
-from ordering.base.errors import AbcastError, HistoryUnavailable, NotOrderedInTime
+from ordering.base.errors import AbcastError, Blocked, HistoryUnavailable, NotOrderedInTime
 from ordering.base.records import VIEW
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
@@ -42,6 +42,8 @@ from ordering.membership.membership import MemberIncarnation
 
 POLL_S = 0.1
 JOIN_S = 15.0
+FLUSH_S = 30.0
+"""Seconds for which a hub waits for the end of a flush that it can't read."""
 CLOCKS_DIFFER_S = 60
 """Seconds by which the clocks of members, and of brokers, may differ."""
 
@@ -112,7 +114,8 @@ class CastHub:
     def acquire(self) -> None:
         """Acquire a reference; the first one starts the thread.
 
-        Raises BrokerUnreachable, TopicMissing, HistoryChanged.
+        Raises BrokerUnreachable, TopicMissing, HistoryChanged; Blocked if retention has dropped the beginning of a
+        flush that does not end within FLUSH_S.
         """
         with self._starting:
             if self._thread is None:
@@ -205,10 +208,20 @@ class CastHub:
         with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
             places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
+        deadline = time.monotonic() + FLUSH_S
         start, state = self._tailer.end()
-        if state.membership.flush.id:  # the members' answers in it have to be read, unless retention has dropped them
-            with DataLog(self.connection, self.group, self.site) as log, contextlib.suppress(HistoryUnavailable):
-                start, state = log.outside_of_a_flush(start)
+        while state.membership.flush.id:  # the members' answers in it have to be read: they tell the vector
+            try:
+                with DataLog(self.connection, self.group, self.site) as log:
+                    start, state = log.outside_of_a_flush(start)
+            except HistoryUnavailable:
+                if time.monotonic() > deadline:
+                    raise Blocked(
+                        f"a flush runs in group {self.group}, and DATA has lost its beginning, so casts begin when it "
+                        "has ended. Does a sequencer run (`abcast status`)? Then try again."
+                    ) from None
+                time.sleep(POLL_S)
+                start, state = self._tailer.end()
         return Begin(start, newcomer(state, since_now()), offsets)
 
     def _run(self, log: MergedLog, stopping: threading.Event) -> None:

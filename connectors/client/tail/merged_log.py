@@ -181,7 +181,7 @@ class MergedLog:
         while self._unread:
             record = self._unread[0]
             if record.kind == VIEW and record.seqno <= self._new_up_to:
-                self.merger.causal.new_before = record.view + 1
+                self.merger.causal.new_before = max(self.merger.causal.new_before, record.view + 1)
             is_plain = record.kind == MESSAGE and record.depends is None
             if is_plain and self.merger.pass_message(record.seqno):
                 self._deliver(record)

@@ -15,14 +15,15 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client.deliveries import merged_deliveries
 from connectors.client.memory.member_memory import MemberMemory
-from connectors.client.tail import sharing
+from connectors.client.tail import cast_hub, merged_log, sharing
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
 from connectors.testing import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import Blocked, ProtocolViolation, Superseded
+from ordering.base.errors import Blocked, HistoryUnavailable, ProtocolViolation, Superseded
 from ordering.base.names import Topic
-from ordering.base.records import JOIN, MESSAGE, Forward
+from ordering.base.records import EPOCH, FLUSH_OK, JOIN, MESSAGE, Forward
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -153,6 +154,89 @@ def test_retention_has_dropped_the_first_casts(
             a.broadcast(b"3").result(WAIT)
             with with_casts(connection, flushing, "reader") as reader:
                 assert payloads(reader, 4) == [b"1", b"2", b"given", b"3"]
+
+
+def test_retention_has_dropped_casts_behind_the_beginning(
+    connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader begins at a seqno that is older than the oldest cast: no message waits for a dropped one."""
+    monkeypatch.setattr(merged_deliveries, "MARGIN_MS", 0)
+    monkeypatch.setattr(merged_log, "STALL_S", 0.5)
+    assert isinstance(connection, MemoryConnection)
+    with contextlib.ExitStack() as closing:
+        a, b, c, reader = (closing.enter_context(with_casts(connection, flushing, name)) for name in "abcr")
+        a.connect(timeout=WAIT)
+        first = a.broadcast(b"1").result(WAIT)
+        b.connect(timeout=WAIT)
+        a.broadcast(b"lost", order="causal")
+        a.broadcast(b"2").result(WAIT)
+        for number in range(2):
+            place = TopicPartition(str(Topic(flushing, "cast", "nyc")), number)
+            connection.topics.beginnings[place] = len(connection.topics.partitions[place])
+        a.broadcast(b"not given", order="causal").result(WAIT)
+        a.broadcast(b"3").result(WAIT)
+        time.sleep(0.01)  # a later time
+        c.connect(timeout=WAIT)
+        a.broadcast(b"given", order="causal").result(WAIT)
+        a.broadcast(b"4").result(WAIT)
+        read = itertools.islice(reader.deliveries(from_seqno=first, timeout=WAIT), 5)
+        assert [each.payload for each in read] == [b"1", b"2", b"3", b"given", b"4"]
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_retention_has_dropped_the_beginning_of_a_flush(
+    connection: Connection, flushing: str, sequencer: SequencerThread, has_answered: bool
+) -> None:
+    """The sequencer was away in the middle of a flush. A new process begins when the flush has ended: before that, it
+    can't know how many casts the members have delivered.
+    """
+    assert isinstance(connection, MemoryConnection)
+    topics, data = connection.topics, Topic(flushing, "data", "nyc")
+    with contextlib.ExitStack() as to_stop, contextlib.ExitStack() as to_close:
+        a, b = (to_close.enter_context(with_casts(connection, flushing, name, resend_after_s=0.2)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        for number in range(3):
+            a.broadcast(b"%d" % number, order="causal").result(WAIT)
+        sequencer.drop = lambda record: record.kind == FLUSH_OK and (not has_answered or record.sender == "nyc/b")
+        late = to_close.enter_context(with_casts(connection, flushing, "late"))
+        late._sending.start().join()
+        eventually(lambda: sequencer.state.membership.flush.id, WAIT, "a flush runs")
+        eventually(lambda: len(sequencer.state.membership.flush.answered) == has_answered, WAIT, "the answers")
+        sequencer.__exit__(None, None, None)
+        other = SequencerThread(connection, flushing, drop=lambda record: record.kind == FLUSH_OK)
+        to_stop.enter_context(other)
+        with DataLog(connection, flushing, "nyc") as log:
+            seals = [each.offset for each in log.records(0, log.end()) if each.data.kind == EPOCH]
+        topics.drop(str(data), seals[-1])  # the snapshot of the takeover
+        elsewhere = MemoryConnection(topics=topics, timeout=11)  # as another process has it
+        new = to_close.enter_context(with_casts(elsewhere, flushing, "new"))
+        joins = threading.Thread(target=lambda: new.connect(timeout=WAIT))
+        joins.start()
+        time.sleep(0.3)
+        other.drop = lambda _: False
+        joins.join(WAIT)
+        a.broadcast(b"a's", order="causal", timeout=WAIT).result(WAIT)
+        new.broadcast(b"new", order="causal", timeout=WAIT).result(WAIT)
+        assert set(payloads(new, 2)) == {b"a's", b"new"}
+
+
+def test_a_flush_that_does_not_end_and_whose_beginning_is_gone(
+    connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast_hub, "FLUSH_S", 0.2)
+
+    def gone(*_: object) -> None:
+        raise HistoryUnavailable("retention has dropped it.")
+
+    monkeypatch.setattr(DataLog, "outside_of_a_flush", gone)
+    assert isinstance(connection, MemoryConnection)
+    elsewhere = MemoryConnection(topics=connection.topics, timeout=11)
+    with with_casts(connection, flushing, "a") as a, with_casts(elsewhere, flushing, "b") as b:
+        a.connect(timeout=WAIT)
+        with a.flush(timeout=WAIT), pytest.raises(Blocked, match="has lost its beginning"):
+            b.connect(timeout=WAIT)
+        b.connect(timeout=WAIT)
 
 
 @pytest.mark.parametrize("casts", [True, False])
