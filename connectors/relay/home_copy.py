@@ -134,8 +134,9 @@ class HomeCopy:
         end = self.copy.end(self._end)
         if end == self._end:
             return
-        last = self._at(end - 1)
-        if end < self._end or (self._last is not None and self._at(self._last.offset) not in (self._last, None)):
+        is_shorter = end < self._end
+        last = None if is_shorter else self._at(end - 1)
+        if is_shorter or (self._last is not None and self._at(self._last.offset) not in (self._last, None)):
             raise EndLost(f"{self.copy.topic} was recreated, or has lost its end: copying again what it lacks.")
         self._begins = self._begins or check_beginning(self.copy)
         self._end, self._last = end, last

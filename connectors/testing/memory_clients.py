@@ -170,7 +170,9 @@ class MemoryConsumer:
         self._restarts = self.kafka.restarts
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """Continue at that offset."""
+        """Continue at that offset. A client's library refuses a negative one."""
+        if offset < 0:
+            raise ValueError(f"{place} has no offset {offset}.")
         self.next[place] = offset
 
     def rest(self) -> None:
