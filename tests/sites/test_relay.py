@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from connectors.diagnosis.report import check_group
+from connectors.kafka.topics.topics import create_topics, delete_topics, find_topics
 from connectors.relay.letter_copies import purge_copies
 from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
@@ -233,3 +234,23 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
         with world.member(sfo, "late") as late:
             found = list(itertools.islice(late.deliveries(from_seqno=250, timeout=30), 51))
     assert [d.seqno for d in found] == list(range(250, 301))
+
+
+def test_a_copy_is_recreated_while_its_relay_runs(make_world: MakeWorld) -> None:
+    """The relay carries it anew from seqno 1, though it looks for new topics only every ten minutes."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    there = world.sites.connection(sfo)
+
+    def found() -> list[Topic]:
+        return [topic for topic in find_topics(there) if topic.group == world.group]
+
+    with world.running([world.sequencer(nyc)]), world.running(world.relay(nyc, sfo)[:1], look_every_s=600.0):
+        world.broadcast(nyc, "alice", messages("a", 50))
+        assert len(world.deliveries(sfo, 50)) == 50
+        delete_topics(there, found())
+        eventually(lambda: not found(), 60, "they are gone", 0.2)
+        create_topics(there, world.group, [sfo])
+        eventually(lambda: len(world.records(sfo)) >= 50, 120, "the copy is carried anew", 0.5)
+        world.broadcast(nyc, "alice", messages("b", 10))
+        assert world.deliveries(sfo, 60) == world.deliveries(nyc, 60)

@@ -102,9 +102,9 @@ class World:
             job.close_query()
 
     @contextlib.contextmanager
-    def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
+    def running(self, makers: Sequence[MakeJob], look_every_s: float = 1.0) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
-        options = JobOptions(Connection(), "-", self.directory, look_every_s=1.0)
+        options = JobOptions(Connection(), "-", self.directory, look_every_s=look_every_s)
         with running(makers, self.spark, options) as jobs:
             for job in jobs:
                 while not job.ready.wait(0.2):
