@@ -12,7 +12,8 @@ from jobs.terminal import interruption
 from jobs.terminal.options import run_script
 
 if TYPE_CHECKING:
-    from connectors.isis.process import Event, IsisProcess
+    from connectors.isis.machine import Event
+    from connectors.isis.process import IsisProcess
 
 IN_FLIGHT_MESSAGES = 4_096
 """The most messages that are handed to the process and not ordered yet."""
@@ -90,7 +91,7 @@ def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) ->
 
 
 def _say(process_id: int, event: Event, *, verbose: bool) -> None:
-    from connectors.isis.process import BegunAgain
+    from connectors.isis.machine import BegunAgain
     from ordering.agreement.history import Gone
     from ordering.agreement.messages import DeliverRun, Installed, Stuck
 

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import Output, Polled
 from connectors.engine.writing import Writer, WrittenBatch
 from connectors.kafka.transport import Record
-from ordering.machine import Machine
+from ordering.machine import LogMachine
 
 PATIENCE_S = 0.2
 """The age of its oldest write in flight at which a group is late. It writes nothing until Kafka has that one."""
@@ -24,7 +24,7 @@ LATE_S = 5.0
 _logger = logging.getLogger(__name__)
 
 
-class EngineMachine(Machine[TopicPartition, Record, Output], Protocol):
+class EngineMachine(LogMachine[TopicPartition, Record, Output], Protocol):
     """A machine with bounds for the records that it holds."""
 
     @property

@@ -189,14 +189,10 @@ class DatagramAssembly:
         whole = b"".join(pieces[index] for index in sorted(pieces))
         if _name_of(whole) != part.digest:
             raise MalformedDatagram("damaged")
-        return _read(whole, 0)
-
-
-def _read(raw: bytes, position: int) -> tuple[Packet, ...]:
-    messages = _read_all(raw, position)
-    if any(isinstance(message, Part) for message in messages):
-        raise MalformedDatagram("not a message")
-    return cast("tuple[Packet, ...]", messages)
+        messages = _read_all(whole, 0)
+        if any(isinstance(message, Part) for message in messages):
+            raise MalformedDatagram("not a message")
+        return cast("tuple[Packet, ...]", messages)
 
 
 def _read_all(raw: bytes, position: int) -> tuple[Packet | Part, ...]:

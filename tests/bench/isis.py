@@ -55,7 +55,7 @@ def work(ports: list[int], me: int, messages: int, size: int, in_flight: int, ou
                 delivered += 1
                 first = first or time.monotonic()
                 digest.update(b"%d %s %d;" % (event.seqno, event.sender.name.encode(), event.number))
-                if event.sender == process.incarnation:
+                if event.sender == process.process.me:
                     latencies.append(time.monotonic() - sent_at.pop(event.number))
     seconds = time.monotonic() - first
     used = resource.getrusage(resource.RUSAGE_SELF)

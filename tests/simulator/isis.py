@@ -3,8 +3,8 @@
 A seed is a history. In half of them a crash takes a process's memory with it (plain processes: a new start is a new
 incarnation), in the other half it takes the unstored part (sites: every step is stored before its outputs leave).
 
-All that is sent goes as datagrams, by the code that ships: packed, in parts if it is longer than one may be, and read
-again. In some seeds a datagram is so small that most messages go in parts.
+Each process is the machine that ships (`connectors.isis.machine`), so all that is sent goes as datagrams. In some seeds
+a datagram is so small that most messages go in parts.
 
 These processes use no Kafka, so of `tests.simulator.kafka` they have nothing: their log is their memory, their time a
 clock that never goes back. Their incarnation is the time of their start, and that clock may.
@@ -15,16 +15,19 @@ clock that never goes back. Their incarnation is the time of their start, and th
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from connectors.isis.wire import MAX_DATAGRAM_BYTES, DatagramAssembly, Packet, Part, encode_message, pack, unpack
-from ordering.agreement.formation import Formation, ProcessIncarnation, View, first_view
-from ordering.agreement.history import Ask, Gone, History, MissedDeliveries
+from connectors.isis.machine import BegunAgain, Event, IsisMachine, SentDatagram, fresh_process
+from connectors.isis.wire import MAX_DATAGRAM_BYTES, unpack
+from ordering.agreement.formation import ProcessIncarnation, View, first_view
+from ordering.agreement.history import Gone, History
 from ordering.agreement.hold_back import Run
-from ordering.agreement.messages import DeliverRun, Exclude, From, Installed, Missing, Output, Stuck, To
-from ordering.agreement.process import ProcessState, fresh, member
-from ordering.agreement.state import Finals, Submit, Tick
+from ordering.agreement.messages import DeliverRun, Installed
+from ordering.agreement.process import ProcessState, member
+from ordering.agreement.state import Finals
 from ordering.agreement.views import Process
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import MessageId
@@ -43,12 +46,16 @@ GROUP = b"the seed"
 
 
 class Letter(NamedTuple):
-    """A datagram on its way, and what it has."""
+    """A datagram on its way."""
 
-    sender: ProcessIncarnation
+    sender: str
     receiver: str
     datagram: bytes
-    kind: type[object]
+
+
+@lru_cache(10_000)
+def has_final_numbers(datagram: bytes) -> bool:
+    return any(isinstance(message, Finals) for message in unpack(GROUP, datagram).messages)
 
 
 @dataclass
@@ -68,21 +75,29 @@ class Node:
     """
 
     name: str
-    process: Process | None = None
+    machine: IsisMachine | None = None
     incarnation: int = 0
     stored: bytes | None = None
     history: History = field(default_factory=History)
-    assembly: DatagramAssembly = field(default_factory=DatagramAssembly)
     delivered: list[DeliverRun] = field(default_factory=list)
+    now_ms: int = 0
     sent: int = 0
     submitted: list[int] = field(default_factory=list)
     unstored: list[int] = field(default_factory=list)
-    origin: int = 0
-    stuck: int = 0
 
     @property
     def life(self) -> ProcessIncarnation:
         return ProcessIncarnation(self.name, self.incarnation)
+
+    @property
+    def is_up(self) -> bool:
+        return self.machine is not None
+
+    @property
+    def process(self) -> Process:
+        """The process that is up."""
+        assert self.machine is not None
+        return self.machine.process
 
 
 class World:
@@ -92,7 +107,8 @@ class World:
         self.dice = random.Random(seed)
         self.remembers = self.dice.random() < 0.5
         size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 6, 7))
-        self.nodes = {name: Node(name) for name in "abcdefg"[:size]}
+        self.names = "abcdefg"[:size]
+        self.nodes = {name: Node(name) for name in self.names}
         self.loss = self.dice.choice((0, 0, 5, 20))
         self.repeats = self.dice.choice((0, 10, 30))
         self.largest = self.dice.choice((MAX_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES, 1_000, 300))
@@ -100,7 +116,6 @@ class World:
         self.sudden_death = 0.002
         self.now_ms = 1_000
         self.letters: list[Letter] = []
-        self._encoded: tuple[Packet | None, list[bytes]] = None, []
         self.cut: set[frozenset[str]] = set()
         self.logs: list[Log] = []
         self.views: dict[tuple[int, int], View] = {}
@@ -141,7 +156,7 @@ class World:
         for node in self.nodes.values():
             if self.remembers:
                 state = member(node.life, view, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
-                node.process = Process(state)
+                self._run(node, Process(state))
                 self.logs.append(Log(node.life, node.delivered, view.origin))
             else:
                 self._start(node)
@@ -149,37 +164,33 @@ class World:
     def _start(self, node: Node) -> None:
         """A process starts, or comes back."""
         if self.remembers:
-            node.assembly = DatagramAssembly()
             if node.stored is not None:
-                node.process = Process(ProcessState.from_bytes(node.stored))
+                self._run(node, Process(ProcessState.from_bytes(node.stored))).tick(self.now_ms - node.now_ms)
                 node.stored = None
             return
-        node.incarnation = self._next_life(node)
-        node.history, node.delivered, node.sent, node.submitted, node.unstored = History(), [], 0, [], []
-        node.assembly = DatagramAssembly()
-        state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
-        node.process = Process(state, Formation(node.life, self.nodes))
+        self._begin(node, self._next_life(node))
+        node.history, node.sent, node.submitted, node.unstored = History(), 0, [], []
+        self._run(node, fresh_process(node.life, self.names, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS))
+
+    def _run(self, node: Node, process: Process) -> IsisMachine:
+        node.machine = IsisMachine(
+            process, self.names, GROUP, dice=self.clocks, history=node.history, largest=self.largest
+        )
+        return node.machine
+
+    def _begin(self, node: Node, incarnation: int) -> None:
+        node.incarnation, node.delivered = incarnation, []
+        self.used.add((node.name, incarnation))
         self.logs.append(Log(node.life, node.delivered))
 
     def _next_life(self, node: Node) -> int:
         """A number that no life of the name has had: the time, of a clock that goes back now and then."""
         self.lives += 1
         back = self.clocks.random() < 0.5 if self.has_bad_clocks else False
-        return self._unused(node, self.clocks.randrange(self.lives) if back else self.lives)
-
-    def _unused(self, node: Node, least: int) -> int:
-        while (node.name, least) in self.used:
-            least += 1
-        self.used.add((node.name, least))
-        return least
-
-    def _begin_again(self, node: Node, incarnation: int) -> None:
-        """Begin again, as `connectors.isis.process` does when others know of a later start of its name."""
-        node.incarnation = self._unused(node, incarnation)
-        node.history, node.delivered = History(), []
-        state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
-        node.process = Process(state, Formation(node.life, self.nodes))
-        self.logs.append(Log(node.life, node.delivered))
+        life = self.clocks.randrange(self.lives) if back else self.lives
+        while (node.name, life) in self.used:
+            life += 1
+        return life
 
     def _act(self) -> None:
         kind = self.dice.choices(
@@ -195,14 +206,14 @@ class World:
             self._carry(self.dice.randrange(1, 30))
         elif kind == "crash":
             self._crash(node)
-        elif kind == "restart" and node.process is None:
+        elif kind == "restart" and not node.is_up:
             self._start(node)
         elif kind == "cut":
             self._cut()
         elif kind == "heal":
             self.cut.clear()
-        elif kind == "suspect" and node.process is not None:
-            self._take(node, Tick(self.now_ms + SUSPECT_AFTER_MS + TICK_MS))  # its clock runs ahead: it suspects all
+        elif kind == "suspect":
+            self._tick(node, SUSPECT_AFTER_MS + TICK_MS)  # its clock runs ahead: it suspects all
         elif kind == "exclude":
             self._exclude(node)
         elif kind == "storm":
@@ -244,7 +255,7 @@ class World:
     def _cut_off_a_number(self) -> None:
         """Cut a sender off, alone or with another one, as soon as it has computed a final number."""
         for _ in range(60):
-            sent = [letter.sender.name for letter in self.letters if letter.kind is Finals]
+            sent = [letter.sender for letter in self.letters if has_final_numbers(letter.datagram)]
             if sent:
                 side = {sent[-1], *self.dice.sample(sorted(self.nodes), self.dice.randrange(2))}
                 self._carry(self.dice.randrange(2))
@@ -253,27 +264,30 @@ class World:
             self._carry(1)
 
     def _submit(self, node: Node) -> None:
-        if node.process is None or (self.remembers is False and node.process.view.id == 0):
+        if not node.is_up or (self.remembers is False and node.process.view.id == 0):
             return
         for _ in range(self.dice.choice((1, 1, 2, 5))):
-            if node.name in self._down():
-                return
+            self._submit_run(node)
+
+    def _submit_run(self, node: Node) -> None:
+        if node.is_up:
             length = self.dice.choice((1, 1, 1, 3))
             first = node.sent + 1
             node.sent += length
             node.unstored += range(first, first + length)
-            self._take(node, Submit(Run(b"%s %d %d" % (node.name.encode(), node.incarnation, first), length)))
+            run = Run(b"%s %d %d" % (node.name.encode(), node.incarnation, first), length)
+            self._step(node, lambda machine: machine.submit(run))
 
     def _round(self) -> None:
         """Let time pass for all; most messages under way arrive."""
-        self.now_ms += self.dice.randrange(1, 2 * TICK_MS)
+        elapsed_ms = self.dice.randrange(1, 2 * TICK_MS)
+        self.now_ms += elapsed_ms
         for node in self.nodes.values():
-            self._take(node, Tick(self.now_ms))
-            if node.process is not None:
-                question = node.history.question(self.now_ms, self._others(node))
-                if question is not None:
-                    self._send(node, question[0].name, question[1])
+            self._tick(node, elapsed_ms)
         self._carry(len(self.letters))
+
+    def _tick(self, node: Node, elapsed_ms: int) -> None:
+        self._step(node, lambda machine: machine.tick(elapsed_ms), is_whole=True)
 
     def _carry(self, count: int) -> None:
         for _ in range(min(count, len(self.letters))):
@@ -281,43 +295,18 @@ class World:
             letter = self.letters[index]
             if not self.dice.randrange(100) < self.repeats:
                 self.letters.pop(index)
-            is_cut = frozenset((letter.sender.name, letter.receiver)) in self.cut
+            is_cut = frozenset((letter.sender, letter.receiver)) in self.cut
             if not is_cut and not self.dice.randrange(100) < self.loss:
-                self._arrive(self.nodes[letter.receiver], letter)
+                self._arrive(letter)
         del self.letters[: max(0, len(self.letters) - 3_000)]
 
-    def _send(self, node: Node, receiver: str, message: Packet) -> None:
-        place = sorted(self.nodes).index(node.name)
-        if self._encoded[0] is not message:  # a cast is encoded once
-            self._encoded = message, list(encode_message(message))
-        for datagram in pack(GROUP, place, node.incarnation, self._encoded[1], SUSPECT_AFTER_MS, self.largest):
-            if len(datagram) > self.largest:
-                self.anomalies.append(Anomaly(TOO_LARGE, f"{len(datagram)} bytes of {message!r:.80}", ()))
-            self.letters.append(Letter(node.life, receiver, datagram, type(message)))
-
-    def _arrive(self, node: Node, letter: Letter) -> None:
-        if node.process is None:
-            return
-        datagram = unpack(GROUP, letter.datagram)
-        for packet in datagram.messages:
-            whole = node.assembly.take(datagram.sender, packet) if isinstance(packet, Part) else (packet,)
-            for message in whole:
-                self._read(node, letter.sender, message)
-
-    def _read(self, node: Node, sender: ProcessIncarnation, message: Packet) -> None:
-        if node.process is None:
-            return
-        if isinstance(message, Ask):
-            if message.seqno <= node.history.last or node.history.is_filling:
-                self._send(node, sender.name, node.history.answer(message))
-        elif isinstance(message, MissedDeliveries):
-            self._come_out(node, node.history.fill(sender, message, self._others(node)))
-        else:
-            self._take(node, From(sender, message))
+    def _arrive(self, letter: Letter) -> None:
+        sender = self.names.index(letter.sender)
+        self._step(self.nodes[letter.receiver], lambda machine: machine.take(sender, (letter.datagram,)))
 
     def _crash(self, node: Node) -> None:
         """Kill a process; without memory only as long as enough lives of the views in force are left."""
-        if node.process is None:
+        if not node.is_up:
             return
         if not self.remembers:
             views = {other.process.view for other in self._up()}
@@ -327,10 +316,9 @@ class World:
 
     def _kill(self, node: Node) -> None:
         """Kill a process: a site finds its last stored state again."""
-        assert node.process is not None
         if node.stored is None:
             node.stored = node.process.state.to_bytes()
-        node.process = None
+        node.now_ms, node.machine = self.now_ms, None
         node.sent -= len(node.unstored)
         node.unstored = []
 
@@ -343,61 +331,59 @@ class World:
 
     def _exclude(self, node: Node) -> None:
         """An operator decides once, at one place, and about names that are down."""
-        down = tuple(name for name, other in self.nodes.items() if other.process is None)
-        if node.process is not None and down and not self.has_excluded:
+        down = tuple(name for name, other in self.nodes.items() if not other.is_up)
+        if node.is_up and down and not self.has_excluded:
             self.has_excluded = True
-            self._take(node, Exclude(down))
+            self._step(node, lambda machine: machine.process.exclude(down))
 
     # One step of a process
 
-    def _take(self, node: Node, event: From | Submit | Tick | Exclude) -> None:
-        if node.process is None:
+    def _step(self, node: Node, act: Callable[[IsisMachine], object], *, is_whole: bool = False) -> None:
+        """Let a process that is up act, and end its step, unless that goes on."""
+        if node.machine is None:
             return
-        goes_on = self.dice.random() < 0.2 and not isinstance(event, Tick)
-        if goes_on and node.stored is None:
+        goes_on = self.dice.random() < 0.2 and not is_whole
+        if goes_on and self.remembers and node.stored is None:
             node.stored = node.process.state.to_bytes()
         try:
-            node.process.take(event)
+            act(node.machine)
             if goes_on:
                 return
-            outputs = node.process.end_batch()
+            outputs = node.machine.writes() or ()
             node.submitted += node.unstored
             node.unstored, node.stored = [], None
         except ProtocolViolation as error:
             self.anomalies.append(Anomaly(WRONG_STATE, f"{node.life}: {error}", ()))
-            node.process = None
+            node.machine = None
             return
         lost = self.dice.random() < self.sudden_death
         for output in outputs:
-            self._hand_out(node, output, lost=lost)
+            if isinstance(output, SentDatagram):
+                self._send(node, output, lost=lost)
+            else:
+                self._hear(node, output)
         if lost:
             self._kill(node)
-        elif node.process.latest_incarnation > node.incarnation:
-            self._begin_again(node, node.process.latest_incarnation + 1)
 
-    def _hand_out(self, node: Node, output: Output, *, lost: bool) -> None:
-        """Send a process's messages; with `lost`, it crashes after it has stored the step and before it sends."""
-        if isinstance(output, To):
-            if not lost:
-                self._send(node, output.receiver.name, output.message)
-        elif isinstance(output, DeliverRun):
-            self._come_out(node, node.history.add(output))
-        elif isinstance(output, Missing):
-            node.history.miss(output.last)
-        elif isinstance(output, Installed):
-            next(log for log in self.logs if log.delivered is node.delivered).origin = output.view.origin
-            known = self.views.setdefault((output.view.origin, output.view.id), output.view)
-            if known != output.view:
-                self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{known} and {output.view}", ()))
-        elif isinstance(output, Stuck):
-            node.stuck += 1
+    def _send(self, node: Node, sent: SentDatagram, *, lost: bool) -> None:
+        """Send a datagram; with `lost`, the process crashes after it has stored the step and before it sends."""
+        if len(sent.datagram) > self.largest:
+            self.anomalies.append(Anomaly(TOO_LARGE, f"{len(sent.datagram)} bytes", ()))
+        if not lost:
+            self.letters.append(Letter(node.name, self.names[sent.place], sent.datagram))
 
-    def _come_out(self, node: Node, deliveries: tuple[DeliverRun | Gone, ...]) -> None:
-        for delivery in deliveries:
-            if isinstance(delivery, Gone):
-                self.gone = True
-            else:
-                node.delivered.append(delivery)
+    def _hear(self, node: Node, event: Event) -> None:
+        if isinstance(event, DeliverRun):
+            node.delivered.append(event)
+        elif isinstance(event, Gone):
+            self.gone = True
+        elif isinstance(event, BegunAgain):
+            self._begin(node, event.incarnation.incarnation)
+        elif isinstance(event, Installed):
+            next(log for log in self.logs if log.delivered is node.delivered).origin = event.view.origin
+            known = self.views.setdefault((event.view.origin, event.view.id), event.view)
+            if known != event.view:
+                self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{known} and {event.view}", ()))
 
     # The end
 
@@ -407,7 +393,7 @@ class World:
         self.loss = self.repeats = 0
         self.sudden_death = 0.0
         for node in self.nodes.values():
-            if node.process is None:
+            if not node.is_up:
                 self._start(node)
         for _ in range(SETTLING_ROUNDS):
             self._round()
@@ -419,7 +405,7 @@ class World:
         return len(ends) == 1 and all(self._is_quiet(node) for node in self._up())
 
     def _is_quiet(self, node: Node) -> bool:
-        agreement = node.process.agreement if node.process is not None else None
+        agreement = node.process.agreement
         return agreement is not None and not agreement.state.is_frozen and not agreement.state.in_flight
 
     def _check(self) -> list[Anomaly]:
@@ -455,21 +441,8 @@ class World:
         lives = {node.life for node in self._up() if node.name != without}
         return len(lives & set(view.members)) > len(view.members) // 2
 
-    def _down(self) -> list[str]:
-        return [name for name, node in self.nodes.items() if node.process is None]
-
-    def _up(self) -> list[_Up]:
-        return [node for node in self.nodes.values() if node.process is not None]  # type: ignore[misc]
-
-    def _others(self, node: Node) -> list[ProcessIncarnation]:
-        assert node.process is not None
-        return [life for life in node.process.view.members if life.name != node.name]
-
-
-class _Up(Node):
-    """A node that is up."""
-
-    process: Process
+    def _up(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_up]
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:

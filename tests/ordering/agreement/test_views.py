@@ -447,7 +447,7 @@ def test_the_codec_round_trips(seed: int) -> None:
     for _ in range(60):
         world._act()
         for node in world.nodes.values():
-            if node.process is not None:
+            if node.is_up:
                 node.process.end_batch()
                 raw = node.process.state.to_bytes()
                 assert ProcessState.from_bytes(raw) == node.process.state
