@@ -15,7 +15,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import le
 
 from ordering.base.canonical import UNREADABLE, canonical_json, inflated
@@ -67,20 +67,9 @@ class CausalState:
 
     def to_bytes(self) -> bytes:
         """Return the state as gzip'd JSON, equal states as equal bytes."""
-        body = {
-            "format": FORMAT,
-            "view": self.view,
-            "lives": self.members,
-            "vector": self.vector,
-            "seqno": self.seqno,
-            "agreed": self.agreed,
-            "flush": self.flush,
-            "limit": self.limit,
-            "clocks": sorted(self.clocks.items()),
-            "settled": [(*member, local_seqno) for member, local_seqno in self.settled],
-            "is_new": self.is_new,
-            "new_before": self.new_before,
-        }
+        body: dict[str, object] = {item.name: getattr(self, item.name) for item in fields(self)}
+        body |= {"format": FORMAT, "lives": body.pop("members"), "clocks": sorted(self.clocks.items())}
+        body["settled"] = [(*member, local_seqno) for member, local_seqno in self.settled]
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
