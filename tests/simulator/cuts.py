@@ -123,7 +123,19 @@ class Cuts:
     # What happens.
 
     def run(self, steps: int = ACTIONS) -> list[Anomaly]:
-        acts: list[tuple[float, Callable[[], None]]] = [
+        acts = self.acts()
+        weights = [weight for weight, _ in acts]
+        self.start()
+        for act in self.dice.choices([act for _, act in acts], weights, k=steps):
+            act()
+            if self.anomalies:
+                return self.anomalies
+        self.end()
+        return self.anomalies
+
+    def acts(self) -> list[tuple[float, Callable[[], None]]]:
+        """Return all that may happen, each with its weight."""
+        return [
             (20, self.send),
             (8, self.resend),
             (25, self.decide),
@@ -140,14 +152,6 @@ class Cuts:
             (3, self.mark),
             (2, self.jump),
         ]
-        weights = [weight for weight, _ in acts]
-        self.start()
-        for act in self.dice.choices([act for _, act in acts], weights, k=steps):
-            act()
-            if self.anomalies:
-                return self.anomalies
-        self.end()
-        return self.anomalies
 
     def blame(self, name: str, detail: str) -> None:
         self.anomalies.append(Anomaly(name, detail, ()))
@@ -308,15 +312,18 @@ class Cuts:
     def drop(self) -> None:
         """Retention of FORWARD, or a purge of DATA."""
         if self.dice.random() < 0.4:
-            known = self.last_seqno(GROUP) if self.has_ledger else max(self.effective(), default=0)
-            age = self.dice.choice([0.0, 1.0, LONG_S])
-            with suppress(AbcastError):
-                purge_data(self.connection, GROUP, SITE, kept_s=age, in_ledger=known, lacking=lambda *_: "")
-            self.end_the_incomparable()
+            self.purge()
             return
         place = TopicPartition(*FORWARD)
         begins, end = self.topics.beginnings.get(place, 0), len(self.topics.partitions[place])
         self.topics.drop(place.topic, self.dice.randint(begins, end), place.partition)
+
+    def purge(self) -> None:
+        known = self.last_seqno(GROUP) if self.has_ledger else max(self.effective(), default=0)
+        age = self.dice.choice([0.0, 1.0, LONG_S])
+        with suppress(AbcastError):
+            purge_data(self.connection, GROUP, SITE, kept_s=age, in_ledger=known, lacking=lambda *_: "")
+        self.end_the_incomparable()
 
     def end_the_incomparable(self) -> None:
         """End the readers of a lost record whose offset, the last that they read, was purged."""

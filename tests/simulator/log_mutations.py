@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from connectors.kafka.log.log_state import Snapshot
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from connectors.kafka.topics.purge import Purged, delete_below
 from ordering.checker.anomalies import DIVERGENT, GAP, LOST
 from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT
 from tests.simulator.mutation import Mutation
@@ -26,9 +29,11 @@ def nothing(*_: object) -> None:
     """Do nothing."""
 
 
-def with_the_snapshot(snapshot: Snapshot) -> int:
+def with_the_snapshot(
+    connection: Connection, consumer: Any, admin: Any, below: Mapping[TopicPartition, int], *, dry_run: bool
+) -> list[Purged]:
     """The newest snapshot goes, too."""
-    return snapshot.offset + 1
+    return delete_below(connection, consumer, admin, {place: at + 1 for place, at in below.items()}, dry_run=dry_run)
 
 
 _true_read = SameLogConsumer.read
@@ -79,7 +84,7 @@ RETENTION = (
         "snapshot-purged",
         "a purge takes the newest snapshot, too",
         WRONG_STATE,
-        (("tests.simulator.retention.Retained.deleted_below", staticmethod(with_the_snapshot)),),
+        (("connectors.kafka.topics.data_purge.delete_below", with_the_snapshot),),
     ),
     Mutation(
         "any-snapshot",

@@ -1,194 +1,164 @@
 """DATA is purged at any step, while the ledger lags, sequencers restart and groups idle; or Kafka's retention takes it.
 
-One seed, one history. The broker hides purged records and keeps them, so that the checker sees every decision: a number
-that is given a second time is in its log twice. The code that ships chooses the records to purge
-(`connectors.kafka.topics.data_purge`), one durable effect a step.
+One seed, one history of `tests.simulator.cuts`, without its damages. A sequencer that was taken over goes on for a
+while. Whenever somebody is about to write to EPOCH, the others may act before that write: between a takeover's look at
+DATA and its claim, or between the plan of a purge and its note. What must hold besides:
+
+* a DATA from which only purges have deleted anything tells its state, and it is the state that all of its records give;
+* a sequencer can always start on it.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
-from connectors.kafka.log.log_state import Snapshot
-from connectors.kafka.topics.data_purge import deletable, missing_note
-from ordering.base.errors import HistoryUnavailable, ProtocolViolation
-from ordering.base.reader import Reader, Verdict
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.kafka.log.data_log import DataLog
+from connectors.testing.memory_topics import MemoryTopics
+from ordering.base.errors import AbcastError, HistoryUnavailable
+from ordering.base.names import Topic
 from ordering.checker.anomalies import Anomaly
-from ordering.checker.checker import Checker
-from tests.simulator.broker import SITE, Broker, SimulatedLog
-from tests.simulator.dice import Dice
+from tests.simulator.cuts import DATA, GROUP, SITE, STUCK, Cuts
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.rules import Rules
-from tests.simulator.sequencers import Sequencer
 from tests.simulator.world import WRONG_STATE
+from tests.world.jobs import Job
 
-ACTIONS = 80
-WEIGHTS = {
-    "send": 10,
-    "sequence": 40,
-    "start": 8,
-    "crash": 6,
-    "ledger": 10,
-    "plan_purge": 6,
-    "purge": 8,
-    "read": 6,
-    "retention": 2,
-}
+EPOCH = str(Topic(GROUP, "epoch", SITE))
+_SEQUENCER = "ordering.sequencer.sequencer"
 
 
-class Retained:
-    """The history of a seed. `run` it."""
+class Retained(Cuts):
+    """The world of a seed."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.broker = Broker(2)  # read again in other batches, they give another order
-        self.sequencers: list[Sequencer] = []
-        self.sent = 0
-        self.in_ledger = 0
-        """The last seqno that the ledger has."""
-        self.planned: list[Snapshot] = []
-        """Purges that are under way, before their first effect."""
-        self.purged = 0
-        self.has_retention = self.random.random() < 0.3
+    def __init__(self, seed: int, later: float) -> None:
+        super().__init__(seed, later)
+        self.has_ledger = True
+        self.rivals: list[Job] = []
+        """The sequencers that others have taken over, and that have not noticed it."""
+        self.has_retention = self.dice.random() < 0.3
         """Whether somebody sets a retention, whatever is said of that."""
-        self.is_whole = True
-        """Whether nothing but purges has deleted anything."""
-        self.later = random.Random(f"later {seed}").choice((0, 0, 10, 60))
-        """`tests.simulator.world.Shape.later` by other dice, so that seeds stay valid."""
+        self.is_acting = False
+        """Whether the others act before a write."""
+        self.purged = 0
+        self.topics.append = self._append  # type: ignore[assignment, method-assign]
 
-    def run(self) -> list[Anomaly]:
-        for _ in range(ACTIONS):
-            getattr(self, f"do_{self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]}")()
-            self._check_that_everybody_can_start()
-        self._check_that_a_sequencer_can_start()
-        checker = Checker()
-        for record in self.broker.data:
-            checker.data(SITE, record)
-        return checker.finish()
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing but purges has deleted anything of DATA."""
+        return not self.is_damaged
 
-    def do_send(self) -> None:
-        for _ in range(self.random.randint(1, 4)):
-            self.sent += 1
-            sender = f"{SITE}/{self.random.choice('ab')}{self.sent}"
-            self.broker.append_message(self.random.randint(0, 1), sender, 1, 1, b"%d" % self.sent)
-
-    def do_start(self) -> None:
-        """Start a job, mostly after an operator has stopped the last one."""
-        if self.random.random() < 0.4:
-            self.do_crash()
-        dice = Dice(self.random.getrandbits(30))
-        zombie, rows, depth = self.random.random() < 0.3, self.random.choice((1, 4, 20)), self.random.choice((1, 3))
-        new = Sequencer(self.broker, Rules(), dice, zombie=zombie, batch_rows=rows, depth=depth, later=self.later)
-        self.sequencers.append(new)
-        if self.random.random() < 0.7:
-            while self.sequencers and self.sequencers[-1].state is None:
-                self._advance(self.sequencers[-1])
-
-    def do_sequence(self) -> None:
-        for _ in range(self.random.randint(1, 6)):
-            if self.sequencers:
-                self._advance(self.random.choice(self.sequencers))
-
-    def _advance(self, sequencer: Sequencer) -> None:
-        try:
-            if sequencer.advance() is not None:
-                return
-        except HistoryUnavailable:
-            pass  # its records were deleted, by a purge or a retention
-        self.sequencers.remove(sequencer)
-
-    def do_crash(self) -> None:
-        self.sequencers = []
-
-    def do_ledger(self) -> None:
-        """Let the ledger take some more rows, as long as the next one exists."""
-        new = [(offset, seqno) for offset, seqno in self.effective() if seqno > self.in_ledger]
-        for offset, seqno in new[: self.random.choice((1, 5, 1000))]:
-            if offset < self.broker.beginning:
-                return
-            self.in_ledger = seqno
-
-    def effective(self) -> list[tuple[int, int]]:
-        """The offset and the last seqno of each record that counts."""
-        reader = Reader()
+    def acts(self) -> list[tuple[float, Callable[[], None]]]:
         return [
-            (offset, reader.last_seqno)
-            for offset, record in enumerate(self.broker.data)
-            if reader.judge(record) is Verdict.TAKE
+            (20, self.send),
+            (8, self.resend),
+            (25, self.decide),
+            (15, self.decide_late),
+            (6, self.look),
+            (8, self.start),
+            (3, self.kill),
+            (15, self.read),
+            (10, self.read_ledger),
+            (6, self.begin_to_read),
+            (6, self.wait),
+            (10, self.purge),
+            (2, self.retention),
         ]
 
-    def do_plan_purge(self) -> None:
-        """Plan a purge of old records."""
-        older = max(self.random.randint(0, len(self.broker.data)) for _ in range(3))
-        snapshot = deletable(SimulatedLog(self.broker), older, self.in_ledger)
-        if snapshot is not None:
-            self.planned.append(snapshot)
+    def _append(self, place: TopicPartition, *record: Any) -> PlainRecord:
+        if place.topic == EPOCH and not self.is_acting:
+            self.is_acting = True
+            for _ in range(self.dice.choice([0, 0, 1, 2, 4])):
+                self.dice.choice([self.decide_late, self.decide_late, self.read_ledger, self.purge])()
+            self.is_acting = False
+        return MemoryTopics.append(self.topics, place, *record)
 
-    def do_purge(self) -> None:
-        """Go on with the purge, much later maybe, or be killed on the way."""
-        if not self.planned:
+    def start(self) -> None:
+        """Start a job, mostly after an operator has stopped the last one."""
+        if self.job is not None:
+            self.rivals.append(self.job)
+            self.job = None
+        if self.dice.random() < 0.4:
+            self.end_rivals()
+        super().start()
+        self.check()
+
+    def end_rivals(self) -> None:
+        while self.rivals:
+            self.rivals.pop().close()
+
+    def decide_late(self) -> None:
+        """Let a rival write a batch, or part of it, or look at last whether it is fenced."""
+        if not self.rivals:
             return
-        snapshot = self.planned.pop(self.random.randrange(len(self.planned)))
-        note = missing_note(SimulatedLog(self.broker), snapshot)
-        if note is not None:
-            self.broker.notes.append(note)
-        if self.random.random() < 0.8:
-            self.purged += 1
-            self.broker.beginning = max(self.broker.beginning, self.deleted_below(snapshot))
+        rival = self.dice.choice(self.rivals)
+        try:
+            if self.dice.random() < 0.1:
+                rival.look()
+            if rival.decide(self.dice.choice([None, None, 0, 1])):
+                return
+        except AbcastError as error:
+            self.seen.add(f"a rival: {type(error).__name__}")
+        self.rivals.remove(rival)
+        rival.close()
 
-    @staticmethod
-    def deleted_below(snapshot: Snapshot) -> int:
-        return snapshot.offset
+    def purge(self) -> None:
+        before = self.topics.beginnings.get(TopicPartition(*DATA), 0)
+        super().purge()
+        self.purged += self.topics.beginnings.get(TopicPartition(*DATA), 0) > before
+        self.check()
 
-    def do_retention(self) -> None:
+    def retention(self) -> None:
         """Let Kafka delete old records, or all records of an idle group."""
         if self.has_retention:
-            end = len(self.broker.data)
-            self.broker.beginning = self.random.choice((end, self.random.randint(self.broker.beginning, end)))
-            self.is_whole = self.is_whole and not self.broker.beginning
+            end = len(self.topics.partitions[TopicPartition(*DATA)])
+            self.topics.drop(DATA.topic, self.dice.choice([end, self.dice.randint(0, end)]))
+            self.is_damaged = True
 
-    def do_read(self) -> None:
-        """Somebody starts to read; the log compares each state that it makes (`SimulatedLog.state`)."""
-        effective = self.effective()
-        log, last = SimulatedLog(self.broker), effective[-1][1] if effective else 0
-        after = self.random.randint(0, last)
+    def check(self) -> None:
+        """Compare the state that DATA tells with the one that all of its records give, deleted ones included."""
+        if not self.is_whole:
+            return
+        there = self.effective()
+        seqno = max(there, default=0)
+        received = {data.sender: (data.incarnation, data.local_seqno) for data, _, _ in there.values() if data.sender}
         try:
-            start = log.after(after)
-        except HistoryUnavailable:
-            if self.is_whole and after >= self.in_ledger:
-                self._wrong(f"what follows seqno {after} is nowhere: the ledger ends at {self.in_ledger}.")
+            with DataLog(self.connection, GROUP, SITE) as log:
+                state = log.state()
+        except HistoryUnavailable as error:
+            self.blame(WRONG_STATE, str(error))
             return
-        except ProtocolViolation as error:
-            self._wrong(str(error))
-            return
-        for stored in log.records(start.offset, log.end()):
-            start.reader.judge(stored.data)
-        if start.reader.last_seqno != last:
-            self._wrong(f"a reader from offset {start.offset} ends at {start.reader} of {last}.")
+        told = {sender: tuple(row) for sender, row in state.received.items()}
+        if (state.seqno, told) != (seqno, received):
+            self.blame(WRONG_STATE, f"DATA tells {state.seqno}, {told}, and not {seqno}, {received}.")
 
-    def _check_that_everybody_can_start(self) -> None:
+    def end(self) -> None:
+        self.end_rivals()
+        super().end()
+
+    def make_group_anew(self) -> None:
         if self.is_whole:
-            try:
-                SimulatedLog(self.broker).state()
-            except HistoryUnavailable as error:
-                self._wrong(str(error))
+            self.blame(STUCK, f"no sequencer can start: {sorted(self.seen)}")
+        super().make_group_anew()
 
-    def _check_that_a_sequencer_can_start(self) -> None:
-        self.do_crash()
-        sequencer = Sequencer(self.broker, Rules(), Dice(1), zombie=True, batch_rows=9)
-        self.sequencers = [sequencer]
-        while self.sequencers and sequencer.state is None:
-            self._advance(sequencer)
-        if self.is_whole and sequencer.state is None:
-            self._wrong("no sequencer can start.")
 
-    def _wrong(self, what: str) -> None:
-        self.broker.wrong_states.append(what)
+@contextmanager
+def playing(seed: int, *, has_later: bool = True) -> Iterator[Retained]:
+    """A world in which a history can be played. `has_later`: a job may write records of a later kind."""
+    world = Retained(seed, random.Random(f"later {seed}").choice((0.0, 0.0, 0.1, 0.6)) if has_later else 0.0)
+    often = patch(f"{_SEQUENCER}.SNAPSHOT_EVERY_RECORDS", 4), patch(f"{_SEQUENCER}.SNAPSHOT_RECORDS_PER_SENDER", 1)
+    with often[0], often[1], world.clock.installed():
+        yield world
+        world.kill()
+        world.end_rivals()
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run a history; return its violations."""
-    with mutation.broken():
-        history = Retained(seed)
-        found = history.run()
-        return [*found, *(Anomaly(WRONG_STATE, wrong, ()) for wrong in history.broker.wrong_states)]
+    with mutation.broken(), playing(seed, has_later=mutation.has("later")) as world:
+        return world.run()

@@ -27,7 +27,7 @@ from connectors.takeover.group_maintenance import LOOK_AT_SETTINGS_S, GroupMaint
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable, NoSnapshot
 from ordering.base.names import Topic
 from ordering.base.records import Data
 from ordering.sequencer import sequencer
@@ -95,8 +95,11 @@ def test_what_the_ledger_has_goes(broker: EmbeddedBroker, transport: str, tmp_pa
 
 
 @pytest.mark.usefixtures("_snapshots")
-def test_a_claim_whose_floor_is_below_what_is_deleted() -> None:
-    """The claim was on its way when the records were deleted, and its sequencer is gone."""
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_claim_whose_floor_is_below_what_is_deleted(is_noted: bool) -> None:
+    """The claim was on its way when the records were deleted, and its sequencer is gone. Only the note tells that the
+    snapshot which stays is in force.
+    """
     kafka = MemoryConnection()
     kafka.create("g", SITE)
     order(kafka, "g", 4)
@@ -105,9 +108,14 @@ def test_a_claim_whose_floor_is_below_what_is_deleted() -> None:
         assert snapshot is not None
         note = missing_note(log, snapshot)
         assert note is not None
-        append(kafka, log.epochs.topic, (None, *encode_note(note)))
+        if is_noted:
+            append(kafka, log.epochs.topic, (None, *encode_note(note)))
         kafka.topics.drop(str(log.topic), snapshot.offset)
         append(kafka, log.epochs.topic, (None, b"1 host 7", [("abcast", b"2 claim")]))
+        if not is_noted:
+            with pytest.raises(NoSnapshot):
+                log.state()
+            return
         assert log.state().seqno == 4
     assert take_over(kafka, "g", SITE).seqno == 4
 
