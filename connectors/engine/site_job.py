@@ -90,10 +90,19 @@ class SiteSupervisor(GroupSupervisor):
 
     def __init__(self, options: EngineOptions, state: JobState, agreement: AgreementSettings) -> None:
         """Take over no group yet. Raises BrokerUnreachable."""
-        # A group's log that can't be continued must not be claimed.
-        check_group = partial(known_state, options.connection, agreement)
-        super().__init__(options._replace(check_group=check_group), state, ISIS)
+        super().__init__(options._replace(check_group=self._check), state, ISIS)
+        self._known_state = partial(known_state, options.connection, agreement)
         self._partitions = InputPartitions(options.connection, agreement.neighbours, state.finder)
+
+    def _check(self, taken: SequencerState) -> None:
+        """Raise the error of a group that is not to be claimed: its log can't be continued, or an input is still away.
+
+        Each retry of a suspended group would else cost a claim and a snapshot.
+        """
+        self._known_state(taken)
+        if taken.group in self._state.suspended:
+            for error in self._partitions.find({taken.group: ()}, {})[1].values():
+                raise error
 
     def _look(self) -> None:
         super()._look()

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.connection.sending import append
+from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import topic_missing
 from connectors.kafka.topics.topics import check_topics
@@ -163,6 +164,13 @@ class SequencerShard(StreamingJob):
         )
         self.options.troubles.serve(self.name, states)
         return self._query
+
+    def try_again(self, group: str) -> None:
+        """Ask for the offsets of a suspended group's inputs: the next query claims all groups, and asks for them, too.
+
+        Raises BrokerUnreachable, KafkaRefused.
+        """
+        backlog_of_groups(self.options.connection, self.select_topics(self.finder.find()).get(group, ()), {})
 
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Return the topics, among the read ones, that this shard puts in order. Ticks go there."""

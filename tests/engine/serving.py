@@ -20,13 +20,14 @@ SITE = "nyc"
 
 
 @contextmanager
-def serving(kafka: MemoryConnection, engine: str) -> Iterator[EngineJob]:
-    """Run `engine` ("process", or "agreeing" as the only site) for the block; raise the error that ends it."""
+def serving(kafka: MemoryConnection, engine: str, sites: tuple[str, ...] = (SITE,)) -> Iterator[EngineJob]:
+    """Run `engine` ("process", or "agreeing" with these sites) for the block; raise the error that ends it."""
     names = sorted({place.topic for place in kafka.topics.partitions})
-    topics = {topic: 1 for name in names if (topic := Topic.parse(name)) and topic.role != "relayed"}
+    found = [topic for topic in map(Topic.parse, names) if topic]
+    topics = {topic: 1 for topic in found if topic.role != "relayed" or topic.neighbour in sites}
     job: EngineJob = EngineJob(EngineOptions(kafka, SITE))
     if engine == "agreeing":
-        job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, (SITE,), frozenset())))
+        job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, sites, frozenset())))
     job._state.finder = SimpleNamespace(  # type: ignore[assignment]
         find=lambda **_: list(topics),
         count_partitions=lambda **_: topics,

@@ -19,6 +19,7 @@ from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.takeover.agreement import AgreementSettings, known_state
 from connectors.takeover.end_offsets import EndOffsets
@@ -199,6 +200,31 @@ def test_a_copy_that_is_away_is_not_asked_for_in_the_loop(kafka: Kafka, role: Ro
     assert {group: type(error) for group, error in lost.items()} == {"away": BrokerUnreachable}
     kafka.topics.bring_back(copies["away"])
     assert len(partitions.find({group: [name("forward", group)] for group in GROUPS}, {})[0]) == 4
+
+
+def test_a_copy_that_stays_away_costs_no_claims(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each retry asks for the copy's offsets first: a claim is a snapshot in DATA, and two records in EPOCH."""
+    monkeypatch.setattr(SuspendedGroups.__init__, "__defaults__", ((0.05,),))
+    kafka.topics.silence_s = 0.05
+    copies = {group: str(Topic(group, "relayed", "nyc", "sfo")) for group in GROUPS}
+    for copy in copies.values():
+        kafka.topics.partitions[TopicPartition(copy, 0)] = []
+    kafka.topics.take_away(copies["away"], OFFSETS)
+    find, asked = site_job.InputPartitions.find, list[str]()
+
+    def counting(self: site_job.InputPartitions, topics: Any, positions: Any) -> Any:
+        asked.extend(topics)
+        return find(self, topics, positions)
+
+    monkeypatch.setattr(site_job.InputPartitions, "find", counting)
+    claims = kafka.topics.partitions[TopicPartition(name("epoch"), 0)]
+    with serving(kafka, "agreeing", ("nyc", "sfo")) as job:
+        assert job.ready.wait(20)
+        eventually(lambda: asked.count("away") >= 5, 20)
+        assert len(claims) == 2
+        kafka.topics.bring_back(copies["away"])
+        eventually(lambda: len(claims) == 4, 20)
+        eventually(lambda: not job._state.suspended.reasons, 20)
 
 
 def test_what_is_held_is_bounded(kafka: Kafka) -> None:
