@@ -106,7 +106,7 @@ class Loop(Generic[AnyMachine]):
         """Work until stopped, then finish. Raises the error that ends the attempt."""
         while not self._stop.is_set():
             self.turn(supervisor)
-        self._finish()
+        self.finish()
 
     def turn(self, supervisor: Supervisor) -> None:
         """Apply the supervisor's changes, see what Kafka has written, and step. Raises like `run`."""
@@ -227,7 +227,7 @@ class Loop(Generic[AnyMachine]):
         with contextlib.suppress(WriteFailed):  # raised again in the group's turn
             self._writer.wait(group.in_flight[0][0], lambda: time.monotonic() >= until, _SOON_S)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Take last steps, and wait up to STOP_S until Kafka has all that is written."""
         deadline = time.monotonic() + STOP_S
         while self._groups and time.monotonic() < deadline:

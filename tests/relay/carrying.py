@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data
+from connectors.kafka.codec.codec import DATA_FIELDS, FORWARD_FIELDS, LETTER_FIELDS, decode_data
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Topic
 from ordering.base.records import STRAY, Partition
 
@@ -86,6 +89,17 @@ class Carrier:
             for place, position in self.positions.items()
         )
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the source ends below a position: it has lost its end."""
+        logs = self._source.partitions
+        return any(position > len(logs[place]) for place, position in self.positions.items())
+
+    def go_back(self, records: int) -> None:
+        """Go back by so many records, as a query does whose batch failed."""
+        for place, position in self.positions.items():
+            self.positions[place] = max(self._source.beginnings.get(place, 0), position - records)
+
     def _filled(self, place: TopicPartition) -> TopicPartition:
         return TopicPartition(str(self.job.filled(_parsed(place))), place.partition)
 
@@ -97,16 +111,15 @@ class Carrier:
             if place in self._source.away or filled in self._target.away:
                 continue
             for record in self._source.partitions[place][position : position + most]:
-                self.positions[place] = record.offset + 1
-                if (place, record.offset) in self._source.marks:
-                    continue
-                headers = _carried(self.job, record)
+                headers = None if (place, record.offset) in self._source.marks else _carried(self.job, record)
                 if headers is not None:
                     self._target.append(filled, record.key, record.value, headers)
                     written += 1
+                self.positions[place] = record.offset + 1
         return written
 
 
+@functools.cache
 def _parsed(place: TopicPartition) -> Topic:
     topic = Topic.parse(place.topic)
     assert topic is not None
@@ -120,6 +133,13 @@ def _carried(job: Relay, record: PlainRecord) -> Headers | None:
         return None if stray else list(record.headers)
     if isinstance(job, SiteForward):
         return _marked(job, record, len(FORWARD_FIELDS), " -")
+    if isinstance(job, Agreed):
+        if _parsed(TopicPartition(record.topic, record.partition)).role == "forward":
+            return _marked(job, record, len(FORWARD_FIELDS), f" - {record.timestamp}")
+        if decode_data(record.key, record.value, record.headers).kind not in WITHOUT_SEQNO:
+            return None
+        at = DATA_FIELDS.index("SOURCE")
+        return _marked(job, record, at, "", at + 1)
     fields = LETTER_FIELDS if isinstance(job, Letters) else CAST_FIELDS
     at = fields.index("RELAYED_FROM")
     if isinstance(job, Letters | Casts) and been_at(record, at) & job.in_kafka_of_target(job._at_target.values()):
@@ -137,10 +157,11 @@ def been_at(record: PlainRecord, at: int) -> set[str]:
     return {mark.partition(b"/")[0].decode() for mark in marks if b"/" in mark}
 
 
-def _marked(job: Relay, record: PlainRecord, at: int, behind: str) -> Headers:
+def _marked(job: Relay, record: PlainRecord, at: int, behind: str, end: int | None = None) -> Headers:
+    """Return the headers with the copy's source in place of the fields from `at` to `end`, by default to `at`."""
     place = Partition(record.topic, record.partition)
     fields = [field or b"-" for field in first_fields(record.headers, 1 << 20)]
     fields += [b"-"] * (at - len(fields))
     mark = f"{job.direction.source}/{place}:{record.offset}{behind}".encode()
     others = [each for each in record.headers if each[0] != "abcast"]
-    return [("abcast", b" ".join([*fields[:at], mark, *fields[at:]])), *others]
+    return [("abcast", b" ".join([*fields[:at], mark, *fields[at if end is None else end :]])), *others]

@@ -6,6 +6,7 @@ Beside the powers, an append may get no answer, and the actor of a step may be c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from ordering.base.records import Partition
 from tests.simulator.kafka import Kafka, Log
 from tests.world.clock import Clock
 
+parsed = functools.cache(Topic.parse)
+
 
 class StoredLog(Log):
     """A partition that clients read and write."""
@@ -32,6 +35,7 @@ class StoredLog(Log):
         self.kafka: ClientKafka = kafka
         self.place = place
         self.skew_ms = 0
+        self.max_bytes = None
 
     @property
     def records(self) -> list[PlainRecord]:  # type: ignore[override]
@@ -73,7 +77,7 @@ class ClientKafka(Kafka):
 
     def __init__(self, seed: int, clock: Clock, powers: Sequence[str] = ()) -> None:
         super().__init__(seed, powers)
-        self.topics = _Topics(self, clock)
+        self.topics = Topics(self, clock)
         self.unanswered = 0.0
         """The share of appends that get no answer. Kafka may have the record all the same."""
         self.check_reached: Callable[[], None] = lambda: None
@@ -88,7 +92,7 @@ class ClientKafka(Kafka):
 
     def places(self, roles: Sequence[str]) -> list[Partition]:
         """The partitions of topics of these roles."""
-        found = ((Topic.parse(place.topic), place) for place in sorted(self.topics.partitions))
+        found = ((parsed(place.topic), place) for place in sorted(self.topics.partitions))
         return [Partition(*place) for topic, place in found if topic is not None and topic.role in roles]
 
     def make_anew(self) -> None:
@@ -101,16 +105,16 @@ class ClientKafka(Kafka):
         return self._dice.choice(["lost", "late"]) if self._dice.random() < self.unanswered else ""
 
 
-class _Topics(MemoryTopics):
+class Topics(MemoryTopics):
     """Each partition's leader has a clock."""
 
     def __init__(self, kafka: ClientKafka, clock: Clock) -> None:
         super().__init__()
-        self._kafka = kafka
+        self.kafka = kafka
         self.changed, self.clock = clock.condition(), lambda: clock.now_s
 
     def append(self, place: TopicPartition, *record: Any) -> PlainRecord:
-        self.ahead_ms = self._kafka.log(*place).skew_ms
+        self.ahead_ms = self.kafka.log(*place).skew_ms
         return super().append(place, *record)
 
 

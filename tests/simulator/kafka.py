@@ -19,7 +19,7 @@ The dice of the powers are their own. So a history without powers is the same as
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ordering.base.records import Partition
@@ -60,7 +60,7 @@ class Log:
         """The leader's clock is ahead of the true time by this."""
         self.is_away = False
         self.max_bytes: int | None = None
-        """The topic's limit, if that is low."""
+        """The topic's limit, if that is low. The clients in `tests.world.kafka` heed it."""
 
     @property
     def end(self) -> int:
@@ -74,10 +74,8 @@ class Log:
         return self.kafka.now_ms + self.skew_ms
 
     def append(self, record: Any) -> int:
-        """Write a record; its offset. Raises Away, TooLarge."""
+        """Write a record; its offset. Raises Away."""
         self._check_leader()
-        if self.max_bytes is not None and self.kafka.size_of(record) > self.max_bytes:
-            raise TooLarge
         self.records.append(record)
         return len(self.records) - 1
 
@@ -111,9 +109,7 @@ class Log:
 class Kafka:
     """The partitions, and the true time, which none of their leaders need know."""
 
-    def __init__(self, seed: int = 0, powers: Sequence[str] = (), size_of: Callable[[Any], int] = lambda _: 0) -> None:
-        """`size_of`: the bytes of a record, for the power `limit`."""
-        self.size_of = size_of
+    def __init__(self, seed: int = 0, powers: Sequence[str] = ()) -> None:
         self.now_ms = NOW_MS
         self.logs: dict[Partition, Log] = {}
         self.powers = tuple(powers)

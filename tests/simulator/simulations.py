@@ -12,8 +12,6 @@ from tests.simulator import (
     hub_mutations,
     isis,
     isis_mutations,
-    isis_site_mutations,
-    isis_sites,
     log_mutations,
     membership_mutations,
     mesh_mutations,
@@ -25,6 +23,7 @@ from tests.simulator import (
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders import Orders
+from tests.world import agreeing, agreeing_mutations
 
 
 def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -107,9 +106,10 @@ SIMULATIONS: Mapping[str, Simulation] = {
         Simulation(
             "isis-sites",
             "histories of sites that agree without a home",
-            isis_sites.run,
-            isis_site_mutations.MUTATIONS,
+            agreeing.run,
+            agreeing_mutations.MUTATIONS,
             60,
+            agreeing.explain,
         ),
     )
 }

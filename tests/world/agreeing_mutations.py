@@ -1,51 +1,77 @@
-"""Mutations of ISIS between sites: each breaks a rule on purpose, and the simulator must name the violation.
+"""Mutations of sites that agree: each breaks a rule on purpose, and the world must name the violation.
 
-A mutation replaces a piece of the core, or of the job that drives it, for the time of a run.
+A mutation replaces a piece of the shipped code for the time of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from connectors.engine.batch import Output
+from connectors.kafka.codec.codec import decode_data, encode_data
+from connectors.kafka.codec.entry_codec import read_entry, write_entry
+from connectors.kafka.codec.epochs import encode_claim
+from connectors.takeover import takeover
+from connectors.takeover.agreeing import _Phase
 from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.log import Entry, LogRow, OrderedRun, Range, absent_from
 from ordering.agreement.log import counting as true_counting
 from ordering.agreement.log import read_on as true_read_on
+from ordering.agreement.site_state import SiteState
 from ordering.agreement.sites.forwards import Forwards
 from ordering.agreement.sites.other_logs import OtherLogs
 from ordering.agreement.sites.own_log import OwnLog
 from ordering.base.errors import Disagreement
-from ordering.base.records import EPOCH, Data, Forward, Malformed
+from ordering.base.records import Data
 from ordering.checker.anomalies import DIVERGENT, GAP, LOST, VIEW_VIOLATION
 from ordering.membership.membership import Membership
-from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
-from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, Job, World, known_state, taken
-from tests.simulator.isis_sites import sequence_run as true_sequence_run
-from tests.simulator.kafka import Away, TooLarge
+from tests.relay import carrying
 from tests.simulator.mutation import Mutation
+from tests.world.agreeing import UNTOLD
+from tests.world.agreeing_actions import ENDED, TWO_LOGS, UNREADABLE, WRONG_STATE
+from tests.world.agreeing_jobs import WatchedMachine
+from tests.world.kafka import partition
 
-_SITES = "tests.simulator.isis_sites"
-_true_append, _true_compare, _true_relay = Job._append, OtherLogs._compare, World._relay
+_true_compare, _true_carried = OtherLogs._compare, carrying._carried
+_true_sequence, _true_writes = WatchedMachine._sequence, WatchedMachine.writes
 _COMPARE = "ordering.agreement.sites.other_logs.OtherLogs._compare"
+_MACHINE = "tests.world.agreeing_jobs.WatchedMachine"
 
 
-def data_first(job: Any) -> None:
+def data_first(machine: Any) -> Sequence[Output] | None:
     """DATA is written before the entry that has its runs."""
-    job.poll()
-    entry = job.group.end_step()
-    if entry is not None:
-        job.sequence()
-        if not job.died and not job.dies():
-            job.kafka.log.append(entry)
+    if machine._phase is _Phase.DATA and not machine._in_flight:
+        machine._entry = machine.group.end_step(is_last=machine._is_last)
+        machine._phase = _Phase.RUNS
+    while machine._phase is _Phase.RUNS:
+        run, writes = machine.group.due(), []
+        if run is not None:
+            writes = machine._sequence(run)
+        else:
+            machine._phase = _Phase.READY
+            writes = [] if machine._entry is None else [machine._records.data(write_entry(machine._entry))]
+        if writes:
+            machine._in_flight.append(machine.group.sent)
+            return writes
+    return None
 
 
-def without_seal(world: Any, kafka: Any) -> Group:
+def without_seal(found: Any, producer: Any, by: Any) -> SequencerState:
     """A job starts, and does not end what the one before it may write."""
-    kafka.claims = 1
-    return after_takeover(known_state(world, kafka), taken(kafka))
+    data, state = found.data, found.state
+    if state.epoch:
+        return state  # type: ignore[no-any-return]
+    claim = (None, *encode_claim(data.end(), by.agreement, found.format))
+    takeover._append(data, producer, data.epochs.topic, claim)
+    takeover._append_data(data, producer, seal(1, found.format))
+    state = replace(state, epoch=1, format=found.format)
+    takeover._append_data(data, producer, snapshot(state))
+    return state  # type: ignore[no-any-return]
 
 
 def without_last(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[Entry]:
@@ -53,15 +79,10 @@ def without_last(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> li
     return true_counting(log, read_entry)[:-2]
 
 
-def from_data(world: Any, kafka: Any) -> Group:
+def from_data(state: SiteState, taken: SequencerState) -> Group:
     """The sequencer's state is rebuilt from DATA, not from the snapshot and the runs."""
-    kafka.claims += 1
-    kafka.log.append(Data(EPOCH, kafka.claims))
-    group = after_takeover(known_state(world, kafka), taken(kafka))
-    told = absorb(
-        SequencerState(group.site.group), (record for record in kafka.log.records if isinstance(record, Data))
-    )
-    group.site.sequenced.state = told
+    group = after_takeover(state, taken)
+    group.site.sequenced.state = taken
     return group
 
 
@@ -96,10 +117,11 @@ def always_here(_forwards: Forwards, _run: OrderedRun) -> bool:
     return True
 
 
-def absent_now(group: Group, run: OrderedRun, records: Sequence[Forward | Malformed]) -> list[Data]:
+def absent_now(machine: WatchedMachine, run: OrderedRun) -> list[Output]:
     """Use the absent sites that this site knows now, not those at the order of the run."""
-    group.site.sequenced._runs[0] = run._replace(absent=absent_from(group.site.process.view))
-    return true_sequence_run(group, run, records)
+    site = machine.group.site
+    site.sequenced._runs[0] = run._replace(absent=absent_from(site.process.view))
+    return _true_sequence(machine, run)
 
 
 def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
@@ -119,56 +141,66 @@ def each_offset_a_record(group: Group, run: OrderedRun, part: Range) -> None:
         raise Disagreement(f"{part} of {run} lacks records.")
 
 
-def append_unheeded(job: Any, entry: Entry) -> None:
-    """A job takes an entry for written that its Kafka has refused."""
-    with suppress(Away):
-        _true_append(job, entry)
-
-
-def append_shortened(job: Any, entry: Entry) -> None:
+def shortened(machine: WatchedMachine) -> Sequence[Output] | None:
     """A job drops parts of an entry that is too large for its Kafka."""
-    try:
-        _true_append(job, entry)
-    except TooLarge:
-        _true_append(job, entry._replace(letters=(), ordered=(), snapshot=b""))
+    writes = _true_writes(machine)
+    if writes is None or machine._phase is not _Phase.ENTRY:
+        return writes
+    [(topic, (key, value, headers))] = writes
+    limit = machine.job.at.kafka.log(*partition("data", machine.job.at.name)).max_bytes
+    if limit is None or len(value) <= limit:
+        return writes
+    entry = read_entry(decode_data(key, value, headers))._replace(letters=(), ordered=(), snapshot=b"")
+    return [(topic, encode_data(write_entry(entry)))]
 
 
-def without_records(data: Sequence[Data], _before: int, seqnos: int) -> list[Data]:
+def by_records(
+    buffers: Any, outputs: Sequence[Output], _before: int, written: int, has_dead_letters: bool
+) -> Iterator[Output]:
     """A job that goes on within a run counts its records, not their seqnos."""
-    return [*data[seqnos:]]
+    for output in outputs:
+        if output[0] != buffers._topics.data:
+            if has_dead_letters:
+                yield output
+        elif written:
+            written -= 1
+        else:
+            yield output
 
 
-def with_holes(world: Any, source: str, target: str) -> None:
+def with_holes(job: Any, record: Any) -> Any:
     """A relay leaves out a record now and then."""
-    copy = world.kafkas[target].copies.get(source)
-    records = [] if copy is None else copy.records
-    end = len(records)
-    _true_relay(world, source, target)
-    if len(records) > end + 1 and world.dice.random() < 0.2:
-        del records[end]
+    place = f"{job.direction} {record.topic} {record.offset}".encode()
+    return None if ".forward." in record.topic and zlib.crc32(place) % 40 == 0 else _true_carried(job, record)
 
 
-_HOLES = (f"{_SITES}.World._relay", with_holes)
+_HOLES = ("tests.relay.carrying._carried", with_holes)
 
 MUTATIONS = (
     Mutation(
         "data-first",
         "DATA is written before its entry",
         DIVERGENT,
-        ((f"{_SITES}.Job.step", data_first),),
-        from_seed=240,
+        (("connectors.takeover.agreeing.AgreeingMachine.writes", data_first),),
     ),
     Mutation(
         "no-seal",
         "a job takes over without a seal",
         WRONG_STATE,
-        ((f"{_SITES}.take_over", without_seal),),
-        from_seed=26,
+        (("connectors.takeover.takeover._claim", without_seal),),
     ),
     Mutation(
-        "forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.counting", without_last),), from_seed=35
+        "forget",
+        "a job forgets the last entries",
+        WRONG_STATE,
+        (("connectors.kafka.log.entries.counting", without_last),),
     ),
-    Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
+    Mutation(
+        "from-data",
+        "the sequencer is rebuilt from DATA",
+        DIVERGENT,
+        (("tests.world.agreeing_jobs.after_takeover", from_data),),
+    ),
     Mutation(
         "stale-entries",
         "entries behind a seal count at other sites",
@@ -186,7 +218,6 @@ MUTATIONS = (
         "a lost log's successor is read",
         TWO_LOGS,
         (("ordering.agreement.sites.other_logs.read_on", any_log),),
-        from_seed=310,
     ),
     Mutation(
         "one-look",
@@ -199,14 +230,12 @@ MUTATIONS = (
         "a log that has grown beyond the lost one is taken for that",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
-        from_seed=100,
     ),
     Mutation(
         "absent-now",
         "members leave the view when their site's absence is known",
         DIVERGENT,
-        ((f"{_SITES}.sequence_run", absent_now),),
-        from_seed=2,
+        ((f"{_MACHINE}._sequence", absent_now),),
     ),
     Mutation(
         "stay",
@@ -238,22 +267,21 @@ MUTATIONS = (
         "unheeded",
         "a job goes on as if the partition had an entry that was not written",
         LOST,
-        ((f"{_SITES}.Job._append", append_unheeded),),
+        (("connectors.engine.writing.WrittenBatch.is_there", lambda _: True),),
         needs=("away",),
     ),
     Mutation(
         "shortened",
         "a job drops parts of an entry that is too large",
-        WRONG_STATE,
-        ((f"{_SITES}.Job._append", append_shortened),),
-        from_seed=10,
+        (WRONG_STATE, LOST),
+        ((f"{_MACHINE}.writes", shortened),),
         needs=("limit",),
     ),
     Mutation(
         "records-counted",
         "a job that goes on within a run takes each record for one seqno",
         GAP,
-        ((f"{_SITES}.unwritten", without_records),),
+        (("connectors.engine.agreeing._Buffers._missing", by_records),),
         needs=("later",),
     ),
 )
