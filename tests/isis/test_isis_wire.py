@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.isis.hostfile import Host, digest, read_hostfile
-from connectors.isis.machine import BegunAgain
+from connectors.isis.machine import BegunAgain, IsisMachine, fresh_process
 from connectors.isis.process import IsisProcess
 from connectors.isis.wire import (
     MAX_DATAGRAM_BYTES,
@@ -308,6 +308,19 @@ def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
             one.close()
     assert told == [BegunAgain(group[2].process.me)]
     assert group[2].process.me > before
+
+
+def test_two_starts_that_know_of_one_later_start_begin_again_as_different_ones() -> None:
+    """The second one may not have heard of the first, and others may still have its messages."""
+    names, later = ("000", "001"), ProcessIncarnation("000", 50)
+    hello = list(pack(GROUP, 1, 9, encode_message(Hello((later, ProcessIncarnation("001", 9))))))
+    begun: list[ProcessIncarnation] = []
+    for seed in range(2):
+        process = fresh_process(ProcessIncarnation("000", 7), names, now_ms=0)
+        machine = IsisMachine(process, names, GROUP, dice=random.Random(seed))
+        machine.take(1, hello)
+        begun += [event.incarnation for event in machine.writes() or () if isinstance(event, BegunAgain)]
+    assert later < begun[0] != begun[1] > later
 
 
 def test_a_port_in_use() -> None:
