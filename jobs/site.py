@@ -111,7 +111,9 @@ def promote(
     if done.copied:
         typer.echo(f"copied from other sites first: {counted(done.copied, 'seqno')}")
     for silent in done.not_copied:
-        typer.echo(f"{silent} did not answer in time: messages that it alone had are not in the order any more")
+        typer.echo(
+            f"{silent} did not answer, or has other messages: those that it alone had are not in the order any more"
+        )
 
 
 @app.command()

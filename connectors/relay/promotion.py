@@ -4,6 +4,8 @@
    none starts there again; a claim behind the move; and that claim's seal in its DATA, so that readers ignore whatever
    is still written there.
 2. Records that the new home lacks are copied: from the old home up to its seal, or from the copy that reaches furthest.
+   The home of the highest epoch has the order that counts. A site with other messages is no source (`_sources`). If the
+   new home itself is such a site, the promotion ends before step 1.
 3. A move is appended to the EPOCH topic of the new home. From there on the topic is claimed as every home's is
    (`connectors.takeover.takeover`): claim, seal, opening snapshot.
 
@@ -37,7 +39,7 @@ from connectors.kafka.connection.sending import append, producing
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act, act_header, act_of_this_user
 from connectors.kafka.log.data_log import DataLog, Start
-from connectors.relay.copy_beginning import check_beginning
+from connectors.relay.copy_beginning import check_beginning, let_it_join_again
 from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import EPOCH, STRAY
@@ -56,8 +58,8 @@ _logger = logging.getLogger(__name__)
 class Promotion(NamedTuple):
     """The result of a promotion: the order goes on after `last_seqno`; the last `copied` seqnos were copied just now.
 
-    `not_copied`: sites that did not answer, or have no DATA, or not its beginning; after an earlier promotion also
-    sites with more or other messages than the home. Records that only they have are not in the order.
+    `not_copied`: sites that did not answer, have no DATA or not its beginning, or have other messages; after an earlier
+    promotion also sites with more messages than the home. Records that only they have are not in the order.
     """
 
     last_seqno: int
@@ -94,10 +96,11 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         former = [other for other in others if other.epochs.read().has_decided()]
         if not (is_done or former or copy.is_copy()):
             raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
-        others.sort(key=lambda known: known.state().seqno)
+        sources: list[DataLog] = []
         if not is_done:  # else nobody would be the home
             check_beginning(copy)
-            _check_can_follow(copy, others)
+            sources = _sources(copy, others, silent)
+            _check_can_follow(copy, sources)
         for other in former:
             if is_done:
                 _check_is_later(copy, other)
@@ -106,7 +109,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
             silent += [other.topic.site for other in others if _has_more(other, copy)]
             return Promotion(copy.state().seqno, 0, tuple(silent))
         before = copy.state().seqno
-        for other in sorted(others, key=lambda known: known.state().seqno):  # anew: some may have grown
+        for other in sorted(sources, key=lambda known: known.state().seqno):  # anew: some may have grown
             copy_rest(other, copy)
         state = copy.state()
         above = _epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
@@ -124,6 +127,36 @@ def _is_whole(other: DataLog, silent: list[str]) -> bool:
             silent.append(other.topic.site)
             return False
     return True
+
+
+def _sources(copy: DataLog, others: Iterable[DataLog], silent: list[str]) -> list[DataLog]:
+    """Return the sites whose records the new home takes, ordered by their last seqnos.
+
+    The site of the highest epoch has the order that counts. Sites with other messages stayed behind when the home
+    moved, or have lost records: add them to the silent ones. Raises UsageError, before any site is fenced, if the copy
+    is such a site.
+    """
+    known, left = copy.state(), sorted(others, key=_rank)
+    while left:
+        newest = left.pop()
+        order = newest.state()
+        differing = first_difference(known, order)
+        if differing is None:
+            unfit = [other for other in left if first_difference(other.state(), order) is not None]
+            silent += [other.topic.site for other in unfit]
+            return sorted((newest, *(each for each in left if each not in unfit)), key=lambda each: each.state().seqno)
+        if order.seqno > known.seqno:
+            raise UsageError(
+                f"{copy.topic} has another seqno {differing} than {newest.topic}: it stayed behind when the home "
+                f"moved, or has lost records. Promote another site; or {let_it_join_again(copy)}"
+            )
+        silent.append(newest.topic.site)
+    return []
+
+
+def _rank(log: DataLog) -> tuple[int, bool, int]:
+    epochs, state = log.epochs.read(), log.state()
+    return max(state.epoch, epochs.highest_epoch), epochs.has_decided(), state.seqno
 
 
 def _has_more(other: DataLog, home: DataLog) -> bool:
@@ -203,13 +236,12 @@ def _check_is_later(home: DataLog, other: DataLog) -> None:
 def _check_can_follow(copy: DataLog, others: Iterable[DataLog]) -> None:
     """Check that the others, ordered by their last seqnos, still hold the records that the copy lacks.
 
-    Raises UsageError, before any site is fenced. A site that was left behind with other messages is fenced all the
-    same.
+    Raises UsageError, before any site is fenced.
     """
     known = copy.state()
     for other in others:
         theirs = other.state()
-        if theirs.seqno > known.seqno and first_difference(known, theirs) is None:
+        if theirs.seqno > known.seqno:
             _after(other, copy, known.seqno)
             known = theirs
 

@@ -228,6 +228,41 @@ def test_a_copy_without_its_beginning_is_no_source(hub: Hub, tmp_path: Path) -> 
     assert promote(hub.sites, GROUP, "sfo") == Promotion(5, 0, ("nyc", "lax"))
 
 
+def _lose_the_last_message(hub: Hub, site: str, source: str) -> None:
+    """Let a copy lose its end, and get what the source decides in its next epoch."""
+    place = TopicPartition(str(Topic(GROUP, "data", site)), 0)
+    topics = hub.connections[site].topics
+    topics.truncate(place.topic, len(topics.partitions[place]) - 1)
+    with hub.log(source) as home:
+        before = home.end()
+        hub.order(source, "later", 2)
+        for stored in home.records(before, home.end()):
+            append(hub.connections[site], place.topic, encode_data(stored.data))
+
+
+def test_a_copy_that_has_lost_a_message_fences_nobody(hub: Hub) -> None:
+    """The copy can't become the home, and is no source for another. The home that runs goes on, or is replaced."""
+    _lose_the_last_message(hub, "sfo", "nyc")
+    with pytest.raises(UsageError, match=r"sfo has another seqno 5 than .*nyc.*delete the group's topics at sfo"):
+        promote(hub.sites, GROUP, "sfo")
+    assert take_over(hub.connections["nyc"], GROUP, "nyc").seqno == 7
+    assert promote(replace(hub.sites, home="lax"), GROUP, "lax") == Promotion(7, 7, ("sfo",))
+    assert hub.messages("lax") == hub.messages("nyc")
+
+
+def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None:
+    """The old home did not answer when the last one was made the home, and has ordered more than that one since."""
+    hub.copy("nyc", "lax")
+    without = {name: hub.connections[name] for name in ("sfo", "lax")}
+    promote(replace(hub.sites, connections=without), GROUP, "sfo")
+    hub.order("nyc", "b", 4)
+    hub.order("sfo", "c", 2)
+    assert promote(replace(hub.sites, home="lax"), GROUP, "lax") == Promotion(7, 2, ("nyc",))
+    assert hub.messages("lax") == hub.messages("sfo")
+    with pytest.raises(UsageError, match="the home of group g is lax now"):
+        take_over(hub.connections["nyc"], GROUP, "nyc")
+
+
 def test_a_copy_with_other_messages_is_refused(hub: Hub) -> None:
     """A copy that was left behind when the home moved has other messages under the same numbers."""
     hub.order("nyc", "b", 3)
