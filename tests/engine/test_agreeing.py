@@ -658,7 +658,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 ) -> None:
     """The log has several epochs, with entries without a snapshot, and with one that a fenced job left behind."""
     monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
-    monkeypatch.setattr(Loop, "_finish", lambda _: None)  # each job is killed
+    monkeypatch.setattr(Loop, "finish", lambda _: None)  # each job is killed
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
