@@ -6,7 +6,7 @@ them, the faults, and the promises checked at the end), `schedule` (a seed's act
 this world and all others, each with its mutations.
 
     python -m tests.simulator --seeds 5000
-    python -m tests.simulator --seed 17 --mutation no-seal
+    python -m tests.simulator --seed 17 --mutation not-lower
 
 Time does not exist here: only the order of actions does, and a seed fixes it.
 """

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.purge import Purged, delete_below
+from connectors.kafka.transport import Producer
+from connectors.takeover import takeover
+from ordering.base.records import EPOCH, Data
 from ordering.checker.anomalies import DIVERGENT, GAP, LOST
+from ordering.sequencer.state import SequencerState
 from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT
 from tests.simulator.mutation import Mutation
-from tests.simulator.mutations import CountlessReader, any_snapshot
+from tests.simulator.mutations import CountlessReader
 from tests.simulator.world import WRONG_STATE
 
 
@@ -36,6 +43,25 @@ def with_the_snapshot(
     return delete_below(connection, consumer, admin, {place: at + 1 for place, at in below.items()}, dry_run=dry_run)
 
 
+def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
+    """Every snapshot is taken for one in force, also one behind a higher seal."""
+    return stored.data.kind == EPOCH and bool(stored.data.payload)
+
+
+def without_a_seal(data: DataLog, producer: Producer, record: Data) -> int:
+    """The opening snapshot is the first record of an epoch."""
+    return _true_append_data(data, producer, record) if record.payload else data.end()
+
+
+def as_it_was(state: SequencerState, records: Iterable[Data]) -> SequencerState:
+    """The state from before the claim."""
+    for _ in records:
+        pass
+    return state
+
+
+_TAKEOVER = "connectors.takeover.takeover"
+_true_append_data = takeover._append_data
 _true_read = SameLogConsumer.read
 _LOG = "connectors.kafka.log.same_log_consumer.SameLogConsumer"
 CUTS = (
@@ -80,6 +106,18 @@ CUTS = (
     ),
 )
 RETENTION = (
+    Mutation(
+        "no-seal",
+        "a new sequencer does not end the old one's epoch first",
+        (WRONG_STATE, DIVERGENT),
+        ((f"{_TAKEOVER}._append_data", without_a_seal),),
+    ),
+    Mutation(
+        "no-read-back",
+        "what was written before the seal is not read",
+        (WRONG_STATE, DIVERGENT),
+        ((f"{_TAKEOVER}.absorb", as_it_was),),
+    ),
     Mutation(
         "snapshot-purged",
         "a purge takes the newest snapshot, too",

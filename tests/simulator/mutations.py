@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from connectors.kafka.log.epoch_log import Epochs
-from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
+from connectors.kafka.log.stored_record import StoredRecords
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import EPOCH, FORGET, STRAY, Data, Headers
+from ordering.base.records import FORGET, STRAY, Data, Headers
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.membership.forgetting import SenderRow, from_payload
 from ordering.membership.membership import Fold, Membership, ReceivedRow
@@ -90,11 +89,6 @@ def higher_incarnation_anywhere(accepted: ReceivedRow, incarnation: int, local_s
     return None
 
 
-def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
-    """Every snapshot is taken for one in force, also one behind a higher seal."""
-    return stored.data.kind == EPOCH and bool(stored.data.payload)
-
-
 def any_message(_ours: Pending, _kind: str, _payload: bytes, _headers: Headers) -> bool:
     """Accept any DATA of the id."""
     return True
@@ -132,7 +126,6 @@ def of_its_life(participant: Participant, event: Event) -> ParticipantStep:
     return ParticipantStep(participant) if isinstance(event, RowKnown) else step(participant, event)
 
 
-_IN_FORCE = "connectors.kafka.log.log_state._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.sequencer.next_accepted"
 MUTATIONS = (
     Mutation(
@@ -172,10 +165,6 @@ MUTATIONS = (
         rules=Rules(columns=False),
     ),
     Mutation(
-        "no-seal", "a new sequencer does not end the old one's epoch first", DIVERGENT, rules=Rules(seal_first=False)
-    ),
-    Mutation("no-read-back", "what was written before the seal is not read", DIVERGENT, rules=Rules(read_back=False)),
-    Mutation(
         "claims-not-unique",
         "two that claim one epoch both go on",
         DIVERGENT,
@@ -195,12 +184,6 @@ MUTATIONS = (
         WRONG_STATE,
         from_seed=790,
         rules=Rules(claims_after_end=False),
-    ),
-    Mutation(
-        "any-snapshot",
-        "a snapshot is believed wherever it stands",
-        DIVERGENT,
-        ((_IN_FORCE, any_snapshot),),
     ),
     Mutation(
         "snapshot-in-the-middle",

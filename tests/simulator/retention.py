@@ -1,8 +1,8 @@
 """DATA is purged at any step, while the ledger lags, sequencers restart and groups idle; or Kafka's retention takes it.
 
 One seed, one history of `tests.simulator.cuts`, without its damages. A sequencer that was taken over goes on for a
-while. Whenever somebody is about to write to EPOCH, the others may act before that write: between a takeover's look at
-DATA and its claim, or between the plan of a purge and its note. What must hold besides:
+while. Before each write of a takeover (claim, seal, opening, note), and before the note of a purge, the others may act.
+What must hold besides:
 
 * a DATA from which only purges have deleted anything tells its state, and it is the state that all of its records give;
 * a sequencer can always start on it.
@@ -43,8 +43,8 @@ class Retained(Cuts):
         """The sequencers that others have taken over, and that have not noticed it."""
         self.has_retention = self.dice.random() < 0.3
         """Whether somebody sets a retention, whatever is said of that."""
-        self.is_acting = False
-        """Whether the others act before a write."""
+        self.is_starting = self.is_acting = False
+        """Whether a takeover runs, and whether the others act before a write."""
         self.purged = 0
         self.topics.append = self._append  # type: ignore[assignment, method-assign]
 
@@ -71,7 +71,7 @@ class Retained(Cuts):
         ]
 
     def _append(self, place: TopicPartition, *record: Any) -> PlainRecord:
-        if place.topic == EPOCH and not self.is_acting:
+        if (self.is_starting or place.topic == EPOCH) and not self.is_acting:
             self.is_acting = True
             for _ in range(self.dice.choice([0, 0, 1, 2, 4])):
                 self.dice.choice([self.decide_late, self.decide_late, self.read_ledger, self.purge])()
@@ -85,7 +85,9 @@ class Retained(Cuts):
             self.job = None
         if self.dice.random() < 0.4:
             self.end_rivals()
+        self.is_starting = True
         super().start()
+        self.is_starting = False
         self.check()
 
     def end_rivals(self) -> None:

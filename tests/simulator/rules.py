@@ -26,10 +26,6 @@ class Rules:
     """A sequencer gives up if a seal as high as its own, or higher, comes before its own."""
     floor_first: bool = True
     """DATA's end is noted before the claim, and not behind the seal."""
-    seal_first: bool = True
-    """A takeover writes its seal before it reads what there is."""
-    read_back: bool = True
-    """A sequencer then reads DATA up to the seal, instead of trusting its state of the beginning."""
     claims_after_end: bool = True
     """A sequencer reads the claims once it knows the end of DATA to read to, not when it begins."""
     one_attempt: bool = True

@@ -207,20 +207,18 @@ class Sequencer:
         self.own_epoch = epoch
         yield "claimed"
         of_format = max(found.format, self.broker.format_of(epoch))
-        sealed_at = self.broker.append_data(seal(epoch, of_format)) if self.rules.seal_first else self.log.end()
+        sealed_at = self.broker.append_data(seal(epoch, of_format))
         yield "sealed"
         if not self.rules.floor_first:
             self.broker.claims[claimed_at] = Claim(epoch, self.log.end())
-        rest = self.log.records(floor, sealed_at) if self.rules.read_back else []
-        before = absorb(found, [stored.data for stored in rest])
+        before = absorb(found, [stored.data for stored in self.log.records(floor, sealed_at)])
         yield "rebuilt"
         if before.epoch >= epoch and self.rules.yield_to_others:
             return None
         seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
         state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)
         self.broker.append_data(snapshot(state))
-        if self.rules.seal_first:
-            self.broker.notes.append(Note(sealed_at + 1, epoch, state.seqno))
+        self.broker.notes.append(Note(sealed_at + 1, epoch, state.seqno))
         lacks = [place for place, offset in self.broker.purged.items() if state.positions.get(place, 0) < offset]
         if lacks and self.broker.newest_epoch() == epoch and not self.broker.beginning:
             self.broker.wrong_states.append(f"epoch {epoch} has to read what was purged of {lacks}.")
