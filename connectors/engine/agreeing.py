@@ -12,13 +12,14 @@ from itertools import accumulate
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, OutputTopics, decide
+from connectors.engine.batch import decide
 from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.kafka.codec.headers import VERSION
 from connectors.kafka.codec.inputs import Input, original
 from connectors.kafka.transport import Record
 from connectors.takeover.agreeing import AgreeingMachine, Decided
 from connectors.takeover.notices import describe
+from connectors.takeover.rows import Output, OutputTopics
 from ordering.agreement.group import Group
 from ordering.agreement.log import Range
 from ordering.agreement.site_state import Notice
@@ -92,19 +93,16 @@ class _Buffers:
 
     def decide(self, state: SequencerState, parts: Iterable[Range]) -> Decided[Output]:
         taken = {TopicPartition(*Partition.parse(part.place)): self._of[part.place].take(part) for part in parts}
-        before = state.seqno
         state, outputs = decide(state, {place: records for place, records in taken.items() if records}, self._topics)
         is_refused = any(topic != self._topics.data for topic, _ in outputs)
-        return Decided(state, is_refused, partial(self._missing, outputs, before))
+        return Decided(state, is_refused, partial(self._missing, outputs))
 
-    def _missing(
-        self, outputs: Iterable[Output], before: int, written: int, has_dead_letters: bool
-    ) -> Iterator[Output]:
+    def _missing(self, outputs: Iterable[Output], last: int, has_dead_letters: bool) -> Iterator[Output]:
         for topic, record in outputs:
-            if topic != self._topics.data:
-                is_missing = has_dead_letters
+            if topic == self._topics.data:
+                is_missing = not last or decode_data(*record).seqno > last
             else:
-                is_missing = not written or decode_data(*record).seqno > before + written
+                is_missing = has_dead_letters
             if is_missing:
                 yield topic, record
 

@@ -1,9 +1,9 @@
 """The decision of a batch in the process engine: Kafka's records in, Kafka's records out.
 
-There are two ways, with the same result: row by row for a few records, and by columns (`ordering.sequencer.columns`)
-for many. By columns, the codec decodes one record of each sender and kind. The headers of the others differ only in the
-local seqno, which is read from the text. Irregular records (with an application's headers, control records, bad input,
-relayed records) are decoded by the codec, row by row.
+There are two ways, with the same result: row by row (`connectors.takeover.rows`) for a few records, and by columns
+(`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender and kind. The headers
+of the others differ only in the local seqno, which is read from the text. Irregular records (with an application's
+headers, control records, bad input, relayed records) are decoded by the codec, row by row.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
 """
@@ -16,13 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import FORWARD_FIELDS, decode_forward, encode_data
-from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
+from connectors.kafka.codec.codec import FORWARD_FIELDS
 from connectors.kafka.codec.headers import HEADER, highest_incarnation
-from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
+from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
 from ordering.base.kinds import COLUMN_KINDS
-from ordering.base.names import Topic
 from ordering.base.records import (
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
@@ -36,7 +34,7 @@ from ordering.base.records import (
 )
 from ordering.sequencer.columns import Decisions, ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
-from ordering.sequencer.sequencer import data_of, step
+from ordering.sequencer.sequencer import data_of
 from ordering.sequencer.state import SequencerState
 
 COLUMNS_FROM = 64
@@ -49,34 +47,6 @@ Polled = Mapping[TopicPartition, Sequence[Read]]
 """Records of a consumer's poll, by partition."""
 
 
-Output = tuple[str, Record]
-"""A topic, and a record to write there."""
-
-
-class OutputTopics(NamedTuple):
-    """The topics of a group's outputs."""
-
-    data: str
-    dead_letters: str
-
-    @classmethod
-    def of(cls, group: str, site: str) -> OutputTopics:
-        """Return the topics of the group at the site."""
-        return cls(str(Topic(group, "data", site)), str(Topic(group, "dead-letter", site)))
-
-    def encode(self, output: Data | DeadLetter, raw: Read | None) -> Output:
-        """Encode a decision for Kafka. `raw`: the record that it was made from, if there is one."""
-        if isinstance(output, Data):
-            return self.data, encode_data(output)
-        assert raw is not None
-        # A value may be null: that may be the reason of the refusal.
-        return self.dead_letters, encode_dead_letter(output, raw.key, raw.value, raw.headers)  # type: ignore[return-value]
-
-
-Rows = Sequence[tuple[TopicPartition, Sequence[Read]]]
-"""Records in the order of the log, by partition."""
-
-
 def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
     """Decide the records; return the state after them, and the records to write."""
     # The one place where a batch gets its order: topic, partition, offset.
@@ -86,22 +56,11 @@ def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple
     return by_columns(state, rows, topics)
 
 
-def by_rows(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """Decide the records row by row."""
-    raws = {Source(place.topic, place.partition, raw.offset): raw for place, records in rows for raw in records}
-    state, outputs = step(state, [_decoded(source, raw) for source, raw in raws.items()])
-    return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
-
-
 def by_columns(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
     """Decide the records as arrays."""
     batch = _Columns(rows)
     decisions = step_columns(state, batch.forward())
     return decisions.state, list(batch.outputs(state, decisions, topics))
-
-
-def _decoded(source: Source, raw: Read) -> Forward | Malformed:
-    return decode_forward(source, raw.key, raw.value, raw.headers, raw.timestamp)
 
 
 class _SenderAndKind(NamedTuple):
@@ -144,9 +103,7 @@ class _Columns:
                     add_index(index)
                     add_local_seqno(int(number))
                     continue
-            record = self.irregular[len(self._indices)] = _decoded(
-                Source(place.topic, place.partition, raw.offset), raw
-            )
+            record = self.irregular[len(self._indices)] = decoded(Source(place.topic, place.partition, raw.offset), raw)
             if isinstance(record, Malformed):
                 add_index(self._index_of("", 0, ""))
                 add_local_seqno(0)
@@ -156,7 +113,7 @@ class _Columns:
 
     def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
         """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
-        record = _decoded(Source(place.topic, place.partition, raw.offset), raw)
+        record = decoded(Source(place.topic, place.partition, raw.offset), raw)
         if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
             return None
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:

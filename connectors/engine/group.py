@@ -9,9 +9,10 @@ from typing import Generic, Protocol, TypeVar
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, Polled
+from connectors.engine.batch import Polled
 from connectors.engine.writing import Writer, WrittenBatch
 from connectors.kafka.transport import Record
+from connectors.takeover.rows import Output
 from ordering.machine import LogMachine
 
 PATIENCE_S = 0.2

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, OutputTopics, Polled, decide
+from connectors.engine.batch import Polled, decide
 from connectors.kafka.transport import Record
+from connectors.takeover.rows import Output, OutputTopics
 from ordering.base.records import Exclusion
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import end_batch

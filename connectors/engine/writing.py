@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from connectors.engine.batch import Output
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Sent
+from connectors.takeover.rows import Output
 from ordering.base.errors import AbcastError
 
 _POLL_S = 0.1

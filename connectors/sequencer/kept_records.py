@@ -101,12 +101,12 @@ class KeptRecords:
     def decide(self, state: SequencerState, parts: Iterable[Range]) -> Decided[pd.DataFrame]:
         """Remove the records of a run, and decide them."""
         in_order = sorted(parts, key=lambda part: Partition.parse(part.place))
-        rows, decided, before = [piece for part in in_order for piece in self.take(part)], list[pd.DataFrame](), state
+        rows, decided = [piece for part in in_order for piece in self.take(part)], list[pd.DataFrame]()
         for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
             state, of_piece = decide_chunk(state, piece, headers_only=True)
             decided += of_piece
         is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
-        return Decided(state, is_refused, partial(_missing, decided, held_blocks(rows), before.seqno))
+        return Decided(state, is_refused, partial(_missing, decided, held_blocks(rows)))
 
     def data(self, record: Data) -> pd.DataFrame:
         """Return the run of a record that the job itself makes."""
@@ -175,15 +175,11 @@ class KeptRecords:
 
 
 def _missing(
-    decided: Iterable[pd.DataFrame],
-    held: Mapping[Partition, HeldBlocks],
-    seqno: int,
-    written: int,
-    has_dead_letters: bool,
+    decided: Iterable[pd.DataFrame], held: Mapping[Partition, HeldBlocks], last: int, has_dead_letters: bool
 ) -> Iterator[pd.DataFrame]:
     for runs in decided:
         wanted = runs if has_dead_letters else runs[runs["role"] == DATA_ROLE]
-        yield with_records(without_first(wanted, seqno + written), held)
+        yield with_records(without_first(wanted, last), held)
 
 
 def held_blocks(rows: Iterable[pd.DataFrame]) -> dict[Partition, HeldBlocks]:

@@ -17,8 +17,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.codec.codec import decode_forward
-from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.connection.sending import append
 from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
@@ -33,13 +31,13 @@ from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS, own_producer
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.groups import forward_topics, needed_to_order, positions_of
+from connectors.takeover.rows import OutputTopics, by_rows
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.takeover.watchdog import Watchdog
 from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.kinds import WATCH_KINDS, WITHOUT_SEQNO
 from ordering.base.names import Topic
-from ordering.base.records import DeadLetter, Source
-from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, step
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
 from ordering.sequencer.state import SequencerState
 
 HANGS_S = 5.0
@@ -200,23 +198,12 @@ class SequencerShard(StreamingJob):
         """
         topic = Topic.parse(place.topic)
         assert topic is not None
-        raw = [*before, record]
-        decoded = [
-            decode_forward(
-                Source(place.topic, place.partition, each.offset), each.key, each.value, each.headers, each.timestamp
-            )
-            for each in raw
-        ]
-        state, outputs = step(self._states[topic.group], decoded)
-        letters = [output for output in outputs if isinstance(output, DeadLetter)]
-        if len(letters) < len(outputs):
+        topics = OutputTopics.of(topic.group, self.options.site)
+        state, outputs = by_rows(self._states[topic.group], [(place, [*before, record])], topics)
+        if any(written_to == topics.data for written_to, _ in outputs):
             return False
-        of_offset = {each.offset: each for each in raw}
-        for letter in letters:
-            it = of_offset[letter.source.offset]
-            key, value, headers = encode_dead_letter(letter, it.key, it.value, it.headers)
-            dead = str(Topic(topic.group, "dead-letter", self.options.site))
-            append(self.options.connection, dead, (key, value or b"", headers))
+        for written_to, letter in outputs:
+            append(self.options.connection, written_to, letter)
         self._states[topic.group] = state
         return True
 

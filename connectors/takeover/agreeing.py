@@ -48,7 +48,8 @@ Write = TypeVar("Write")
 class Decided(NamedTuple, Generic[Write]):
     """A decided run: the state after it, whether it has dead letters, and the writes.
 
-    `missing` returns them without the first seqnos, which are in DATA already, and with the dead letters or without.
+    `missing` returns them without DATA up to a seqno, which is written already (0: none is), and with the dead letters
+    or without.
     """
 
     state: SequencerState
@@ -174,8 +175,9 @@ class AgreeingMachine(Generic[Read, Write]):
         before = group.site.sequenced.state
         decided = self._records.decide(before, ranges_of(run.run))
         closing, written, has_dead_letters = group.decided(decided.state, is_refused=decided.is_refused)
-        missing = decided.missing(written, has_dead_letters)
-        return [*map(data, opening), *missing, *(data(each) for each in closing if each.seqno > before.seqno + written)]
+        last = before.seqno + written if written else 0
+        missing = decided.missing(last, has_dead_letters)
+        return [*map(data, opening), *missing, *(data(each) for each in closing if each.seqno > last)]
 
 
 class _Phase(Enum):

@@ -12,7 +12,6 @@ from types import TracebackType
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output
 from connectors.engine.forward_partitions import ForwardPartitions
 from connectors.engine.group_supervisor import Taken
 from connectors.engine.job import Sequencers
@@ -23,6 +22,7 @@ from connectors.kafka.codec.codec import decode_forward, encode_data
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Record
 from connectors.takeover.groups import positions_of
+from connectors.takeover.rows import Output
 from connectors.takeover.takeover import take_over
 from connectors.takeover.ticks import tick
 from ordering.base.errors import AbcastError

@@ -18,7 +18,6 @@ import pandas as pd
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import Agreeing
-from connectors.engine.batch import Output
 from connectors.engine.loop import Beginnings
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.codec.headers import HEADER, VERSION
@@ -35,6 +34,7 @@ from connectors.sequencer.runs import DATA_ROLE
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.takeover.agreement import AgreementSettings, inputs_of, known_state, starts_of
+from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.agreement.group import Group, after_takeover
 from ordering.base.kinds import FORWARD_KINDS
@@ -117,18 +117,10 @@ class Operator:
 
     def _read(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         source = self.sources[place]
+        kind = FROM_EPOCH if source is None else FROM_FORWARD if source.place else FROM_LOG
         for raw in records:
-            kind = (
-                FROM_FORWARD if source is not None and source.place else FROM_LOG if source is not None else FROM_EPOCH
-            )
             at_home = original(raw, source.site, source.place) if source and source.place and source.is_copy else raw
-            first = (raw.headers[0][1] or b"") if raw.headers else b""
-            is_read = {
-                FROM_FORWARD: True,
-                FROM_LOG: first.startswith((b"2 entry ", b"2 epoch ")),
-                FROM_EPOCH: first.startswith(b"2 exclude"),
-            }
-            if at_home is not None and is_read[kind]:
+            if at_home is not None:
                 make = _plain_row if kind == FROM_FORWARD and _is_plain(at_home) else _row
                 yield make(kind, at_home, raw.offset + 1)
 

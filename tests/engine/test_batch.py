@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import OutputTopics, Rows, by_columns, by_rows
+from connectors.engine.batch import by_columns
 from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.takeover.rows import OutputTopics, Rows, by_rows
 from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.membership import MemberIncarnation, Membership
 from ordering.sequencer.state import SequencerState

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output
 from connectors.engine.group import EngineMachine
 from connectors.engine.sequencing import Sequencing
 from connectors.engine.site_job import AgreeingSites
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.takeover.agreement import AgreementSettings
+from connectors.takeover.rows import Output
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.records import ENTRY, EPOCH, MESSAGE

@@ -13,7 +13,9 @@ from unittest.mock import MagicMock
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.sequencer.agreeing_shard import AgreeingShard
@@ -28,6 +30,7 @@ from ordering.agreement.group import Group
 from ordering.agreement.site_state import SiteState
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
 from ordering.base.names import Topic
+from ordering.base.records import Partition
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
 from ordering.sequencer.state import SequencerState
 from tests.spark.reports import query_with
@@ -100,6 +103,24 @@ def test_what_batches_have_decided_is_known(job: SequencerShard, reports: list[A
     found = job._finished_batches(GROUPS)
     assert (set(found.decided), found.seqnos) == ({"g", "h"}, 9)
     assert job._finished_batches(GROUPS).seqnos == 0
+
+
+def test_a_record_that_fits_into_no_memory_is_refused_with_the_bad_ones_before_it(tmp_path: Path) -> None:
+    """The query skips it if the records before it give dead letters alone. A dead letter keeps a null value."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    place, dead = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("forward", "dead-letter"))
+    job = SequencerShard(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
+    job._states = {"g": SequencerState("g", epoch=1)}
+    unread = PlainRecord(place.topic, 0, 3, 9, None, None, [(UNREAD_HEADER, b"")])
+    good = PlainRecord(place.topic, 0, 0, 9, b"nyc/a", b"x", [*forward_headers(1, 1)])
+    bad = [good._replace(offset=1, key=b"no address"), good._replace(offset=2, value=None)]
+    assert not job.skips(place, [good, *bad], unread)
+    assert kafka.topics.partitions[dead] == []
+    assert job.skips(place, bad, unread)
+    letters = kafka.topics.partitions[dead]
+    assert [(letter.key, letter.value) for letter in letters] == [(b"no address", b"x"), (b"nyc/a", None), (None, None)]
+    assert job._states["g"].positions == {Partition(*place): 4}
 
 
 def test_only_the_group_that_changed_is_read_back(

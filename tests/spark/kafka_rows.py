@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.codec import codec
-from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
+from connectors.kafka.codec.plain_record import PlainRecord
+from connectors.takeover.rows import OutputTopics, by_rows
 from ordering.base.names import Topic
-from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
-from ordering.sequencer.sequencer import BAD_ADDRESS, begin_batch, end_batch, step
+from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, Headers, Link, Source
+from ordering.sequencer.sequencer import BAD_ADDRESS, begin_batch, end_batch
 from ordering.sequencer.state import SequencerState
 from tests import forward_corpus
 from tests.forward_corpus import RELAYED, Case
@@ -41,6 +43,11 @@ class Row(NamedTuple):
     @property
     def source(self) -> Source:
         return Source(self.topic, self.partition, self.offset)
+
+    @property
+    def record(self) -> PlainRecord:
+        """The row as a consumer returns it."""
+        return PlainRecord(*self.source, self.timestamp_ms, self.key, self.value, list(self.headers))
 
 
 class SinkRow(NamedTuple):
@@ -171,26 +178,11 @@ def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
 
 
 def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
-    """Decide one group's batch in the row form (`connectors.kafka.codec.codec`,
-    `ordering.sequencer.sequencer.step`).
-    """
-    by_source = {row.source: row for row in rows}
-    state, snapshots = begin_batch(state)
-    after, outputs = step(
-        state,
-        [
-            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms)
-            for source, row in sorted(by_source.items())
-        ],
-    )
-    after, closing = end_batch(after)
-    return after, [_sink_row(state.group, site, output, by_source) for output in (*snapshots, *outputs, *closing)]
-
-
-def _sink_row(group: str, site: str, output: Data | DeadLetter, rows: dict[Source, Row]) -> SinkRow:
-    if isinstance(output, Data):
-        key, value, headers = codec.encode_data(output)
-        return SinkRow(str(Topic(group, "data", site)), key, value, headers)
-    row = rows[output.source]
-    topic = str(Topic(group, "dead-letter", site))
-    return SinkRow(topic, *encode_dead_letter(output, row.key, row.value, row.headers))
+    """Decide one group's batch in the row form (`connectors.takeover.rows`)."""
+    topics = OutputTopics.of(state.group, site)
+    in_order = sorted(rows, key=lambda row: row.source)
+    state, opening = begin_batch(state)
+    state, decided = by_rows(state, [(TopicPartition(*row.source[:2]), [row.record]) for row in in_order], topics)
+    state, closing = end_batch(state)
+    before, behind = ([topics.encode(each, None) for each in records] for records in (opening, closing))
+    return state, [SinkRow(topic, *record) for topic, record in (*before, *decided, *behind)]

@@ -21,7 +21,6 @@ from connectors.engine.agreeing import Agreeing
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.epochs import encode_claim, encode_exclusion
 from connectors.kafka.codec.inputs import Input, Neighbours, original
-from connectors.kafka.transport import PlainRecord
 from connectors.sequencer.agreeing_query import (
     FROM_TIME,
     REPORT,
@@ -58,12 +57,6 @@ def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders
     return Row(str(Topic(GROUP, "forward", site)), 0, offset, key, value, headers, TIMESTAMP_MS + offset)
 
 
-def record(row: Row) -> PlainRecord:
-    """Return the row as a consumer returns it."""
-    place = (row.topic, row.partition, row.offset, row.timestamp_ms)
-    return PlainRecord(*place, row.key, row.value, list(row.headers))
-
-
 def read_by_sites(spark: SparkSession, rows: list[Row]) -> DataFrame:
     """Return the operator's rows, and the time."""
     at = datetime.fromtimestamp(TIMESTAMP_MS / 1000, tz=timezone.utc)
@@ -87,7 +80,7 @@ def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
     machine.sources[place] = source = Input(SITE, f"{place.topic}-0")
     machine.group.start_of(source.place, 0, is_copy=False)
     for begin in range(0, len(rows), chunk_rows):
-        machine.take(place, [record(row) for row in rows[begin : begin + chunk_rows]])
+        machine.take(place, [row.record for row in rows[begin : begin + chunk_rows]])
     machine.tick(0)
     entry = machine.writes()
     machine.acknowledge()
@@ -153,7 +146,7 @@ def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> Non
     ]
     expected = []
     for row in rows:
-        raw = record(row)
+        raw = row.record
         is_copy = row.topic == topic
         read = original(raw, "sfo", f"{home}-1") if is_copy else raw
         if read is not None:

@@ -20,11 +20,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from connectors.engine.batch import Output, OutputTopics, Polled
+from connectors.engine.batch import Polled
 from connectors.engine.batch import decide as true_decide
 from connectors.kafka.codec import entry_codec
 from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.rows import Output, OutputTopics
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, MessageId

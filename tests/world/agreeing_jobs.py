@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from connectors.engine.agreeing import Agreeing
-from connectors.engine.batch import Output
 from connectors.engine.group_supervisor import Taken
 from connectors.engine.loop import Loop
 from connectors.engine.site_job import AgreeingSites
@@ -20,6 +19,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.takeover import agreement
 from connectors.takeover.agreeing import _Phase
 from connectors.takeover.fencing import check_not_fenced
+from connectors.takeover.rows import Output
 from connectors.takeover.takeover import Claimer, take_over_groups
 from ordering.agreement.formation import View
 from ordering.agreement.group import Group, after_takeover, going_on

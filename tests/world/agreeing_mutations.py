@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from connectors.engine.batch import Output
 from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from connectors.kafka.codec.epochs import encode_claim
 from connectors.takeover import takeover
 from connectors.takeover.agreeing import _Phase
+from connectors.takeover.rows import Output
 from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.log import Entry, LogRow, OrderedRun, Range, absent_from
 from ordering.agreement.log import counting as true_counting
@@ -154,10 +154,10 @@ def shortened(machine: WatchedMachine) -> Sequence[Output] | None:
     return [(topic, encode_data(write_entry(entry)))]
 
 
-def by_records(
-    buffers: Any, outputs: Sequence[Output], _before: int, written: int, has_dead_letters: bool
-) -> Iterator[Output]:
+def by_records(buffers: Any, outputs: Sequence[Output], last: int, has_dead_letters: bool) -> Iterator[Output]:
     """A job that goes on within a run counts its records, not their seqnos."""
+    first = next((decode_data(*record).seqno for topic, record in outputs if topic == buffers._topics.data), 0)
+    written = last + 1 - first if last else 0
     for output in outputs:
         if output[0] != buffers._topics.data:
             if has_dead_letters:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.batch import Output, Polled
+from connectors.engine.batch import Polled
 from connectors.engine.group_supervisor import GroupSupervisor
 from connectors.engine.job import Sequencers
 from connectors.engine.loop import Loop
@@ -18,6 +18,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.transport import PlainRecord
+from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.records import Data
 from ordering.sequencer.state import SequencerState

@@ -123,8 +123,9 @@ def columns() -> None:
 def engine() -> None:
     from kafka.structs import TopicPartition
 
-    from connectors.engine.batch import OutputTopics, by_columns, by_rows
+    from connectors.engine.batch import by_columns
     from connectors.kafka.codec.codec import decode_data, forward_headers
+    from connectors.takeover.rows import OutputTopics, by_rows
     from ordering.base.records import MESSAGE
     from ordering.sequencer.state import SequencerState
     from tests.engine.test_batch import Raw
