@@ -11,6 +11,7 @@ of FORWARD, each batch brings an entry of the site. A batch is bounded, as it mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
@@ -60,6 +61,20 @@ class Agreed(Relay):
     def carry(self, rows: DataFrame) -> DataFrame:
         """Mark each record with its source, and FORWARD also with its broker's time; leave out decisions."""
         return relay_agreed(rows, self.direction)
+
+    def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
+        """Return the offset to go on from, as every relay does; `beginning` if retention has dropped all copies, too.
+
+        Then only the neighbour's own log tells how far it has read FORWARD. Its job stops if it lacks records
+        (`ordering.agreement.group.Group.due`).
+        """
+        topic = Topic.parse(partition.topic)
+        if topic is not None and topic.role == "forward" and position == 0 < beginning:
+            filled = TopicPartition(str(self.filled(topic)), partition.partition)
+            with closing(self.target.consumer()) as there, self.target.reachable():
+                if there.beginning_offsets([filled])[filled] > 0:
+                    return beginning
+        return super().first_to_carry(partition, position, beginning)
 
     def position_in_new(self, partition: TopicPartition, position: int) -> int:
         """Raise HistoryUnavailable: the sites have agreed on records by their offsets in the former topic."""

@@ -137,3 +137,30 @@ def test_sites_that_agree_stop_at_a_source_that_was_made_anew(after: int) -> Non
         way.write(2, number)
     with pytest.raises(HistoryUnavailable, match="was recreated"):
         relay.job.positions([topic])
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_sites_that_agree_go_on_behind_a_retention_that_dropped_all_copies(left: int) -> None:
+    """A group was idle for longer than the retention of FORWARD and its copies: each site has what is gone."""
+    way = Way(Agreed, "isis")
+    for number in range(1, 6):
+        way.write(1, number)
+    assert way.carry() == 5
+    place = TopicPartition(way.filled.topic, 0)
+    way.at["sfo"].topics.drop(way.source.topic, 5)
+    way.at["nyc"].topics.drop(place.topic, 5)
+    for number in range(6, 6 + left):
+        way.write(1, number)
+    assert way.carry() == left
+    assert way.come()[5:] == [f"1.{number}" for number in range(6, 6 + left)]
+
+
+@pytest.mark.parametrize("carried", [0, 3])
+def test_sites_that_agree_stop_at_records_that_no_copy_had(carried: int) -> None:
+    way = Way(Agreed, "isis")
+    for number in range(1, 6):
+        way.write(1, number)
+    way.carry(carried)
+    way.at["sfo"].topics.drop(way.source.topic, 5)
+    with pytest.raises(HistoryUnavailable, match=f"lacks offsets {carried} to 4"):
+        way.carry()

@@ -89,6 +89,10 @@ class AgreeingWorld(AgreeingStorms):
             self._rest()
         if self.loses_a_log and not self.has_excluded:
             self._lose_log(self.dice.choice(self.names))
+        return self.end()
+
+    def end(self) -> list[Anomaly]:
+        """Settle, and ask the checker."""
         self._settle()
         return self._check()
 

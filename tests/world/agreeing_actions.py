@@ -6,8 +6,6 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from kafka.structs import TopicPartition
-
 from connectors.engine.exclusion import exclude
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
@@ -128,15 +126,10 @@ class AgreeingActions(World[AgreeingSite]):
             copy = partition("relayed", name, other)
             records = at.kafka.topics.partitions[copy]
             kept = (record.offset for record in records if record.headers and made_from(record) >= settled)
-            self._drop_copies(at, copy, next(kept, len(records)))
-            heard = state.logs[other].at if other in state.logs else 0
-            self._drop_copies(at, partition("entries", name, other), heard)
-
-    def _drop_copies(self, at: AgreeingSite, copies: TopicPartition, below: int) -> None:
-        """Drop copies below the offset, but not the last one, which has a mark."""
-        records = at.kafka.topics.partitions[copies]
-        last = next((offset for offset in range(len(records) - 1, -1, -1) if records[offset].headers), 0)
-        at.kafka.topics.drop(copies.topic, min(below, last))
+            drop(copy.topic, next(kept, len(records)))
+            entries = partition("entries", name, other)
+            last = at.kafka.last(entries)  # its mark says where the relay goes on
+            drop(entries.topic, min(last, state.logs[other].at if other in state.logs else 0))
 
     def _restart(self, name: str) -> None:
         if not self.jobs[name]:

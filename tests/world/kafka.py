@@ -39,6 +39,11 @@ class WorldKafka(ClientKafka):
         self.topics = _Topics(self, actors)
         self.topics.silence_s = 0.0
 
+    def last(self, place: TopicPartition) -> int:
+        """Return the offset of a partition's last record; 0 if there is none."""
+        records = self.topics.partitions[place]
+        return next((at for at in range(len(records) - 1, -1, -1) if records[at].headers), 0)
+
 
 class _Topics(Topics):
     def append(self, place: TopicPartition, *record: Any) -> PlainRecord:

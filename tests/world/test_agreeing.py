@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulator.seeds import blocks
 from tests.world import agreeing
+from tests.world.kafka import partition
 
 SEEDS = 500
 FAST_SEEDS = 5
@@ -25,3 +26,19 @@ def test_every_promise_holds() -> None:
 def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever is lost, repeated, cut off, killed between two records, started twice, or suspected wrongly."""
     check(seeds)
+
+
+def test_an_idle_group_goes_on_behind_a_retention() -> None:
+    """All sites have all of FORWARD and stop. A retention then drops it at home and in copies, and relays start."""
+    with agreeing.playing(3) as world:
+        assert world.run() == []
+        for name in world.names:
+            world._stop(name)
+        for name, at in world.sites.items():
+            for place in (partition("forward", name), *(partition("relayed", name, other) for other in world.names)):
+                if place in at.kafka.topics.partitions:
+                    at.kafka.topics.drop(place.topic, len(at.kafka.topics.partitions[place]))
+        world.relays.clear()
+        for _ in range(5):
+            world._send()
+        assert world.end() == []
