@@ -141,7 +141,7 @@ def test_sites_that_agree_stop_at_a_source_that_was_made_anew(after: int) -> Non
 
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_sites_that_agree_go_on_behind_a_retention_that_dropped_all_copies(left: int) -> None:
-    """A group was idle for longer than the retention of FORWARD and its copies: each site has what is gone."""
+    """A group was idle for longer than the retention of FORWARD and its copies. Each site has the dropped records."""
     way = Way(Agreed, "isis")
     for number in range(1, 6):
         way.write(1, number)

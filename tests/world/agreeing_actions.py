@@ -45,6 +45,8 @@ ASKS = b"later "
 WRONG_STATE = "wrong-state"
 UNREADABLE = "unreadable"
 """A run is ordered, and a site that has taken part in that lacks its records."""
+EARLY = "early"
+"""DATA has a run, and no entry before it has that."""
 TWO_LOGS = "two-logs"
 """A site has read something of a log that was lost, and takes the one that was begun in its place."""
 ENDED = "ended"
@@ -180,6 +182,11 @@ class AgreeingActions(World[AgreeingSite]):
         """Views that entries tell of are the same; one that is in no entry may be forgotten."""
         if job.counts and self.views.setdefault(view.id, view) != view:
             self.blame(VIEW_VIOLATION, f"{self.views[view.id]} and {view}")
+
+    def note_order(self, job: Job, run: OrderedRun, covered: int) -> None:
+        """Note that a run gets into DATA before the entry that has it: a crash may then forget how it was ordered."""
+        if run.last > covered:
+            self.blame(EARLY, f"{run} at {job.at.name}, and its entries have {covered} positions")
 
     def note_members(self, job: Job, run: OrderedRun) -> None:
         """Behind a run, no member of a site that is absent from its view of sites is in the group's view."""

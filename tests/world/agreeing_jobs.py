@@ -57,6 +57,8 @@ class WatchedMachine(Agreeing):
         super().__init__(group)
         self.job = job
         self._told: View | None = None
+        self._covered = group.site.state.position
+        """The last position of a run in an entry that is in the log."""
 
     def writes(self) -> Sequence[Output] | None:
         writes = super().writes()
@@ -67,10 +69,12 @@ class WatchedMachine(Agreeing):
     def acknowledge(self) -> None:
         super().acknowledge()
         if self._told is not None:
+            self._covered = self.group.site.state.position
             self.job.world.note_view(self.job, self._told)
             self._told = None
 
     def _sequence(self, run: OrderedRun) -> list[Output]:
+        self.job.world.note_order(self.job, run, self._covered)
         writes = super()._sequence(run)
         self.job.world.note_members(self.job, run)
         return writes

@@ -33,7 +33,7 @@ from ordering.sequencer.state import SequencerState
 from tests.relay import carrying
 from tests.simulator.mutation import Mutation
 from tests.world.agreeing import UNTOLD
-from tests.world.agreeing_actions import ENDED, TWO_LOGS, UNREADABLE, WRONG_STATE
+from tests.world.agreeing_actions import EARLY, ENDED, TWO_LOGS, UNREADABLE, WRONG_STATE
 from tests.world.agreeing_jobs import WatchedMachine
 from tests.world.kafka import partition
 
@@ -180,7 +180,7 @@ MUTATIONS = (
     Mutation(
         "data-first",
         "DATA is written before its entry",
-        DIVERGENT,
+        (EARLY, DIVERGENT),
         (("connectors.takeover.agreeing.AgreeingMachine.writes", data_first),),
     ),
     Mutation(

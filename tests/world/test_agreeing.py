@@ -29,7 +29,7 @@ def test_every_promise_holds_for_longer(seeds: range) -> None:
 
 
 def test_an_idle_group_goes_on_behind_a_retention() -> None:
-    """All sites have all of FORWARD and stop. A retention then drops it at home and in copies, and relays start."""
+    """Jobs have all of FORWARD, and stop. A retention then drops it at home and in copies, and relays start."""
     with agreeing.playing(3) as world:
         assert world.run() == []
         for name in world.names:
