@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -40,6 +37,7 @@ from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import Block, Event, Unblock, ViewChange
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.client.members import forwarder_of, kill, silence
+from tests.client.victim import victim
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -186,23 +184,13 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.connect()
         b.connect()
-        victim = subprocess.Popen(
-            [sys.executable, "-c", program, group, connection.bootstrap_servers],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert victim.stdout is not None
-            assert victim.stdout.readline() == "in\n"
+        with victim("-c", program, group, connection.bootstrap_servers) as process:
+            process.await_line("in")
             a.broadcast(b"before").result(WAIT)
             quiet_after: list[float] = []
             flush = threading.Thread(target=lambda: quiet_after.append(_flush(a)))
             flush.start()
-            assert victim.stdout.readline() == "blocked\n"
-        finally:
-            victim.send_signal(signal.SIGKILL)
-            victim.wait()
+            process.await_line("blocked")
         flush.join(WAIT)
         assert 0 < quiet_after[0] < 20  # flush_timeout_ms is 30 s
         eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
@@ -230,33 +218,20 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
         "m.connect(); print('in', flush=True); sys.stdin.readline()\n"
         "with m.flush(): print('quiet', flush=True); time.sleep(60)\n"
     )
-    victim = subprocess.Popen(
-        [sys.executable, "-c", program, group, connection.bootstrap_servers],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert victim.stdin is not None
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "in\n"
+    with victim("-c", program, group, connection.bootstrap_servers) as process:
+        process.await_line("in")
         with Member(group, "nyc/b", connection=connection) as b, Member(group, "nyc/a", connection=connection) as a:
             b.connect()
             a.connect()
-            victim.stdin.write("\n")
-            victim.stdin.flush()
-            assert victim.stdout.readline() == "quiet\n"
+            process.tell("")
+            process.await_line("quiet")
             with pytest.raises(Blocked):
                 a.broadcast(b"x", timeout=0.3)
-            victim.kill()
+            process.kill()
             a.broadcast(b"after").result(WAIT)
             assert seen(b) == "VVBVU."
             assert b.view is not None
             assert b.view.members == ("nyc/b", "nyc/a")
-    finally:
-        victim.kill()
-        victim.wait()
     with DataLog(connection, group, "nyc") as log:
         starts = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == START_FLUSH]
     assert [start.sender or json.loads(start.payload)["requester"] for start in starts] == ["nyc/victim", "nyc/b"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from ordering.casts.casts import ORDERS
 from ordering.participant.events import ViewChange
 from tests.client.conftest import ON_A_BROKER
 from tests.client.replica import Replica, Talker, of
+from tests.client.victim import Victim, victim
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -84,28 +84,22 @@ def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection,
     one's.
     """
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=10_000)
-    command = [sys.executable, "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"]
+    command = "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"
     with SequencerThread(connection, group), contextlib.ExitStack() as closing:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        closing.callback(process.wait, WAIT)
-        closing.callback(process.kill)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "in\n"
+        process = closing.enter_context(victim(*command))
+        process.await_line("in")
         a = closing.enter_context(Replica(connection, group, "a", state=False))
-        process.stdin.write("go\n")
-        process.stdin.close()
+        process.tell("go")
         with Talker(a.member) as talker:
             talker.say_more(100)
             joined: list[Replica] = []
             joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
             joining.start()
-            assert process.stdout.readline() == "sending\n"
+            process.await_line("sending")
             process.kill()
             joining.join(WAIT)
             b = closing.enter_context(joined[0])
             talker.say_more(100)
-        process.stdout.close()
         eventually(lambda: a.member.view is not None and a.member.view.members == ("nyc/a", "nyc/b"))
         a.member.broadcast(b"the end", order="causal").result(WAIT)
         for each in (a, b):
@@ -119,20 +113,11 @@ def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection,
 
 
 @contextlib.contextmanager
-def caster(connection: Connection, group: str, *options: object):  # type: ignore[no-untyped-def]
+def caster(connection: Connection, group: str, *options: object) -> Iterator[Victim]:
     """Yield a process that casts; kill it at the end."""
-    command = [sys.executable, "-m", "tests.client.caster", connection.bootstrap_servers, group, "nyc/c"]
-    command += map(str, options)
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = process.stdout
-        assert lines.readline() == "in\n"
+    with victim("-m", "tests.client.caster", connection.bootstrap_servers, group, "nyc/c", *options) as process:
+        process.await_line("in")
         yield process
-        lines.close()
-    finally:
-        process.kill()
-        process.wait(WAIT)
 
 
 @ON_A_BROKER
@@ -147,7 +132,7 @@ def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, gr
         for start in range(2):
             since = len(a.views())
             with caster(connection, group, outbox, 1_000_000 * start) as process:
-                accepted.update(int(process.stdout.readline()) for _ in range(200))
+                accepted.update(int(process.lines.readline()) for _ in range(200))
             eventually(lambda since=since: a.saw_it_go("nyc/c", since))  # type: ignore[misc]
         with Member(group, "nyc/c", connection=connection, casts=True, outbox=outbox) as last:
             last.connect(timeout=WAIT)
@@ -176,7 +161,7 @@ def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: 
         for _ in range(2):  # and again, under the same name
             since = [(each, len(each.views())) for each in (a, b)]
             with caster(connection, group) as process:
-                assert all(process.stdout.readline() for _ in range(300))
+                assert all(process.lines.readline() for _ in range(300))
             eventually(lambda since=since: all(each.saw_it_go("nyc/c", count) for each, count in since))  # type: ignore[misc]
         late = Recorder(connection, group, "late")
         closing.callback(late.member.close)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +33,7 @@ from ordering.base.errors import (
 )
 from ordering.base.names import Address
 from ordering.base.records import MAX_PAYLOAD_BYTES
+from tests.client.victim import victim
 from tests.waiting import WAIT
 
 pytestmark = pytest.mark.broker
@@ -409,21 +408,14 @@ def test_kill_9_of_the_receiver(connection: Connection, group: str) -> None:
                 time.sleep(0.002)
 
     def run_until_killed(lines: int) -> list[tuple[str, int, int]]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RECEIVER, group, connection.bootstrap_servers],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        said = [process.stdout.readline()]
-        remembers_by = time.monotonic() + REMEMBERED_S
-        # Of a backlog, so many come in no time, and more of them in the last moments: it is killed behind that.
-        while len(said) < lines or time.monotonic() < remembers_by or int(said[-1].split()[2]) < sent - 100:
-            said.append(process.stdout.readline())
-        process.kill()
-        with process:
-            said += process.stdout  # `communicate` would skip the lines that were already buffered
+        with victim("-c", _RECEIVER, group, connection.bootstrap_servers) as process:
+            said = [process.lines.readline()]
+            remembers_by = time.monotonic() + REMEMBERED_S
+            # Of a backlog, so many come in no time, and more of them in the last moments: it is killed behind that.
+            while len(said) < lines or time.monotonic() < remembers_by or int(said[-1].split()[2]) < sent - 100:
+                said.append(process.lines.readline())
+            process.kill()
+            said += process.lines
         whole = [line.split() for line in said if line.endswith("\n")]
         return [(sender, int(incarnation), int(number)) for sender, incarnation, number in whole]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from connectors.client.memory.outbox import FORGET_RECORDS, Outbox
 from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.participant.forward_table import Pending
+from tests.client.victim import victim
 
 HEADERS = (("k", b"\x00\xff"), ("k", b""))
 
@@ -87,17 +86,10 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         "import sys; from connectors.client.memory.outbox import Outbox; o = Outbox(sys.argv[1], 'g', 'nyc/a')\n"
         "o.begin(3); o.append(1, b'kept', ()); print('open', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "o")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "open\n"
+    with victim("-c", script, tmp_path / "o") as holder:
+        holder.await_line("open")
         with pytest.raises(UsageError, match="in use by another process"):
             Outbox(tmp_path / "o", "g", "nyc/a")
-    finally:
-        holder.kill()
-        holder.communicate(timeout=60)
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     assert [Pending(1, b"kept", ())] == list(outbox.pending())
     outbox.close()

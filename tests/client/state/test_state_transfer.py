@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +44,7 @@ from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import ViewChange
 from ordering.sequencer.sequencer import snapshot
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
+from tests.client.victim import victim
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -372,32 +371,21 @@ for delivery in member.deliveries():
 @ON_A_BROKER
 def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> None:
     """A process, in the midst of its chunks: the next oldest takes over, before anybody knows that it is dead."""
-    victim = subprocess.Popen(
-        [sys.executable, "-c", SUPPLIER, group, connection.bootstrap_servers],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "in\n"
+    with victim("-c", SUPPLIER, group, connection.bootstrap_servers) as supplier:
+        supplier.await_line("in")
         with Replica(connection, group, "a", state=False) as a:
             a.say("x")
             joined: list[Replica] = []
             joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
             joining.start()
-            assert victim.stdout.readline() == "sending\n"
-            victim.kill()
-            victim.wait()
+            supplier.await_line("sending")
+            supplier.kill()
             joining.join(WAIT)
             with joined[0] as b:
                 assert b.taken == ["x"]
                 assert len(b.loaded) == a.dumped == 1
                 a.say("y")
                 eventually(lambda: a.taken == b.taken == ["x", "y"])
-    finally:
-        victim.kill()
-        victim.wait()
 
 
 @ON_A_BROKER
