@@ -28,10 +28,7 @@ from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.headers import highest_incarnation
 from ordering.base.errors import KafkaRefused, UsageError
 from ordering.base.names import Address
-from ordering.base.records import CLOCK_AHEAD_MS, HEARTBEAT, MAX_NUMBER
-
-LIVES_PER_MS = 100_000
-"""Incarnations in a millisecond: an incarnation is the time in ms, followed by five random digits."""
+from ordering.base.records import CLOCK_AHEAD_MS, HEARTBEAT, INCARNATIONS_A_MS, MAX_NUMBER
 
 _INCARNATION = "incarnation="
 _CLOCK_IS_SET_MS = 1_700_000_000_000
@@ -79,12 +76,12 @@ class IncarnationNumbers:
                 f"{self.address} has sent while the clocks of the broker and of its machine were ahead. The group "
                 "orders nothing of it until that time: take another name."
             )
-        lowest = max(self._time_ms() * LIVES_PER_MS, remembered + 1, above + 1)
+        lowest = max(self._time_ms() * INCARNATIONS_A_MS, remembered + 1, above + 1)
         if lowest > MAX_NUMBER:
             raise UsageError(
                 f"the incarnations of {self.address} are used up ({lowest - 1} is taken): take another name."
             )
-        incarnation = lowest + secrets.randbelow(min(LIVES_PER_MS, MAX_NUMBER + 1 - lowest))
+        incarnation = lowest + secrets.randbelow(min(INCARNATIONS_A_MS, MAX_NUMBER + 1 - lowest))
         claimed.add(incarnation)
         self._offsets.commit(self._forward, 0, f"{_INCARNATION}{incarnation}", self._timeout_s)
         return incarnation

@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from connectors import Member, Receipt
 from connectors.client.incarnation import forwarder, resources
 from connectors.client.incarnation.incarnations import is_same
-from connectors.client.memory.incarnation_numbers import LIVES_PER_MS, IncarnationNumbers
+from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.outbox import Outbox
 from connectors.kafka.codec.codec import decode_data, forward_headers
@@ -25,7 +25,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
 from ordering.base.names import Address
-from ordering.base.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
+from ordering.base.records import INCARNATIONS_A_MS, JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
 from ordering.membership.membership import MAX_LEFT
 from ordering.participant.forward_table import Pending, control_headers
 from tests.waiting import WAIT, eventually
@@ -331,7 +331,7 @@ class TestOldLives:
     def come_and_go(self, kafka: MemoryConnection) -> None:
         """1,001 members of other names, by way of the records."""
         producer = kafka.producer()
-        incarnation = time.time_ns() // 1_000_000 * LIVES_PER_MS + LIVES_PER_MS
+        incarnation = time.time_ns() // 1_000_000 * INCARNATIONS_A_MS + INCARNATIONS_A_MS
         for kind, local_seqno in ((JOIN, 1), (LEAVE, 2)):
             for number in range(MAX_LEFT + 1):
                 sender = f"nyc/m{number}"
