@@ -835,14 +835,19 @@ def test_what_was_never_ordered_may_be_dropped_too(kafka: MemoryConnection) -> N
         assert [loop.failure for loop in loops] == [None] * 3
 
 
-def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at_once(kafka: MemoryConnection) -> None:
-    """The site notices without a later record behind them."""
+def go_on_without_lax(kafka: MemoryConnection) -> None:
+    """Order two messages everywhere, and three more while lax is away."""
     with running(kafka, "nyc", "sfo"):
         with running(kafka, "lax"):
             send(kafka, "nyc", range(1, 3))
             all_have(kafka, 2)
         send(kafka, "nyc", range(3, 6))
         all_have(kafka, 5, ("nyc", "sfo"))
+
+
+def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at_once(kafka: MemoryConnection) -> None:
+    """The site notices without a later record behind them."""
+    go_on_without_lax(kafka)
     kafka.drop(Topic("g", "forward", "nyc"))
     with running(kafka, *SITES) as (nyc, sfo, lax):
         eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
@@ -932,12 +937,7 @@ def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: 
 
 def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:
     """A site that went on behind it would take no record of that log any more, and wait for ever."""
-    with running(kafka, "nyc", "sfo"):
-        with running(kafka, "lax"):
-            send(kafka, "nyc", range(1, 3))
-            all_have(kafka, 2)
-        send(kafka, "nyc", range(3, 6))
-        all_have(kafka, 5, ("nyc", "sfo"))
+    go_on_without_lax(kafka)
     kafka.drop(Topic("g", "data", "sfo"))
     agreement = AgreementSettings(Neighbours("lax", SITES, frozenset({"nyc", "sfo"})))
     states = take_over_groups(Claimer(kafka, "lax", agreement="isis"), {"g": [forward("lax").topic]})
