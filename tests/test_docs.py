@@ -497,3 +497,50 @@ def test_papers_are_in_the_source_distribution() -> None:
     included = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.hatch.build.targets.sdist]")[2]
     for path in ("/docs", "/CHANGELOG.md", "/CONTRIBUTING.md"):
         assert f'"{path}"' in included.partition("]")[0]
+
+
+# --- proofs ---
+
+
+def test_each_mutation_has_its_row() -> None:
+    """In the table of promises once, and in the table of seeds with its world, its rule and its anomaly."""
+    from tests.simulator.simulations import SIMULATIONS
+
+    worlds = {name: world.mutations for name, world in SIMULATIONS.items()}
+    known = [f"{name}/{mutation.name}" for name, mutations in worlds.items() for mutation in mutations]
+    [promises] = tables(section(doc("proofs"), "## Promises"))
+    [faults] = tables(section(doc("proofs"), "## Faults of a kind"))
+    [seeds] = tables(section(doc("proofs"), "## Seeds to find a mutation"))
+    assert sorted(name for row in promises for name in spans(row[2])) == sorted(known)
+    assert {name for row in faults for name in spans(row[1])} <= set(known)
+    assert [row[:4] for row in seeds] == [
+        (f"`{name}`", f"`{mutation.name}`", mutation.why, ", ".join(sorted(mutation.anomalies)))
+        for name, mutations in worlds.items()
+        for mutation in mutations
+    ]
+
+
+@pytest.mark.parametrize(("heading", "column"), [("## Promises", 3), ("## Faults of a kind", 2)])
+def test_each_proof_is_in_its_file(heading: str, column: int) -> None:
+    """A test is there under its name; a docstring has the invariant."""
+    [rows] = tables(section(doc("proofs"), heading))
+    for row in rows:
+        found = re.findall(r"\[`(test_\w+)`\]\(\.\./(\S+)\)", row[column])
+        assert found or row[column] == "none", row[0]
+        for name, path in found:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            assert re.search(rf"def {name}\(", text) or name == Path(path).stem, name
+        if heading == "## Promises":
+            [path] = re.findall(r"\]\(\.\./(\S+)\)", row[1])
+            assert re.search(r'"""(?:(?!""").)*?[Ii]nvariant', (ROOT / path).read_text(encoding="utf-8"), re.DOTALL), (
+                path
+            )
+
+
+def test_each_feature_has_its_row() -> None:
+    from tests.simulator.features import FEATURES
+
+    [pairs] = tables(section(doc("proofs"), "## Pairs of features"))
+    assert [row[0] for row in pairs] == [
+        f"{number} `{name}`: {text}" for number, (name, text) in enumerate(FEATURES.items(), 1)
+    ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from ordering.base.errors import AbcastError
 from ordering.checker.anomalies import Anomaly
 from tests.simulator import (
     cuts,
@@ -73,10 +75,11 @@ class Simulation(NamedTuple):
         return {mutation.name: mutation for mutation in (NONE, *self.mutations)}[name]
 
     def first_seed(self, mutation: Mutation, seeds: Iterable[int]) -> int | None:
-        """Return the first of the seeds in which the mutation shows, or None."""
+        """Return the first of the seeds in which the mutation shows, or None. A run that an error ends shows none."""
         for seed in seeds:
-            if not mutation.anomalies.isdisjoint(found.name for found in self.run(seed, mutation)):
-                return seed
+            with suppress(AbcastError):
+                if not mutation.anomalies.isdisjoint(found.name for found in self.run(seed, mutation)):
+                    return seed
         return None
 
 

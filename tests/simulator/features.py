@@ -1,0 +1,206 @@
+"""The features that a seed's history has on, in each world, and how often two are on together.
+
+    python -m tests.simulator.features  # the matrix of docs/proofs.md
+
+A feature is on if the history may use it: its shape or its dice have it. `ALWAYS` has
+the features of all seeds of a world; `DRAWN` looks at a history before it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations_with_replacement
+
+from tests.simulator import cuts, hub, isis, retention, schedule, sites_schedule
+from tests.simulator.membership import Group
+from tests.simulator.orders import Orders
+from tests.simulator.simulations import SIMULATIONS
+from tests.simulator.table import write
+from tests.world import agreeing
+
+FEATURES = {
+    "takeover": "sequencers are killed, and others take over",
+    "two": "two sequencers of a group run at a time",
+    "flight": "several batches are on their way to DATA",
+    "ledger": "a ledger is written, or read by a start",
+    "outbox": "a member's forward table is on disk, is copied and put back",
+    "forget": "senders without a word are forgotten",
+    "views": "members join and leave; silent ones are excluded",
+    "flush": "views come with a flush",
+    "closed": "the group is closed, or becomes so",
+    "casts": "fifo and causal messages beside total ones",
+    "hostile": "a client counts casts that do not exist, or writes malformed records",
+    "purge": "DATA or FORWARD is purged (`abcast maintain`)",
+    "retention": "Kafka deletes what is old",
+    "cut": "a log loses its end, or is made anew",
+    "clocks": "brokers' clocks jump, both ways",
+    "away": "a partition has no leader for a while",
+    "markers": "transactions leave offsets without a record",
+    "limits": "a topic takes no large records",
+    "counts": "a later version writes records that take several seqnos",
+    "versions": "jobs of other versions take over, or the group's format is raised",
+    "hub": "sites that share one order, and relays",
+    "promotion": "another site becomes the home",
+    "mesh": "sites that each have an order, and links",
+    "files": "sites' files of different age, links put in and taken out",
+    "agree": "sites that agree without a home",
+    "isis": "processes that agree without Kafka",
+    "stored": "the state is stored and loaded between two steps, as on Spark",
+}
+ALWAYS: Mapping[str, frozenset[str]] = {
+    "group": frozenset({"takeover", "two", "ledger", "purge"}),
+    "sites": frozenset({"mesh", "takeover", "two"}),
+    "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
+    "membership": frozenset({"views", "takeover", "retention"}),
+    "orders": frozenset({"casts", "views", "flush"}),
+    "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
+    "retention": frozenset({"takeover", "two", "ledger", "purge"}),
+    "isis": frozenset({"isis", "views"}),
+    "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge"}),
+}
+"""The features that each history of a world has."""
+POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
+"""The features that powers of a Kafka in memory are."""
+
+
+def group(seed: int) -> set[str]:
+    shape, _, _, actions = schedule.history(seed)
+    kinds = {action.kind for action in actions}
+    return on(
+        flight=shape.depth > 1,
+        outbox=shape.outboxes,
+        forget="forget" in kinds,
+        hostile="poison" in kinds,
+        counts=shape.later,
+    )
+
+
+def mesh(seed: int) -> set[str]:
+    shape, _, actions = sites_schedule.history(seed)
+    kinds = {kind for kind, _ in actions}
+    return on(
+        views=shape.joining,
+        flush=shape.flush,
+        counts=shape.later,
+        retention={"retention", "relayed_retention"} & kinds,
+        ledger="ledger" in kinds,
+        files={"roll_out", "change_links", "new_site", "retire"} & kinds,
+        closed="settings" in kinds and shape.joining,
+    )
+
+
+def a_hub(seed: int) -> set[str]:
+    with hub.playing(seed) as world:
+        return on(cut=world.may_cut) | {POWERS[power] for power in world.powers}
+
+
+def membership(seed: int) -> set[str]:
+    world = Group(seed)
+    return {POWERS[power] for power in world.kafka.powers} | on(
+        flush=world.with_flush, closed=world.settings.closed, mesh=world.neighbour, versions=world.versions
+    )
+
+
+def orders(seed: int) -> set[str]:
+    world = Orders(seed)
+    powers = world.cast_logs.kafka.powers
+    return {POWERS[power] for power in powers} | on(
+        hostile=world.liars.lies_left, retention=powers, hub=len(world.sites) > 1
+    )
+
+
+def cut(seed: int) -> set[str]:
+    with cuts.playing(seed) as world:
+        return on(ledger=world.has_ledger, counts=world.later)
+
+
+def retained(seed: int) -> set[str]:
+    with retention.playing(seed) as world:
+        return on(retention=world.has_retention, counts=world.later)
+
+
+def processes(seed: int) -> set[str]:
+    world = isis.World(seed)
+    return on(stored=world.remembers, clocks=world.has_bad_clocks, limits=world.largest < 10_000)
+
+
+def sites(seed: int) -> set[str]:
+    with agreeing.playing(seed) as world:
+        first = world.sites[world.names[0]]
+        return {POWERS[power] for power in first.kafka.powers} | on(
+            views=world.has_members,
+            cut=world.loses_a_log,
+            stored=world.stores_state,
+            counts=world.later,
+            versions=len({site.format_2_from for site in world.sites.values()}) > 1,
+        )
+
+
+def on(**features: object) -> set[str]:
+    """Return the names of the true ones."""
+    return {name for name, is_on in features.items() if is_on}
+
+
+DRAWN: Mapping[str, Callable[[int], set[str]]] = {
+    "group": group,
+    "sites": mesh,
+    "hub": a_hub,
+    "membership": membership,
+    "orders": orders,
+    "cuts": cut,
+    "retention": retained,
+    "isis": processes,
+    "isis-sites": sites,
+}
+
+
+def features(world: str, seed: int) -> frozenset[str]:
+    """Return the features that a seed of a world has on."""
+    return ALWAYS[world] | DRAWN[world](seed)
+
+
+def count(seeds: Iterable[int]) -> Counter[tuple[str, str]]:
+    """Count the seeds of all worlds in which two features were on. A feature and itself are a pair, too."""
+    place = {name: at for at, name in enumerate(FEATURES)}
+    pairs: Counter[tuple[str, str]] = Counter()
+    for world in SIMULATIONS:
+        for seed in seeds:
+            pairs.update(combinations_with_replacement(sorted(features(world, seed), key=place.__getitem__), 2))
+    return pairs
+
+
+def matrix(pairs: Counter[tuple[str, str]]) -> list[str]:
+    """Return the lines of a table: a row and a column for each feature; an empty cell is a pair of no seed."""
+    names = list(FEATURES)
+    head = ["feature", *(str(number + 1) for number in range(len(names)))]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    for number, name in enumerate(names):
+        cells = [str(pairs[other, name] or "") for other in names[: number + 1]]
+        rest = [""] * (len(names) - number - 1)
+        lines.append(f"| {number + 1} `{name}`: {FEATURES[name]} | {' | '.join(cells + rest)} |")
+    return lines
+
+
+def empty(pairs: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the pairs that no seed had."""
+    return [pair for pair in combinations_with_replacement(FEATURES, 2) if not pairs[pair]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.features", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="seeds of each world (default 1000)")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    pairs = count(range(options.seeds))
+    write("pairs", matrix(pairs))
+    for one, other in empty(pairs):
+        print(f"no seed with {one} and {other}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
