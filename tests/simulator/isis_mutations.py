@@ -202,7 +202,7 @@ MUTATIONS = (
         "whose clock went back takes no later number",
         DUPLICATE,
         (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
-        from_seed=200,
+        from_seed=860,
     ),
     Mutation(
         "one-seqno",
