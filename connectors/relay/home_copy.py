@@ -24,7 +24,7 @@ from connectors.kafka.log.stored_record import StoredRecord
 from connectors.relay.copy_beginning import check_beginning, let_it_join_again
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
-from ordering.base.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.base.errors import AbcastError, HistoryUnavailable, NoSnapshot, UsageError
 from ordering.base.reader import epoch_of
 from ordering.base.records import Data
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, seal, snapshot
@@ -109,9 +109,13 @@ class HomeCopy:
     def _check_same(self, home: SequencerState) -> SequencerState:
         """Return the copy's state.
 
-        Raises UsageError if, compared with a state of this home, the copy has decisions of another home.
+        Raises UsageError if, compared with a state of this home, the copy has decisions of another home; or if nothing
+        tells its state any more.
         """
-        known = self.copy.state()
+        try:
+            known = self.copy.state()
+        except NoSnapshot as error:
+            raise UsageError(f"retention has dropped the state of {self.copy.topic}: {self._anew}") from error
         differing = first_difference(known, home)
         if differing is not None:
             raise UsageError(f"{self.copy.topic} has another seqno {differing} than {self.home.topic}: {self._anew}")

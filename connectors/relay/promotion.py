@@ -92,8 +92,8 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
                 except (BrokerUnreachable, TopicMissing) as error:
                     _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
-        others = [other for other in others if _is_whole(other, silent)]
         former = [other for other in others if other.epochs.read().has_decided()]
+        others = [other for other in others if _is_whole(other, silent)]
         if not (is_done or former or copy.is_copy()):
             raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
         sources: list[DataLog] = []
@@ -118,14 +118,15 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
 
 
 def _is_whole(other: DataLog, silent: list[str]) -> bool:
-    """Whether the site is no copy, or one with its beginning. Add any other to the silent ones."""
-    if not other.epochs.read().has_decided():
-        try:
+    """Whether the site's state is known, and it is no copy without its beginning. Add any other to the silent ones."""
+    try:
+        if not other.epochs.read().has_decided():
             check_beginning(other)
-        except UsageError as error:
-            _logger.warning("%s", error)
-            silent.append(other.topic.site)
-            return False
+        other.state()
+    except (UsageError, HistoryUnavailable) as error:
+        _logger.warning("%s is left out: %s", other.topic.site, error)
+        silent.append(other.topic.site)
+        return False
     return True
 
 

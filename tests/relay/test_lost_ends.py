@@ -151,6 +151,15 @@ def test_a_copy_with_a_retention_is_whole_again(ends: Ends, lost: int) -> None:
     assert ends.knows("sfo") == 9
 
 
+def test_a_copy_whose_state_is_lost_must_join_again(ends: Ends) -> None:
+    """Retention drops its beginning before it has a base, or EPOCH is recreated behind a retention."""
+    ends.order(5)
+    ends.start().carry()
+    ends.kafkas["sfo"].topics.drop(COPY, len(ends.kafkas["sfo"].topics.partitions[TopicPartition(COPY, 0)]))
+    with pytest.raises(UsageError, match=r"the state of .*: delete the group's topics at sfo"):
+        ends.start()
+
+
 @pytest.mark.parametrize("takes_over", [False, True])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_retention_is_no_loss(ends: Ends, takes_over: bool, goes_on: bool) -> None:

@@ -31,7 +31,7 @@ from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import working
-from ordering.base.errors import BrokerUnreachable, HistoryChanged, NotOrderedInTime, UsageError
+from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable, NotOrderedInTime, UsageError
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE, Data
 from ordering.sequencer import sequencer
@@ -248,6 +248,20 @@ def test_a_copy_that_has_lost_a_message_fences_nobody(hub: Hub) -> None:
     assert take_over(hub.connections["nyc"], GROUP, "nyc").seqno == 7
     assert promote(replace(hub.sites, home="lax"), GROUP, "lax") == Promotion(7, 7, ("sfo",))
     assert hub.messages("lax") == hub.messages("nyc")
+
+
+def test_an_old_home_whose_state_is_lost_is_replaced(hub: Hub) -> None:
+    """Its retention, or a power failure behind a purge, has taken the last snapshot. It is fenced all the same."""
+    data = str(Topic(GROUP, "data", "nyc"))
+    nyc = hub.connections["nyc"]
+    nyc.topics.drop(data, len(nyc.topics.partitions[TopicPartition(data, 0)]))
+    with hub.log("nyc") as log, pytest.raises(HistoryUnavailable):
+        log.state()
+    assert promote(hub.sites, GROUP, "sfo") == Promotion(5, 0, ("nyc",))
+    with pytest.raises(UsageError, match="the home of group g is sfo now"):
+        take_over(nyc, GROUP, "nyc")
+    hub.order("sfo", "c", 2)
+    assert len(hub.messages("sfo")) == 7
 
 
 def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None:
