@@ -12,7 +12,8 @@ from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import GroupChoice
-from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.topics import create_topics, delete_topics, find_topics
 from connectors.local.broker import EmbeddedBroker
 from jobs.terminal.streaming import JobThread, working
 from ordering.base.errors import Fenced
@@ -25,8 +26,8 @@ SITE = "shared"
 
 
 @contextmanager
-def serving(connection: Connection, groups: str) -> Iterator[JobThread]:
-    options = EngineOptions(connection, SITE, groups=GroupChoice.parse(groups), look_every_s=0.5)
+def serving(connection: Connection, groups: str, look_every_s: float = 0.5) -> Iterator[JobThread]:
+    options = EngineOptions(connection, SITE, groups=GroupChoice.parse(groups), look_every_s=look_every_s)
     with working([EngineJob(options)]) as [job]:
         assert job.ready.wait(WAIT)
         yield job
@@ -48,6 +49,27 @@ def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(broker: Embedde
         assert ordered(connection, "whole") == 1
         create_topics(connection, "lacking", [SITE])
         assert ordered(connection, "lacking") == 1
+
+
+def test_a_group_whose_epoch_topic_is_recreated_is_left_alone(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The running sequencer finds that its claim is gone. Its takeover refuses, and the other group goes on."""
+    connection = Connection(broker.bootstrap_servers)
+    for group in ("claimless", "claimed"):
+        create_topics(connection, group, [SITE])
+    epoch = Topic("claimless", "epoch", SITE)
+    with serving(connection, "claim*", look_every_s=600.0):  # no look finds that the topic is gone
+        assert ordered(connection, "claimless") == ordered(connection, "claimed") == 1
+        delete_topics(connection, [epoch])
+        eventually(lambda: epoch not in find_topics(connection), what="the topic is gone")
+        create_topics(connection, "claimless", [SITE])
+        eventually(lambda: f"{epoch} no longer has this sequencer's claim" in caplog.text, what="the claim is missed")
+        eventually(lambda: f"{epoch} was recreated, or a broker has lost all of it" in caplog.text, what="the refusal")
+        assert ordered(connection, "claimed") == 2
+    with DataLog(connection, "claimless", SITE) as data:
+        assert not data.epochs.read().claims
+        assert data.state().seqno == 1
 
 
 def test_each_job_serves_its_own_groups(broker: EmbeddedBroker) -> None:
