@@ -218,18 +218,21 @@ MUTATIONS = (
         "a lost log's successor is read",
         TWO_LOGS,
         (("ordering.agreement.sites.other_logs.read_on", any_log),),
+        from_seed=27,
     ),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
         UNTOLD,
         ((_COMPARE, compare_while_empty),),
+        from_seed=12,
     ),
     Mutation(
         "numbers-only",
         "a log that has grown beyond the lost one is taken for that",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
+        from_seed=27,
     ),
     Mutation(
         "absent-now",
@@ -268,7 +271,7 @@ MUTATIONS = (
         "a job goes on as if the partition had an entry that was not written",
         LOST,
         (("connectors.engine.writing.WrittenBatch.is_there", lambda _: True),),
-        needs=("away",),
+        needs=("limit",),
     ),
     Mutation(
         "shortened",
@@ -276,6 +279,7 @@ MUTATIONS = (
         (WRONG_STATE, LOST),
         ((f"{_MACHINE}.writes", shortened),),
         needs=("limit",),
+        from_seed=16,
     ),
     Mutation(
         "records-counted",
