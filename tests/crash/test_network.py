@@ -15,6 +15,7 @@ import pytest
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
+from connectors.client.tail.cast_reader import CastReader, CastTopics
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from ordering.base.errors import HistoryChanged
 from ordering.base.names import Topic
@@ -179,6 +180,34 @@ def test_a_deposed_leader_is_not_believed(scenario: Scenario, network: Network, 
         if alone or transport == "confluent":
             network.heal()
         eventually(has_read, 120, "the reader is past the end that the former leader knows")
+
+
+@pytest.mark.timeout(900)
+def test_a_deposed_leader_tells_no_end_of_casts(scenario: Scenario, network: Network) -> None:
+    """A reader of casts that knows a former leader is at the end only when it has read what the new one has.
+
+    Otherwise the senders of the casts behind that end would be blamed for wrong clocks (CastMissing).
+    """
+    place = TopicPartition(str(Topic(scenario.group, "cast", scenario.site)), 0)
+    everyone = scenario.connection.bootstrap_servers.split(",")
+    append(scenario, place, everyone)
+    with scenario.connection.admin() as admin:
+        [found] = admin.describe_topics([place.topic])
+    old = found["partitions"][0]["leader_id"]
+    network.cut(broker(old), *(host for number, host in enumerate(BROKERS) if number != old), JOB)
+    append(scenario, place, everyone[:old] + everyone[old + 1 :])
+    former = replace(scenario.connection, bootstrap_servers=everyone[old])
+    with closing(former.metadata_client()) as metadata:
+        topics = CastTopics(former, metadata, scenario.group, scenario.site)
+        with closing(CastReader(topics, {place: 0}, lambda: None)) as reader:
+            reader.ask_for_end()
+
+            def is_at_end() -> bool:
+                reader.take()
+                return reader.has_taken_all
+
+            eventually(is_at_end, 120, "the reader is at the end")
+            assert reader._read_up_to == {place: 20}
 
 
 APPEND = """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -187,9 +188,8 @@ class CastReader:
             self._asks_at = time.monotonic() + ASK_EVERY_S
             try:
                 places = self._topics.own_partitions()
-                # A former leader that is cut off does not know the newest casts: it must not tell an end.
-                reached = {place: self._consumer.position(place) + 1 for place in places if place in self._read_up_to}
-                ends = self._consumer.end_offsets(places, reached=reached)
+                # A former leader that is cut off does not know the newest casts: no end of its is high enough.
+                ends = self._consumer.end_offsets(places, reached=dict.fromkeys(places, sys.maxsize))
             except (AbcastError, KafkaError):
                 return  # reading warns of it
             self._ends = {place: int(end) for place, end in ends.items()}

@@ -26,12 +26,12 @@ PLACE = TopicPartition("abcast.g.cast.s", 0)
 
 
 class OfAFormerLeader:
-    """A consumer at a leader that is cut off: it has the first of two casts. An end that is asked for as not far
-    enough is the newest leader's, from which it reads on.
+    """A consumer at a leader that is cut off: it has the first `known` of three casts. An end that is asked for as not
+    far enough is the newest leader's, from which it reads on. A poll returns one cast.
     """
 
-    def __init__(self) -> None:
-        self.at, self.end = 0, 1
+    def __init__(self, known: int) -> None:
+        self.at, self.end = 0, known
 
     def assign(self, places: Collection[TopicPartition]) -> None:
         """Read the only partition."""
@@ -47,15 +47,15 @@ class OfAFormerLeader:
 
     def poll(self, timeout_ms: int = 0, **_: Any) -> dict[TopicPartition, list[Any]]:
         time.sleep(min(timeout_ms, 10) / 1000)
-        found = [self._record(offset) for offset in range(self.at, self.end)]
-        self.at = self.end
+        found = [self._record(offset) for offset in range(self.at, self.end)][:1]
+        self.at += len(found)
         return {PLACE: found} if found else {}
 
     def end_offsets(
         self, _: Collection[TopicPartition], reached: Mapping[TopicPartition, int] | None = None, **__: Any
     ) -> dict[TopicPartition, int]:
         if (reached or {}).get(PLACE, 0) > self.end:
-            self.end = 2
+            self.end = 3
         return {PLACE: self.end}
 
     def _record(self, offset: int) -> Any:
@@ -63,8 +63,10 @@ class OfAFormerLeader:
         return SimpleNamespace(offset=offset, key=b"s/a", value=b"x", headers=cast_headers(cast), timestamp=1)
 
 
-def test_a_former_leader_tells_no_end() -> None:
-    consumer: Any = OfAFormerLeader()
+@pytest.mark.parametrize("known", [1, 2])
+def test_a_former_leader_tells_no_end(known: int) -> None:
+    """Also if the reader is not at that end yet when it asks."""
+    consumer: Any = OfAFormerLeader(known)
     topics: Any = SimpleNamespace(
         connection=SimpleNamespace(consumer=lambda: consumer),
         beside=lambda *_: [],
@@ -80,7 +82,7 @@ def test_a_former_leader_tells_no_end() -> None:
     try:
         reader.ask_for_end()
         eventually(takes_all, 10, "the end is reached")
-        assert taken == [1, 2]
+        assert taken == [1, 2, 3]
     finally:
         reader.close()
 
