@@ -94,8 +94,8 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
                     silent.append(name)
         former = [other for other in others if other.epochs.read().has_decided()]
         others = [other for other in others if _is_whole(other, silent)]
-        if not (is_done or former or copy.is_copy()):
-            raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
+        if not (is_done or former or any(known.is_copy() for known in (copy, *others))):
+            raise UsageError(f"{site} has no history of group {group}, and no site with one answers: promote a copy.")
         sources: list[DataLog] = []
         if not is_done:  # else nobody would be the home
             check_beginning(copy)

@@ -250,6 +250,24 @@ def test_a_copy_that_has_lost_a_message_fences_nobody(hub: Hub) -> None:
     assert hub.messages("lax") == hub.messages("nyc")
 
 
+def test_a_home_that_has_lost_all_is_the_home_again(hub: Hub) -> None:
+    """Only a copy has the order. The errors lead there; with no copy in reach the promotion is refused."""
+    empty, sites = MemoryConnection(), replace(hub.sites, home="nyc")
+    empty.create(GROUP, "nyc")
+    hub.connections["nyc"] = empty
+    sites = replace(sites, connections=dict(hub.connections))
+    forward = {GROUP: [f"abcast.{GROUP}.forward.nyc"]}
+    with pytest.raises(UsageError, match=r"sfo has an order of group g already.*abcast site promote nyc"):
+        take_over_groups(Claimer(empty, "nyc", check_group=beginning_of(sites, "nyc")), forward)
+    alone = {name: hub.connections[name] for name in ("nyc", "lax")}
+    with pytest.raises(UsageError, match="no site with one answers"):
+        promote(replace(sites, connections=alone), GROUP, "nyc")
+    assert promote(sites, GROUP, "nyc") == Promotion(5, 5, ())
+    hub.order("nyc", "z", 2)
+    assert hub.messages("nyc")[:5] == hub.messages("sfo")
+    assert len(hub.messages("nyc")) == 7
+
+
 def test_an_old_home_whose_state_is_lost_is_replaced(hub: Hub) -> None:
     """Its retention, or a power failure behind a purge, has taken the last snapshot. It is fenced all the same."""
     data = str(Topic(GROUP, "data", "nyc"))

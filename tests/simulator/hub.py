@@ -554,8 +554,8 @@ class Hub:
                 try:
                     try:
                         self._start(name)
-                    except UsageError as error:  # it has lost EPOCH
-                        if f"`abcast site promote {name}` makes it" not in str(error) or not self._is_made_home(name):
+                    except UsageError as error:  # it has lost EPOCH, or all
+                        if f"`abcast site promote {name}" not in str(error) or not self._is_made_home(name):
                             raise
                         self._start(name)
                     return name
