@@ -47,6 +47,8 @@ class GroupDriver(Generic[AnyMachine]):
         self._writer = writer
         self.in_flight: deque[tuple[WrittenBatch, float]] = deque()
         """The writes that Kafka does not have as far as is known, each with the time at which it was passed."""
+        self._ends: dict[str, int] = {}
+        """The offset of the last acknowledged record of each topic."""
         self._ticked_at = time.monotonic()
         self._is_warned = False
 
@@ -69,7 +71,7 @@ class GroupDriver(Generic[AnyMachine]):
     def see_written(self) -> None:
         """Acknowledge the writes that Kafka has by now. Raises WriteFailed."""
         while self.in_flight and self.in_flight[0][0].is_there():
-            self.in_flight.popleft()
+            self.in_flight.popleft()[0].note_ends(self._ends)
             self.machine.acknowledge()
 
     def take(self, polled: Polled) -> None:

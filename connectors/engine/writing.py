@@ -9,7 +9,7 @@ record before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kafka.errors import KafkaError, KafkaTimeoutError
@@ -29,10 +29,12 @@ class WriteFailed(AbcastError):
 
 
 class WrittenBatch(NamedTuple):
-    """A batch that was passed to Kafka: its records, and the bytes of their payload."""
+    """A batch that was passed to Kafka: its records, the bytes of their payload, each topic's first and last record."""
 
     sent: Sequence[Sent]
     size: int
+    first: Mapping[str, Sent]
+    last: Mapping[str, Sent]
 
     def is_there(self) -> bool:
         """Whether Kafka has all of it. Raises WriteFailed."""
@@ -44,6 +46,19 @@ class WrittenBatch(NamedTuple):
             if one.exception is not None:
                 raise WriteFailed(f"Kafka did not take a record ({one.exception!r}): taking over again.")
         return True
+
+    def note_ends(self, ends: dict[str, int]) -> None:
+        """Put the offset of each topic's last record into `ends`, behind the batch before. Kafka has this batch.
+
+        Raises WriteFailed if a record is not behind the one before it. Then the topic has lost its end, or was
+        recreated: a snapshot further on would hide that from the watchdog. A record that was sent twice may have a
+        negative offset: the broker had it, and tells no place.
+        """
+        for topic, first in self.first.items():
+            end = ends.get(topic, -1)
+            if 0 <= first.value.offset <= end:
+                raise WriteFailed(f"{topic} was recreated, or has lost its end: taking over again.")
+            ends[topic] = max(end, self.last[topic].value.offset)
 
 
 class Writer:
@@ -57,13 +72,16 @@ class Writer:
     def write(self, outputs: Iterable[Output]) -> WrittenBatch:
         """Pass records to Kafka, for partition 0 of their topics; do not wait. Raises WriteFailed."""
         send, sent, size = self._producer.send, list[Sent](), 0
+        first, last = dict[str, Sent](), dict[str, Sent]()
         try:
             for topic, (key, value, headers) in outputs:
-                sent.append(send(topic, value, key, headers, 0))
+                one = last[topic] = send(topic, value, key, headers, 0)
+                first.setdefault(topic, one)
+                sent.append(one)
                 size += len(value or b"")
         except KafkaError as error:
             raise WriteFailed(f"a record could not be sent to Kafka ({error!r}): taking over again.") from error
-        return WrittenBatch(sent, size)
+        return WrittenBatch(sent, size, first, last)
 
     def wait(self, written: WrittenBatch, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
         """Wait until Kafka has the batch; return False if `gives_up()` is true before. Raises WriteFailed.

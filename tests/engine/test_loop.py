@@ -192,8 +192,21 @@ class _Sent:
 def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> None:
     """A question for a written record returns at once: a wait for it would be a busy one."""
     late, there = _Sent(is_done=False), _Sent(is_done=True)
-    assert Writer(kafka).wait(WrittenBatch([late, there], 0), lambda: False)  # type: ignore[list-item]
+    assert Writer(kafka).wait(WrittenBatch([late, there], 0, {}, {}), lambda: False)  # type: ignore[list-item]
     assert (late.asked, there.asked) == (3, 0)
+
+
+def test_a_log_that_went_back_is_told_by_the_next_write(kafka: MemoryConnection) -> None:
+    """The next snapshot would hide the lost records from the watchdog."""
+    with running(kafka) as loop:
+        for number in range(1, 4):
+            kafka.topics.append(FORWARD, b"nyc/alice", b"x", forward_headers(1, number))
+        eventually(lambda: len(effective(kafka)) == 3 and not loop.pipeline.in_flight, 10)
+        data = "abcast.g.data.nyc"
+        kafka.topics.truncate(data, len(kafka.topics.partitions[TopicPartition(data, 0)]) - 2)
+        kafka.topics.append(FORWARD, b"nyc/alice", b"x", forward_headers(1, 4))
+        eventually(lambda: loop.failure, 10)
+        assert "has lost its end" in str(loop.failure)
 
 
 def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
