@@ -7,7 +7,7 @@ Claims, seals, ticks, signs of life and retries are the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from contextlib import closing
 
 from kafka.structs import TopicPartition
 
@@ -91,18 +91,22 @@ class SiteSupervisor(GroupSupervisor):
     def __init__(self, options: EngineOptions, state: JobState, agreement: AgreementSettings) -> None:
         """Take over no group yet. Raises BrokerUnreachable."""
         super().__init__(options._replace(check_group=self._check), state, ISIS)
-        self._known_state = partial(known_state, options.connection, agreement)
+        self._connection, self._sites = options.connection, AgreeingSites(options.connection, agreement)
         self._partitions = InputPartitions(options.connection, agreement.neighbours, state.finder)
 
     def _check(self, taken: SequencerState) -> None:
-        """Raise the error of a group that is not to be claimed: its log can't be continued, or an input is still away.
+        """Raise the error of a group that is not to be claimed: its log can't be continued, or an input can't be read.
 
         Each retry of a suspended group would else cost a claim and a snapshot.
         """
-        self._known_state(taken)
+        machine = self._sites.machine(taken)
         if taken.group in self._state.suspended:
-            for error in self._partitions.find({taken.group: ()}, {})[1].values():
+            found, lost = self._partitions.find({taken.group: ()}, {})
+            for error in lost.values():
                 raise error
+            with closing(self._connection.consumer()) as consumer:
+                places = {place: offset for place, (_, offset) in found.items()}
+                self._sites.starts(machine, places, consumer.beginning_offsets)
 
     def _look(self) -> None:
         super()._look()

@@ -13,23 +13,26 @@ def check_beginning(copy: DataLog) -> bool:
 
     Raises UsageError if the copy begins in the middle of the order: somebody recreated the topic while a relay ran, and
     the relay went on where it was. Readers of such a copy wait for seqno 1 for ever. Every relay, promotion and
-    bootstrap begins a new copy with seqno 1, behind a seal of its epoch. So the first record in force that has a seqno,
-    or a snapshot that counts some, tells.
+    bootstrap begins a new copy with seqno 1, behind a seal of its epoch. So a snapshot that counts seqnos comes after
+    seqno 1. Records ahead of it are a write that was interrupted at the home, if seqno 1 follows.
     """
     if copy.beginning() > 0:
         return True
-    reader = Reader()
+    reader, is_ahead = Reader(), False
     for stored in copy.records(0, copy.end()):
         data = stored.data
         verdict = reader.judge(data)
         if verdict is Verdict.TAKE:
             return True
-        counts = verdict is Verdict.CONTROL and data.payload and SequencerState.from_bytes(data.payload).seqno
-        if verdict is Verdict.AHEAD or counts:
-            raise UsageError(
-                f"{copy.topic} begins in the middle of the order: it was recreated while a relay ran. So "
-                f"{let_it_join_again(copy)}"
-            )
+        if verdict is Verdict.CONTROL and data.payload and SequencerState.from_bytes(data.payload).seqno:
+            is_ahead = True
+            break
+        is_ahead = is_ahead or verdict is Verdict.AHEAD
+    if is_ahead:
+        raise UsageError(
+            f"{copy.topic} begins in the middle of the order: it was recreated while a relay ran. So "
+            f"{let_it_join_again(copy)}"
+        )
     return False
 
 

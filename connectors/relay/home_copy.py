@@ -13,7 +13,7 @@ seqno 1 if that is still empty, and refuses it if it has later records.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.connection.connection import Connection
@@ -142,8 +142,23 @@ class HomeCopy:
         last = None if is_shorter else self._at(end - 1)
         if is_shorter or (self._last is not None and self._at(self._last.offset) not in (self._last, None)):
             raise EndLost(f"{self.copy.topic} was recreated, or has lost its end: copying again what it lacks.")
-        self._begins = self._begins or check_beginning(self.copy)
-        self._end, self._last = end, last
+        if last is not None and self._has_hole(last):
+            raise EndLost(f"{self.copy.topic} has lost records that were copied: copying them again.")
+        if not self._begins:
+            with suppress(UsageError) if not self.home.state().seqno else nullcontext():
+                self._begins = check_beginning(self.copy)
+        self._end, self._last = end, last or self._last
+
+    def _has_hole(self, last: StoredRecord) -> bool:
+        """Whether the copy lacks seqnos before the record `last`. Each takes a record of its own, as a rule."""
+        before = self._last
+        if before is None or not before.data.seqno:
+            return False
+        if last.data.seqno - before.data.seqno <= last.offset - before.offset:
+            return False
+        with suppress(HistoryUnavailable):  # retention leaves nothing to compare
+            return self.copy.state().seqno < last.data.seqno
+        return False
 
     def _at(self, offset: int) -> StoredRecord | None:
         """Return the record of the copy at that offset; None if there is none, or retention has dropped it."""

@@ -135,7 +135,7 @@ def _sources(copy: DataLog, others: Iterable[DataLog], silent: list[str]) -> lis
 
     The site of the highest epoch has the order that counts. Sites with other messages stayed behind when the home
     moved, or have lost records: add them to the silent ones. Raises UsageError, before any site is fenced, if the copy
-    is such a site.
+    is such a site, also if it has as many messages.
     """
     known, left = copy.state(), sorted(others, key=_rank)
     while left:
@@ -146,7 +146,7 @@ def _sources(copy: DataLog, others: Iterable[DataLog], silent: list[str]) -> lis
             unfit = [other for other in left if first_difference(other.state(), order) is not None]
             silent += [other.topic.site for other in unfit]
             return sorted((newest, *(each for each in left if each not in unfit)), key=lambda each: each.state().seqno)
-        if order.seqno > known.seqno:
+        if order.seqno > known.seqno or _rank(newest) > _rank(copy):
             raise UsageError(
                 f"{copy.topic} has another seqno {differing} than {newest.topic}: it stayed behind when the home "
                 f"moved, or has lost records. Promote another site; or {let_it_join_again(copy)}"

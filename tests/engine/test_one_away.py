@@ -21,7 +21,7 @@ from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.takeover.agreement import AgreementSettings, known_state
+from connectors.takeover.agreement import AgreementSettings, known_state, starts_of
 from connectors.takeover.end_offsets import EndOffsets
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, Takeover, take_over_groups
@@ -225,6 +225,30 @@ def test_a_copy_that_stays_away_costs_no_claims(kafka: Kafka, monkeypatch: pytes
         kafka.topics.bring_back(copies["away"])
         eventually(lambda: len(claims) == 4, 20)
         eventually(lambda: not job._state.suspended.reasons, 20)
+
+
+def test_an_input_that_can_not_be_read_costs_one_claim(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention has dropped entries of the other site that this one has not read: the group is out for good."""
+    monkeypatch.setattr(SuspendedGroups.__init__, "__defaults__", ((0.05,),))
+    for group in GROUPS:
+        for role in ("relayed", "entries"):
+            kafka.topics.partitions[TopicPartition(str(Topic(group, role, "nyc", "sfo")), 0)] = []
+    log = TopicPartition(str(Topic("away", "entries", "nyc", "sfo")), 0)
+    kafka.topics.append(log, None, b"", [])
+    kafka.topics.drop(log.topic, 1)
+    asked = list[str]()
+
+    def counting(connection: Any, group: Any, *others: Any) -> Any:
+        asked.append(group.site.group)
+        return starts_of(connection, group, *others)
+
+    monkeypatch.setattr("connectors.engine.site_job.starts_of", counting)
+    claims = kafka.topics.partitions[TopicPartition(name("epoch"), 0)]
+    with serving(kafka, "agreeing", ("nyc", "sfo")) as job:
+        assert job.ready.wait(20)
+        eventually(lambda: asked.count("away") >= 5, 20)
+        assert len(claims) == 2
+        assert "retention has dropped" in job._state.suspended.reasons["away"]
 
 
 def test_what_is_held_is_bounded(kafka: Kafka) -> None:

@@ -102,6 +102,12 @@ class Contended(BatchWriter):
         raise LedgerContended("others were faster")
 
 
+def test_a_group_without_a_leader_is_tried_again_before_the_first_query(
+    connection: MemoryConnection, tmp_path: Path
+) -> None:
+    CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path)).try_again("g")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("make", [LedgerJob, CastLedgerJob])
 def test_an_error_that_may_pass_ends_one_query_only(
     connection: MemoryConnection, tmp_path: Path, make: type[Any], monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.engine.options import EngineOptions
-from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.kafka.codec.codec import decode_data, encode_data, forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
@@ -126,6 +126,25 @@ def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None
     relay.carry()
     with pytest.raises(EndLost, match="copying"):
         relay.job.check()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_hole_is_found_before_the_next_base(ends: Ends, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy loses what it got since the last look, and is carried on. A small group gets no base for months."""
+    monkeypatch.setattr("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 16_384)
+    ends.order(5)
+    relay = ends.start()
+    relay.carry()
+    relay.job.check()
+    ends.order(2)
+    relay.carry()
+    ends.lose(lost)
+    ends.order(3)
+    relay.carry()
+    with pytest.raises(EndLost, match="has lost records"):
+        relay.job.check()
+    ends.start().carry()
+    assert ends.effective("sfo") == ends.effective("nyc")
 
 
 def _drop(ends: Ends, seqno: int) -> None:
@@ -263,6 +282,28 @@ def test_seals_alone_are_no_beginning(ends: Ends) -> None:
     relay.carry()
     with pytest.raises(UnservableGroups, match="begins in the middle"):
         relay.job.check()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_records_ahead_of_seqno_1_are_no_hole_if_it_follows(ends: Ends, last: bool) -> None:
+    """The home's first write was interrupted, and the copy has its end; or an earlier version's relay went on in a
+    recreated copy, and began anew later.
+
+    `last`: a look comes before seqno 1.
+    """
+    relay = ends.start()
+    home = TopicPartition(str(Topic("g", "data", "nyc")), 0)
+    ahead = encode_data(Data("message", 1, 2, 0, "nyc/a", 1, 2))
+    ends.kafkas["nyc"].topics.append(home, *ahead)
+    relay.carry()
+    if last:
+        relay.job.check()
+    ends.take_over()
+    ends.order(2)
+    relay.carry()
+    relay.job.check()
+    ends.start()
+    assert ends.effective("sfo") == ends.effective("nyc")
 
 
 def test_a_new_copy_of_an_idle_home_is_whole(ends: Ends) -> None:

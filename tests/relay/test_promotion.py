@@ -295,6 +295,21 @@ def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None
         take_over(hub.connections["nyc"], GROUP, "nyc")
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_site_that_stayed_behind_replaces_no_home(hub: Hub, count: int) -> None:
+    """It has messages that the home does not have, whatever their number: members have delivered the home's."""
+    hub.order("nyc", "b", 3)
+    hub.copy("nyc", "lax")
+    promote(replace(hub.sites, connections={"sfo": hub.connections["sfo"]}), GROUP, "sfo")
+    hub.order("sfo", "c", count)
+    known = hub.messages("sfo")
+    without_nyc = {name: hub.connections[name] for name in ("sfo", "lax")}
+    with pytest.raises(UsageError, match="another seqno 6"):
+        promote(replace(hub.sites, home="lax", connections=without_nyc), GROUP, "lax")
+    hub.order("sfo", "d", 1)
+    assert hub.messages("sfo") == [*known, ("sfo/d", 1)]
+
+
 def test_a_copy_with_other_messages_is_refused(hub: Hub) -> None:
     """A copy that was left behind when the home moved has other messages under the same numbers."""
     hub.order("nyc", "b", 3)

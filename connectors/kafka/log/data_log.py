@@ -193,10 +193,11 @@ class DataLog:
     def outside_of_a_flush(self, start: Start) -> tuple[Start, SequencerState]:
         """Return `start`, or the place before the flush that runs there; and the state at the place.
 
-        A reader of casts needs the members' answers in the flush. Raises as `after` does.
+        A reader of casts needs the members' answers in the flush. Records without a seqno make `after` go back further,
+        into an earlier flush. Raises as `after` does.
         """
         state = self.state(start.offset)
-        if state.membership.flush.id:
+        while state.membership.flush.id:
             start = self.after(state.membership.flush.id - 1)
             state = self.state(start.offset)
         return start._replace(reader=Reader(state.epoch, state.seqno)), state

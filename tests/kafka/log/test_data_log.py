@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
+from connectors.client.api.member import Member
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.stored_record import StoredRecord
+from connectors.kafka.topics.settings import change_settings
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
@@ -155,3 +159,25 @@ def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, 
         monkeypatch.setattr(MemoryConnection, "reachable", Connection.reachable)
         with pytest.raises(KafkaRefused, match=rf"may not READ {topic}"):
             _ = DataLog(kafka, "g", "a") if ask == "partitions_for_topic" else (log.end(), log.epochs.read())
+
+
+def test_a_reader_of_casts_begins_outside_of_each_flush() -> None:
+    """Members join one by one. Records without a seqno let `after` go back from one flush into the one before."""
+    kafka, wait_s = MemoryConnection(), 20.0
+    kafka.create("g", "nyc")
+    place = TopicPartition(str(Topic("g", "data", "nyc")), 0)
+    with SequencerThread(kafka, "g"), ExitStack() as stack:
+        change_settings(kafka, "g", "nyc", flush=True)
+        for _ in range(2):
+            kafka.topics.append(place, None, b"a stray", [])
+        for name in "abcdef":
+            stack.enter_context(Member("g", f"nyc/{name}", connection=kafka)).connect(timeout=wait_s)
+        with DataLog(kafka, "g", "nyc") as log:
+            last, in_flush = log.state().seqno, 0
+            for seqno in range(last + 1):
+                start = log.after(seqno)
+                in_flush += bool(log.state(start.offset).membership.flush.id)
+                start, known = log.outside_of_a_flush(start)
+                assert not known.membership.flush.id
+                assert start.reader.last_seqno <= seqno
+    assert in_flush > 5
