@@ -53,34 +53,54 @@ def nothing(*_: Any) -> None:
 
 
 MUTATIONS = (
-    Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),), from_seed=60),
-    Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),)),
-    Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), from_seed=60),
-    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=112),
-    Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
+    Mutation(
+        "fence-by-move",
+        "A promotion fences the old home without a claim or a seal",
+        _TWO_HOMES,
+        ((f"{_PROMOTION}.fence", move_only),),
+        from_seed=60,
+    ),
+    Mutation(
+        "fence-half-done",
+        "A promotion takes an old home with a move for sealed",
+        _TWO_HOMES,
+        ((f"{_PROMOTION}._is_sealed", lambda _: True),),
+    ),
+    Mutation(
+        "no-fence", "A promotion lets the old home go on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), from_seed=60
+    ),
+    Mutation("home-unseen", "A sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=112),
+    Mutation("fence-if-claimed", "A promotion overlooks a home that has not started", ANY, ((_DECIDED, is_claimed),)),
     Mutation(
         "same-epochs",
-        "homes made apart share epochs",
+        "Two promotions that do not see each other use the same epochs",
         ANY,
         ((f"{_PROMOTION}._epochs_above", next_epochs),),
         from_seed=170,
     ),
-    Mutation("no-rest", "what others have is not copied", ANY, ((f"{_PROMOTION}.copy_rest", nothing),)),
-    Mutation("hole-stops", "a relay stops at a retention", ANY, ((_CARRY, Relay.first_to_carry),)),
+    Mutation(
+        "no-rest",
+        "A promotion does not copy the records that only other sites have",
+        ANY,
+        ((f"{_PROMOTION}.copy_rest", nothing),),
+    ),
+    Mutation(
+        "hole-stops", "A relay stops at records that retention has dropped", ANY, ((_CARRY, Relay.first_to_carry),)
+    ),
 )
 FIRST_HOME_WINS = Mutation(
     "first-home-wins",
-    "earlier homes fence later ones",
+    "An earlier home fences a later one",
     ANY,
     ((f"{_PROMOTION}._check_is_later", nothing),),
 )
 LAST_SEQNO_ONLY = Mutation(
     "last-seqno-only",
-    "the last seqno is compared",
+    "A relay compares only the last seqno of a copy with its home",
     ANY,
     ((f"{_COPY}.first_difference", last_difference),),
 )
 RECREATED_UNSEEN = Mutation(
-    "recreated-unseen", "a relay goes on in a recreated copy", ANY, ((f"{_COPY}.HomeCopy._check_goes_on", nothing),)
+    "recreated-unseen", "A relay goes on in a recreated copy", ANY, ((f"{_COPY}.HomeCopy._check_goes_on", nothing),)
 )
 """Mutations that need a coincidence, which a test of its own brings about."""

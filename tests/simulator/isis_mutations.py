@@ -47,7 +47,7 @@ _safe_row = DeliveriesInView._safe_row
 
 
 def safe_for_two(deliveries: DeliveriesInView, sender: int) -> int:
-    """In a view of any size."""
+    """Take two processes for a majority in a view of any size."""
     state = deliveries._state
     return state.finals[state.me][state.me] if sender == state.me else _safe_row(deliveries, sender)
 
@@ -57,7 +57,7 @@ def yes(*_: object) -> bool:
 
 
 def anybody(who: Iterable[int], _size: int, _excluded: Iterable[int] = ()) -> bool:
-    """A minority is enough."""
+    """Take a minority for a quorum."""
     return bool(set(who))
 
 
@@ -88,7 +88,7 @@ def hide_vote(ballots: Ballots, agreement: Agreement) -> BallotPromise:
 
 
 def same_life(world: Any, node: Any) -> int:
-    """A process that has lost its memory comes back as who it was."""
+    """Give a process without memory its old incarnation."""
     if not node.incarnation:
         world.lives += 1
     return int(node.incarnation or world.lives)
@@ -96,7 +96,7 @@ def same_life(world: Any, node: Any) -> int:
 
 @property  # type: ignore[misc]
 def own_incarnation(process: Process) -> int:
-    """The number of the own start, whatever the others know of."""
+    """Return the process's own incarnation, whatever others have heard of."""
     return process.me.incarnation
 
 
@@ -129,84 +129,99 @@ _UNSAFE = (f"{_DELIVERIES}._is_safe", yes)
 MUTATIONS = (
     Mutation(
         "same-life",
-        "a process without memory comes back under its old incarnation",
+        "A process without memory comes back under its old incarnation",
         DIVERGENT,
         (("tests.simulator.isis.World._next_life", same_life),),
     ),
     Mutation(
         "before-final",
-        "a run is delivered before it is final",
+        "A process delivers a run before it is final",
         DIVERGENT,
         ((_HEAD, impatient_head), _UNSAFE, *_ANY_NUMBER),
     ),
     Mutation(
         "forget-a-proposal",
-        "a final number is computed without one of the proposals",
+        "A process computes a final number without one of the proposals",
         DIVERGENT,
         ((f"{_AGREEMENT}._is_complete", staticmethod(all_but_one)), *_ANY_NUMBER),
     ),
     Mutation(
         "minimum",
-        "the final number is the minimum",
+        "A process takes the lowest proposal for the final number",
         DIVERGENT,
         (("ordering.agreement.isis.higher", lower), *_ANY_NUMBER),
     ),
     Mutation(
         "no-tie-break",
-        "of equal numbers the run that came first wins",
+        "A process breaks ties between numbers by arrival",
         DIVERGENT,
         ((_HEAD, head_by_arrival),),
     ),
-    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.agreement.ballots.is_quorum", anybody),)),
-    Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
-    Mutation("no-freeze", "who has promised goes on in the old view", DIVERGENT, ((f"{_AGREEMENT}.freeze", go_on),)),
-    Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.agreement.flush.settle", purge_all),)),
+    Mutation(
+        "minority",
+        "A minority goes on to the next view",
+        DIVERGENT,
+        (("ordering.agreement.ballots.is_quorum", anybody),),
+    ),
+    Mutation("unsafe", "A process delivers a run whose number no majority knows", DIVERGENT, (_UNSAFE,)),
+    Mutation(
+        "no-freeze",
+        "A process that has promised goes on in the old view",
+        DIVERGENT,
+        ((f"{_AGREEMENT}.freeze", go_on),),
+    ),
+    Mutation(
+        "purge-all",
+        "A view change drops final numbers of undelivered runs",
+        DIVERGENT,
+        (("ordering.agreement.flush.settle", purge_all),),
+    ),
     Mutation(
         "no-computing",
-        "a view ends without the numbers that all proposals tell",
+        "A view change drops numbers that only all proposals together tell",
         DIVERGENT,
         (("ordering.agreement.flush._computed", compute_nothing),),
     ),
     Mutation(
         "told-by-two",
-        "a sender in a large view delivers what two know",
+        "A sender in a large view delivers a run that two processes know",
         DIVERGENT,
         ((f"{_DELIVERIES}._safe_row", safe_for_two),),
     ),
     Mutation(
         "no-rows",
-        "the next view does not know what was ordered",
+        "The next view does not say which runs were ordered",
         DUPLICATE,
         (("ordering.agreement.ballots.next_view", without_rows),),
     ),
     Mutation(
         "hidden-vote",
-        "a coordinator does not take over what may be decided",
+        "A process hides the value that it accepted in an earlier ballot",
         VIEW_VIOLATION,
         (("ordering.agreement.ballots.Ballots._own_promise", hide_vote),),
     ),
     Mutation(
         "no-catching-up",
-        "who was away goes on without what it missed",
+        "A returning process does not ask for the messages that it missed",
         GAP,
         (("ordering.agreement.history.History.miss", miss_nothing),),
     ),
     Mutation(
         "no-parts",
-        "what is longer than a datagram is not sent",
+        "A process loses a message that is longer than a datagram",
         LOST,
         (("connectors.isis.wire._in_parts", what_fits),),
     ),
     Mutation(
         "an-earlier-life",
-        "whose clock went back takes no later number",
+        "A process whose clock went back takes no later incarnation",
         DUPLICATE,
         (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
         from_seed=860,
     ),
     Mutation(
         "one-seqno",
-        "a process takes one seqno for a run of several messages",
+        "A process counts one seqno for a run of several messages",
         LOST,
         (("ordering.agreement.history.History._out", out_by_one),),
     ),

@@ -65,41 +65,49 @@ _true_append_data = takeover._append_data
 _true_read = SameLogConsumer.read
 _LOG = "connectors.kafka.log.same_log_consumer.SameLogConsumer"
 CUTS = (
-    Mutation("compares-nothing", "a reader compares no record", (SILENT, LOST), ((f"{_LOG}._doubt", nothing),)),
-    Mutation("looks-at-no-end", "a reader asks for no ends", (SILENT, LOST), ((f"{_LOG}._look_at_ends", nothing),)),
+    Mutation("compares-nothing", "A reader compares no record", (SILENT, LOST), ((f"{_LOG}._doubt", nothing),)),
+    Mutation(
+        "looks-at-no-end",
+        "A reader does not look at the ends of logs",
+        (SILENT, LOST),
+        ((f"{_LOG}._look_at_ends", nothing),),
+    ),
     Mutation(
         "begins-with-nothing",
-        "a reader does not know the record before its first one",
+        "A reader does not know the record before its first one",
         (SILENT, LOST),
         ((f"{_LOG}.read", from_there_on),),
     ),
     Mutation(
-        "doubts-all", "a whole log is taken for another", FALSE_ALARM, (("tests.simulator.cuts.Cuts.damaged", nothing),)
+        "doubts-all",
+        "The world takes a damaged log for whole, so a reader that doubts it is wrong",
+        FALSE_ALARM,
+        (("tests.simulator.cuts.Cuts.damaged", nothing),),
     ),
     Mutation(
         "no-ledger",
-        "a start does not compare DATA with the ledger",
+        "A starting job does not compare DATA with the ledger",
         GIVEN_AGAIN,
         (("connectors.takeover.survey._check_ledger", nothing),),
         from_seed=5_061,
     ),
     Mutation(
         "no-watchdog",
-        "a running sequencer does not look at its logs",
+        "A running sequencer does not check its logs",
         LOST,
         (("connectors.takeover.watchdog.Watchdog.look", nothing),),
         from_seed=210,
     ),
     Mutation(
         "count-unread",
-        "readers take one seqno for a record of a later kind that takes several",
+        "Readers count one seqno for a record of a later kind that takes several",
         (GAP, LOST, SILENT),
         (("connectors.kafka.log.data_cursor.data_count", lambda _: 1),),
         needs=("later",),
     ),
     Mutation(
         "count-not-absorbed",
-        "a successor takes one seqno for such a record",
+        "A successor counts one seqno for a record that takes several",
         (SILENT, LOST),
         (("ordering.sequencer.sequencer.Reader", CountlessReader),),
         needs=("later",),
@@ -108,25 +116,25 @@ CUTS = (
 RETENTION = (
     Mutation(
         "no-seal",
-        "a new sequencer does not end the old one's epoch first",
+        "A new sequencer does not seal the old one's epoch",
         (WRONG_STATE, DIVERGENT),
         ((f"{_TAKEOVER}._append_data", without_a_seal),),
     ),
     Mutation(
         "no-read-back",
-        "what was written before the seal is not read",
+        "A new sequencer does not read the records before its seal",
         (WRONG_STATE, DIVERGENT),
         ((f"{_TAKEOVER}.absorb", as_it_was),),
     ),
     Mutation(
         "snapshot-purged",
-        "a purge takes the newest snapshot, too",
+        "A purge deletes the newest snapshot, too",
         WRONG_STATE,
         (("connectors.kafka.topics.data_purge.delete_below", with_the_snapshot),),
     ),
     Mutation(
         "any-snapshot",
-        "a purge keeps a snapshot that is not in force",
+        "A purge keeps a snapshot that is not in force",
         (DIVERGENT, WRONG_STATE),
         (("connectors.kafka.log.log_state._is_snapshot_in_force", any_snapshot),),
     ),

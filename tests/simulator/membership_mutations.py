@@ -119,160 +119,164 @@ _SENDS = f"{_P}.Participant.sends_messages"
 
 
 def by_the_newest(watch: Watch, record: Forward) -> None:
-    """A leader that was ahead, once, stops the clock until its time has come."""
+    """Take the newest timestamp: after a leader with a fast clock, the time stops until it catches up."""
     at_ms = max(record.timestamp_ms, watch.stamped.get(record.source.topic_partition, 0))
     _true_hear(watch, replace(record, timestamp_ms=at_ms))
 
 
 MUTATIONS = (
-    Mutation("no-join", "JOIN is not sent", WRONG_VIEW, rows({(P.STRANGER, C.JOIN): Transition(P.JOINING)})),
+    Mutation(
+        "no-join", "A stranger does not send JOIN", WRONG_VIEW, rows({(P.STRANGER, C.JOIN): Transition(P.JOINING)})
+    ),
     Mutation(
         "no-join-to-a-closed-group",
-        "the same, there",
+        "A stranger does not send JOIN to a closed group",
         WRONG_VIEW,
         rows({(P.KEPT_OUT, C.JOIN): Transition(P.AWAITING)}),
         from_seed=10,
     ),
     Mutation(
         "no-admission",
-        "it does not see its view",
+        "A joiner does not see the view that admits it",
         STUCK,
         staying(C.ADMITTED, (P.JOINING, P.AWAITING)),
         from_seed=24,
     ),
     Mutation(
         "sends-from-outside",
-        "what a closed group's stranger has to say is sent",
+        "A stranger sends messages to a closed group",
         FROM_OUTSIDE,
         ((_SENDS, property(always)),),
         from_seed=10,
     ),
     Mutation(
         "kept-out-for-good",
-        "a group that opens is not noticed",
+        "A stranger does not notice that the group opens",
         LATE,
         staying(C.OPENED, (P.KEPT_OUT, P.AWAITING)),
         from_seed=17,
     ),
     Mutation(
         "deaf-to-the-close",
-        "a stranger does not notice that the group closes",
+        "A stranger does not notice that the group closes",
         WRONG_VIEW,
         staying(C.CLOSED, (P.STRANGER, P.JOINING)),
         from_seed=10,
     ),
     Mutation(
         "stranded-for-good",
-        "whose JOIN can't be ordered waits for it",
+        "A joiner waits for a JOIN that can't be ordered",
         WRONG_VIEW,
         ((f"{_P}.Participant.is_stranded", never),),
         from_seed=190,
     ),
     Mutation(
         "unheard-for-long",
-        "what was dropped for an earlier start's answer waits for the next resend",
+        "A member leaves messages dropped for an earlier start's answer to the next resend",
         LATE,
         staying(C.HEARD, (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)),
         from_seed=50,
     ),
-    Mutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
+    Mutation(
+        "kept-back", "A member leaves the messages that it kept back to the next resend", LATE, without(SEND_TABLE)
+    ),
     Mutation(
         "born-loud",
-        "who is admitted within a flush may send",
+        "A joiner sends in the flush that admits it",
         ILLEGAL,
         leading(C.ADMITTED_IN_FLUSH, P.BORN_QUIET, to=P.MEMBER),
     ),
     Mutation(
         "takes-always",
-        "messages are taken in every phase",
+        "A member takes messages in every phase",
         SPOKE,
         ((f"{_P}.Participant.takes_messages", property(always)),),
     ),
-    Mutation("no-block", "block() is not called", UNPAIRED, without(BLOCK)),
-    Mutation("no-question", "nothing answers the flush", DEAF, without(ASK)),
-    Mutation("no-answer", "FLUSH_OK is not sent", DEAF, without(SEND_FLUSH_OK)),
+    Mutation("no-block", "A member does not call block()", UNPAIRED, without(BLOCK)),
+    Mutation("no-question", "A member does not report that block() has returned", DEAF, without(ASK)),
+    Mutation("no-answer", "A member does not send FLUSH_OK", DEAF, without(SEND_FLUSH_OK)),
     Mutation(
         "loud",
-        "it goes on to take messages after FLUSH_OK",
+        "A member goes on to take messages after FLUSH_OK",
         OTHER_VIEW,
         rows({(P.BLOCKING, C.ANSWER): Transition(P.BLOCKING, (SEND_FLUSH_OK,))}),
         from_seed=3,
     ),
     Mutation(
         "block-again",
-        "a flush from scratch calls block() again",
+        "A member calls block() again when a flush starts over",
         UNPAIRED,
         rows({(P.BLOCKING, C.FLUSH): Transition(P.BLOCKING, (BLOCK, ASK))}),
         from_seed=21,
     ),
     Mutation(
         "deaf-to-the-second-start",
-        "who has answered does not answer a flush that runs from scratch",
+        "A member that has answered a flush ignores its second start",
         DEAF,
         staying(C.FLUSH, (P.QUIET, P.BORN_QUIET)),
         from_seed=5,
     ),
-    Mutation("no-end", "it does not see STOP_FLUSH", BLOCKED, staying(C.STOP, IN_A_FLUSH)),
-    Mutation("no-unblock", "unblock() is not called", UNPAIRED, without(UNBLOCK)),
+    Mutation("no-end", "A member does not see STOP_FLUSH", BLOCKED, staying(C.STOP, IN_A_FLUSH)),
+    Mutation("no-unblock", "A member does not call unblock()", UNPAIRED, without(UNBLOCK)),
     Mutation(
         "no-unblock-for-the-dead",
-        "who is put out of the view in a flush stays in block()",
+        "A member that is excluded in a flush stays in block()",
         UNPAIRED,
         without(UNBLOCK, [(phase, cause) for phase in IN_A_FLUSH for cause in (C.EXCLUDED, C.OVER)]),
         from_seed=41,
     ),
     Mutation(
         "flush-not-stopped",
-        "who gives up says nothing",
+        "A member that gives up its flush does not send STOP_FLUSH",
         UNWANTED,
         ((f"{_P}._stop", ignoring),),
         from_seed=4,
     ),
     Mutation(
         "no-exclusion",
-        "it does not see that it was put out",
+        "A member does not see its exclusion",
         WRONG_VIEW,
         (*staying(C.EXCLUDED, INSIDE), *staying(C.OVER, INSIDE)),
         from_seed=10,
     ),
     Mutation(
         "no-next-life",
-        "who was put out stays out",
+        "An excluded member does not begin a new incarnation",
         WRONG_VIEW,
         without(BEGIN_ANEW),
         from_seed=1,
     ),
     Mutation(
         "over-loses",
-        "a life that is over loses its messages",
+        "An incarnation that is over loses its messages",
         LOST,
         rows({(P.OVER, C.HAND_OVER): Transition(P.BETWEEN, (LOSE,))}),
         from_seed=13,
     ),
     Mutation(
         "carried-at-once",
-        "what is carried over is sent before its JOIN is ordered",
+        "A new incarnation sends carried messages before its JOIN is ordered",
         DUPLICATE,
         (("tests.simulator.membership.begins_returning", never),),
         from_seed=5_089,
     ),
     Mutation(
         "next-life-without-join",
-        "the next life only sends its messages",
+        "A new incarnation sends carried messages without a JOIN",
         WRONG_VIEW,
         (("tests.simulator.membership.next_entries", not_the_join),),
         from_seed=9,
     ),
     Mutation(
         "silent-leave",
-        "LEAVE is not sent",
+        "A leaving member does not send LEAVE",
         RETURNED,
         rows({(phase, C.LEAVE): Transition(P.LEAVING) for phase in INSIDE}),
         from_seed=22,
     ),
     Mutation(
         "returns",
-        "who has left joins again",
+        "A member that has left joins again",
         RETURNED,
         rows(
             {
@@ -284,7 +288,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newest-time",
-        "a partition's clock is the newest of its timestamps",
+        "The failure detector takes a partition's newest timestamp for its clock",
         WRONG_VIEW,
         (
             ("ordering.sequencer.sequencer.Watch.hear", by_the_newest),
@@ -293,21 +297,21 @@ MUTATIONS = (
     ),
     Mutation(
         "deaf-to-states",
-        "what retention has dropped is not made up for",
+        "A member does not make up for views that retention has dropped",
         WRONG_VIEW,
         ((f"{_P}._catch_up_view", ignoring),),
         from_seed=17,
     ),
     Mutation(
         "waits-for-ever",
-        "who was admitted and excluded within what retention has dropped waits for its first view",
+        "A member waits for a first view that retention has dropped, with its exclusion",
         WRONG_VIEW,
         (("tests.simulator.membership.CaughtUp", forgetting_the_table),),
         from_seed=100035,
     ),
     Mutation(
         "unknown-dropped",
-        "a job drops the fields of a later version's snapshot",
+        "A job drops the fields of a later version's snapshot",
         OTHER_STATE,
         (("ordering.membership.membership.with_unknown", known_only),),
         needs=("versions",),

@@ -20,7 +20,7 @@ from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 
 
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:
-    """The further seqnos of a record are not told."""
+    """Carry a record of several seqnos as one of a single seqno."""
     return [carry(record, *where)]
 
 
@@ -38,7 +38,7 @@ def take_of_any_session(table: LinkTable, record: Forward) -> bool:
 
 
 def take_without_reading(table: LinkTable, record: Forward) -> bool:
-    """No reading rule: whatever is above the origin's row."""
+    """Take every message above its origin's row, without the reading rule."""
     link, origin = record.link, origin_of(record.sender)
     if link is None or record.kind == SKIP:
         return TAKE(table, record)
@@ -50,7 +50,7 @@ def take_without_reading(table: LinkTable, record: Forward) -> bool:
 
 
 def take_what_is_known(table: LinkTable, record: Forward) -> bool:
-    """No look at the origin's row."""
+    """Take a message without comparing it with its origin's row."""
     if record.link is not None and record.kind == MESSAGE:
         table.origins.pop(origin_of(record.sender), None)
     return TAKE(table, record)
@@ -69,7 +69,7 @@ def beginning_of_data(here: DataLog, _end: int) -> SessionStart | None:
 def begin_at_the_end_and_lie(
     here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]
 ) -> SessionStart:
-    """The same, and it says that nothing was known there."""
+    """Begin at the end of DATA with a state that has no origins."""
     return SessionStart(here.end(), replace(here.state(), origins={}, own_seqno=0))
 
 
@@ -86,7 +86,7 @@ def no_skips(record: Data, source: str, session: int, carries: Callable[[str], b
 
 
 def note_nothing(_table: LinkTable, _record: Data) -> None:
-    """A successor does not know what links have brought since the last snapshot."""
+    """Note nothing: a successor forgets the links' records since the last snapshot."""
 
 
 def note_no_origin(table: LinkTable, record: Data) -> None:
@@ -119,14 +119,14 @@ _BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connector
 MUTATIONS = (
     Mutation(
         "any-start",
-        "a link-start is not judged",
+        "The sequencer accepts every link-start",
         LOST,
         (("ordering.sequencer.links.covers", any_start),),
         from_seed=230,
     ),
     Mutation(
         "any-session",
-        "records of all sessions count",
+        "The sequencer counts a link's records of any session",
         LOST,
         ((_TAKE, take_of_any_session),),
         from_seed=540,
@@ -135,62 +135,78 @@ MUTATIONS = (
     ),
     Mutation(
         "no-reading-rule",
-        "all above the origin row is taken",
+        "The sequencer takes every record above its origin's row, behind holes and seals, too",
         LOST,
         ((_TAKE, take_without_reading),),
         rules=Rules(columns=False),
     ),
     Mutation(
         "no-origin-row",
-        "what is known is taken again",
+        "The sequencer takes a message again that its origin's row has",
         DUPLICATE,
         ((_TAKE, take_what_is_known),),
         rules=Rules(columns=False),
     ),
-    Mutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
-    Mutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
+    Mutation(
+        "begin-at-the-end",
+        "A relay begins at the end of DATA, wherever the neighbour's rows are",
+        LOST,
+        ((_BEGIN, begin_at_the_end),),
+    ),
+    Mutation(
+        "begin-with-a-lie",
+        "A relay begins at the end of DATA, and its link-start says that nothing is missing",
+        LOST,
+        ((_BEGIN, begin_at_the_end_and_lie),),
+    ),
     Mutation(
         "one-skip",
-        "a relay leaves one gap for a record of a later kind that takes several seqnos",
+        "A relay writes one skip for a record of a later kind that takes several seqnos",
         LOST,
         (("ordering.sequencer.links.carry_each", one_skip),),
         needs=("later",),
     ),
     Mutation(
         "no-skips",
-        "a relay leaves out what is no message",
+        "A relay writes no skip for a record that is no message",
         LOST,
         (("ordering.sequencer.links.carry", no_skips),),
     ),
     Mutation(
         "epoch-ignored",
-        "what was left behind a seal is taken",
+        "The sequencer takes a link's records from behind a seal",
         UNKNOWN_MESSAGE,
         ((_READER, EpochBlindReader),),
         from_seed=35,
         rules=Rules(columns=False),
     ),
     Mutation(
-        "ahead", "what stands behind a hole is taken", LOST, ((_READER, GreedyLinkReader),), rules=Rules(columns=False)
+        "ahead",
+        "The sequencer takes a link's records from behind a hole",
+        LOST,
+        ((_READER, GreedyLinkReader),),
+        rules=Rules(columns=False),
     ),
-    Mutation("rows-forgotten", "a successor forgets both rows", WRONG_STATE, ((_NOTE, note_nothing),)),
-    Mutation("origins-forgotten", "a successor forgets one row", WRONG_STATE, ((_NOTE, note_no_origin),)),
+    Mutation(
+        "rows-forgotten", "A successor forgets the rows of links and origins", WRONG_STATE, ((_NOTE, note_nothing),)
+    ),
+    Mutation("origins-forgotten", "A successor forgets the rows of origins", WRONG_STATE, ((_NOTE, note_no_origin),)),
     Mutation(
         "wrong-origin-seqno",
-        "a relay numbers by its own site",
+        "A relay carries its own site's seqno in place of the origin's",
         UNKNOWN_MESSAGE,
         ((_CARRY, carry_with_own_seqno),),
     ),
     Mutation(
         "known-sites-only",
-        "nobody carries unknown origins",
+        "A relay drops messages of an origin that its sites' file lacks",
         LOST,
         ((_CARRIES, known_sites_only),),
         from_seed=35,
     ),
     Mutation(
         "beginning-only",
-        "a relay does not look for the oldest snapshot",
+        "A relay does not look for the oldest snapshot",
         STUCK,
         (("connectors.relay.link_start._oldest", beginning_of_data),),
     ),

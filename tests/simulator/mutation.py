@@ -42,4 +42,4 @@ class Mutation(NamedTuple):
             yield
 
 
-NONE = Mutation("none", "all rules hold", ())
+NONE = Mutation("none", "Every rule holds", ())

@@ -25,7 +25,7 @@ from tests.simulator.world import WRONG_STATE
 
 
 class EpochBlindReader(Reader):
-    """Takes what a fenced sequencer left behind the seal."""
+    """Takes the records that a fenced sequencer left behind the seal."""
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         return super().accept(kind, max(epoch, self.epoch), seqno, count)
@@ -43,7 +43,7 @@ class GreedyReader(Reader):
 
 
 class RepeatingReader(Reader):
-    """Takes what it has taken before."""
+    """Takes repeated records."""
 
     def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         verdict = super().accept(kind, epoch, seqno, count)
@@ -76,12 +76,12 @@ def not_lower(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> Rece
 
 
 def any_incarnation(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
-    """Go-back-N that takes all lives of a member for one."""
+    """Accept the next local seqno of any incarnation: all count as one."""
     return ReceivedRow(incarnation, local_seqno) if local_seqno == accepted.local_seqno + 1 else None
 
 
 def higher_incarnation_anywhere(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
-    """A new life may begin with any local seqno, so its first message can be overtaken by its second."""
+    """Let an incarnation begin with any local seqno, so its second message can overtake its first."""
     if incarnation > accepted.incarnation:
         return ReceivedRow(incarnation, local_seqno)
     if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
@@ -95,7 +95,7 @@ def any_message(_ours: Pending, _kind: str, _payload: bytes, _headers: Headers) 
 
 
 def at_any_depth(pipeline: Pipeline) -> Begun | None:
-    """A batch waits for none before it, whatever it begins with."""
+    """Begin a batch without waiting for earlier ones, even if it begins with a snapshot."""
     return Begun(*begin_batch(pipeline.state)) if len(pipeline.in_flight) < pipeline.depth else None
 
 
@@ -105,7 +105,7 @@ def asked_for(rows: Sequence[SenderRow], *_: object) -> tuple[SenderRow, ...]:
 
 
 def without_a_floor(membership: Membership, record: Data, received: Mapping[str, ReceivedRow]) -> Fold:
-    """The rows go, and an old incarnation is as good as a new one."""
+    """Drop the rows without a floor for later incarnations."""
     rows = from_payload(record.payload) or ()
     return Fold(membership, tuple(row.sender for row in rows if received.get(row.sender) == row[1:]))
 
@@ -117,12 +117,12 @@ def deaf(participant: Participant, event: Event) -> ParticipantStep:
 
 
 def at_or_after(_log: StoredRecords, _offset: int, _seqno: int, _epoch: int) -> bool:
-    """Whatever lies at the offset is taken for the record, or for one before it."""
+    """Say of every offset that the record is there or later."""
     return True
 
 
 def of_its_life(participant: Participant, event: Event) -> ParticipantStep:
-    """A member does not know that an earlier life of it has a row."""
+    """Let a member not learn that its name has a row."""
     return ParticipantStep(participant) if isinstance(event, RowKnown) else step(participant, event)
 
 
@@ -130,166 +130,186 @@ _NEXT_ACCEPTED = "ordering.sequencer.sequencer.next_accepted"
 MUTATIONS = (
     Mutation(
         "forgets-too-early",
-        "who has sent since somebody looked is forgotten all the same",
+        "The group forgets a sender that has sent since the look",
         DUPLICATE,
         (("ordering.membership.membership.forgettable", asked_for),),
     ),
     Mutation(
         "no-floor",
-        "who is forgotten may come again with an old incarnation",
+        "A forgotten sender comes back under an old incarnation",
         DUPLICATE,
         (("ordering.membership.membership._forget", without_a_floor),),
     ),
-    Mutation("deaf-to-its-end", "a member goes on in a life that is forgotten", LOST, rules=Rules(step=deaf)),
+    Mutation(
+        "deaf-to-its-end",
+        "A member goes on in an incarnation that the group has forgotten",
+        LOST,
+        rules=Rules(step=deaf),
+    ),
     Mutation(
         "knows-no-row",
-        "a member takes itself for one without a row",
+        "A member does not learn that its name has a row",
         DUPLICATE,
         rules=Rules(step=of_its_life),
     ),
     Mutation(
-        "epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, rules=Rules(reader=EpochBlindReader)
+        "epoch-ignored",
+        "Readers take the records of a fenced sequencer",
+        DIVERGENT,
+        rules=Rules(reader=EpochBlindReader),
     ),
     Mutation(
         "not-lower",
-        "'not lower' in the place of go-back-N",
+        "The sequencer accepts any higher local seqno, instead of go-back-N",
         FIFO_VIOLATION,
         ((_NEXT_ACCEPTED, not_lower),),
         rules=Rules(columns=False),
     ),
     Mutation(
         "not-lower-loses",
-        "the same, as the sender sees it",
+        "The sequencer does the same, and a sender loses a message",
         LOST,
         ((_NEXT_ACCEPTED, not_lower),),
         rules=Rules(columns=False),
     ),
     Mutation(
         "claims-not-unique",
-        "two that claim one epoch both go on",
+        "Two sequencers that claim the same epoch both go on",
         DIVERGENT,
         from_seed=60,
         rules=Rules(unique_claims=False, yield_to_others=False),
     ),
     Mutation(
         "floor-after-claim",
-        "the floor is noted after the claim",
+        "A sequencer notes the floor after its claim",
         DIVERGENT,
         from_seed=150,
         rules=Rules(floor_first=False),
     ),
     Mutation(
         "claims-before-end",
-        "the claims are read before the end of DATA",
+        "A sequencer reads the claims before the end of DATA",
         WRONG_STATE,
         from_seed=790,
         rules=Rules(claims_after_end=False),
     ),
     Mutation(
         "snapshot-in-the-middle",
-        "a snapshot is written in the middle of a batch",
+        "A sequencer writes a snapshot in the middle of a batch",
         DIVERGENT,
         rules=Rules(snapshot_first=False),
     ),
     Mutation(
         "retry-inside-the-epoch",
-        "a task is run again inside its epoch",
+        "A sequencer tries a batch again inside its epoch",
         DIVERGENT,
         from_seed=245,
         rules=Rules(one_attempt=False),
     ),
     Mutation(
         "goes-on-after-a-failed-write",
-        "what was decided and not written is taken for written",
+        "A sequencer takes a failed write for done",
         LOST,
         rules=Rules(takes_over_anew=False),
     ),
     Mutation(
         "snapshot-while-in-flight",
-        "a snapshot is written before what it counts is known to be",
+        "A sequencer writes a snapshot while a batch that it counts is in flight",
         DIVERGENT,
         rules=Rules(begin=at_any_depth),
     ),
     Mutation(
         "late-out-of-order",
-        "the producer writes out of order",
+        "The producer writes late records out of order",
         WRONG_STATE,
         from_seed=30,
         rules=Rules(writes_in_order=False),
     ),
     Mutation(
         "arrival-order",
-        "numbers depend on the order in which Spark hands rows over",
+        "The sequencer numbers rows in the order in which Spark hands them over",
         LOST,
         rules=Rules(sort_rows=False, columns=False),
     ),
-    Mutation("no-dedupe", "readers take repeats", DUPLICATE, rules=Rules(reader=RepeatingReader, columns=False)),
-    Mutation("ahead", "readers take records ahead of their turn", GAP, rules=Rules(reader=GreedyReader, columns=False)),
+    Mutation(
+        "no-dedupe", "Readers take repeated records", DUPLICATE, rules=Rules(reader=RepeatingReader, columns=False)
+    ),
+    Mutation("ahead", "Readers take records ahead of their turn", GAP, rules=Rules(reader=GreedyReader, columns=False)),
     Mutation(
         "purged-as-decided",
-        "FORWARD is purged below what was decided, though a successor reads from the snapshot's positions",
+        "A purge of FORWARD goes by the decided offsets, not by the snapshot's positions",
         WRONG_STATE,
         rules=Rules(purged_below=lambda state: state.decided),
     ),
-    Mutation("stray-counted", "what is no DATA takes a seqno", GAP, rules=Rules(reader=StrayReader, columns=False)),
-    Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, rules=Rules(resume_epoch=epoch_0)),
+    Mutation(
+        "stray-counted",
+        "Readers count a seqno for a record that is no DATA",
+        GAP,
+        rules=Rules(reader=StrayReader, columns=False),
+    ),
+    Mutation("epoch-0", "A reader resumes in mid-log with epoch 0", DIVERGENT, rules=Rules(resume_epoch=epoch_0)),
     Mutation(
         "one-life",
-        "incarnations are not compared",
+        "The sequencer takes all incarnations of a member for one",
         LOST,
         ((_NEXT_ACCEPTED, any_incarnation),),
         rules=Rules(columns=False),
     ),
     Mutation(
         "life-from-anywhere",
-        "an incarnation need not begin at 1",
+        "The sequencer lets an incarnation begin at any local seqno",
         FIFO_VIOLATION,
         ((_NEXT_ACCEPTED, higher_incarnation_anywhere),),
         rules=Rules(columns=False),
     ),
     Mutation(
         "resend-backwards",
-        "the forward table is sent again in decreasing order",
+        "A member resends its forward table in decreasing order",
         LOST,
         rules=Rules(resend_in_order=False),
     ),
-    Mutation("no-forward-table", "a member forgets what it has sent", LOST, rules=Rules(keep_forward_table=False)),
+    Mutation(
+        "no-forward-table",
+        "A member forgets its messages once they are sent",
+        LOST,
+        rules=Rules(keep_forward_table=False),
+    ),
     Mutation(
         "receipt-for-an-id",
-        "a member takes whatever was ordered under an id of its own for what it has sent under it",
+        "A member takes any message ordered under an id for the one that it sent",
         LOST,
         rules=Rules(is_same=any_message),
     ),
     Mutation(
         "outbox-as-it-is",
-        "a start does not look whether the group has ordered what the outbox has",
+        "A starting member does not compare its outbox with what the group has ordered",
         LOST,
         (("connectors.client.incarnation.incarnations.is_same", any_message),),
         from_seed=290,
     ),
     Mutation(
         "no-compare-and-set",
-        "a ledger commit does not name the version it was made from",
+        "A ledger commit does not name the version that it was made from",
         DUPLICATE,
         rules=Rules(compare_and_set=False),
     ),
     Mutation(
         "count-unread",
-        "readers take one seqno for a record of a later kind that takes several",
+        "Readers count one seqno for a record of a later kind that takes several",
         GAP,
         rules=Rules(reader=CountlessReader),
         needs=("later",),
     ),
     Mutation(
         "count-not-absorbed",
-        "a successor takes one seqno for such a record",
+        "A successor counts one seqno for a record that takes several",
         WRONG_STATE,
         (("ordering.sequencer.sequencer.Reader", CountlessReader),),
         needs=("later",),
     ),
     Mutation(
         "offset-by-seqno",
-        "a reader that starts in mid-log counts a seqno an offset, though a record takes several",
+        "A reader that starts in mid-log counts one seqno per offset, though a record takes several",
         GAP,
         (("connectors.kafka.log.seqno_search._is_at_or_after", at_or_after),),
         needs=("later",),

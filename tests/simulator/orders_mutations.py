@@ -46,7 +46,7 @@ class BlindToTotal(CausalReceiver):
 
 
 class TotalAlone(CausalReceiver):
-    """Total messages do not wait for what they depend on."""
+    """Delivers total messages without waiting for the casts that they depend on."""
 
     def _clock_of(self, record: OrderedRecord) -> Clock:
         return ()
@@ -152,13 +152,13 @@ def lagging_hub(hub: CausalReceiver, record: Cast | OrderedRecord) -> DeliverySt
 
 
 def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
-    """A state is taken although the group goes on without some of what it counts."""
+    """Take a state although the group goes on without some of its casts."""
     fate = fate_of_state(hub, state)
     return DeliveryStatus.DELIVERED if fate is DeliveryStatus.NEVER else fate
 
 
 def state_at_once(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
-    """A state is taken before the joiner's hub has delivered what it counts."""
+    """Take a state before the joiner's hub has delivered the casts in it."""
     return DeliveryStatus.DELIVERED
 
 
@@ -168,12 +168,12 @@ def nothing_is_lacked(state: CausalState, cast: Cast) -> bool:
 
 
 def takes_all_for_lost(message: InheritedCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
-    """A mutation: what had left is cast again, whatever was delivered of it."""
+    """Send every inherited cast again, delivered or not."""
     return Course.ANEW
 
 
 def takes_all_for_delivered(message: InheritedCast, own: MemberIncarnation, hub: object, settled: object) -> Course:
-    """A mutation: what had left counts as delivered."""
+    """Take every inherited cast for delivered."""
     return Course.DELIVERED
 
 
@@ -200,139 +200,151 @@ def sees_no_circle(stall: Stall, is_own: bool, has_read_all: bool) -> bool:
 MUTATIONS = (
     Mutation(
         "blind-to-others",
-        "a causal cast does not wait for the casts of others that its sender had delivered",
+        "A causal cast does not wait for other senders' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         rules=Rules(receiver=BlindToOthers),
     ),
     Mutation(
         "blind-to-other-sites",
-        "a causal cast does not wait for casts of another site than its sender's",
+        "A causal cast does not wait for other sites' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         rules=Rules(receiver=BlindToOtherSites),
     ),
     Mutation(
         "forgets-to-merge",
-        "delivered casts do not count in the own clock",
+        "A member does not merge delivered casts into its clock",
         CAUSAL_VIOLATION,
         rules=Rules(receiver=Forgetful),
     ),
+    Mutation("takes-older", "A member delivers a delivered cast again", DUPLICATE, rules=Rules(receiver=TakesOlder)),
     Mutation(
-        "takes-older", "a cast that was delivered is delivered again", DUPLICATE, rules=Rules(receiver=TakesOlder)
-    ),
-    Mutation(
-        "takes-ahead", "a fifo cast need not be its sender's next one", FIFO_VIOLATION, rules=Rules(receiver=TakesAhead)
+        "takes-ahead",
+        "A member delivers a fifo cast before an earlier one of the sender",
+        FIFO_VIOLATION,
+        rules=Rules(receiver=TakesAhead),
     ),
     Mutation(
         "drops-instead-of-holding",
-        "casts that can't be delivered at once are dropped",
+        "A member drops casts that it can't deliver at once",
         LOST,
         rules=Rules(receiver=DropsInsteadOfHolding),
     ),
     Mutation(
         "ignores-after",
-        "a cast does not wait for the total messages that its sender had delivered",
+        "A cast does not wait for the total messages that its sender had delivered",
         CAUSAL_VIOLATION,
         rules=Rules(receiver=BlindToTotal),
     ),
     Mutation(
         "ignores-depends",
-        "total messages do not wait for the casts that they depend on",
+        "A total message does not wait for the casts that it depends on",
         CAUSAL_VIOLATION,
         rules=Rules(receiver=TotalAlone),
     ),
     Mutation(
         "never-blocks",
-        "casts that are not agreed are delivered in a flush",
+        "A member in a flush delivers casts beyond the agreed cut",
         VIEW_VIOLATION,
         rules=Rules(receiver=NeverBlocks),
     ),
-    Mutation("one-life", "a new incarnation continues the clock of the last one", LOST, rules=Rules(receiver=OneLife)),
+    Mutation("one-life", "A new incarnation continues the clock of the last one", LOST, rules=Rules(receiver=OneLife)),
     Mutation(
-        "torn-state", "the state for a late joiner counts one cast too many", LOST, rules=Rules(receiver=TornState)
+        "torn-state",
+        "A donor's state for a late joiner counts one cast too many",
+        LOST,
+        rules=Rules(receiver=TornState),
     ),
     Mutation(
         "total-before-casts-are-written",
-        "a total message does not wait until its sender's casts are written",
+        "A total message does not wait until its sender's casts are written",
         LOST,
         rules=Rules(outgoing=Hasty),
     ),
     Mutation(
         "causal-before-own-total",
-        "a causal cast does not wait for its sender's own broadcasts",
+        "A causal cast does not wait for its sender's own broadcasts",
         CAUSAL_VIOLATION,
         rules=Rules(outgoing=CausalBeforeOwnTotal),
     ),
     Mutation(
-        "talks-after-flush-ok", "a member sends on behind its FLUSH_OK", LOST, rules=Rules(outgoing=TalksAfterFlushOk)
+        "talks-after-flush-ok",
+        "A member goes on sending after its FLUSH_OK",
+        LOST,
+        rules=Rules(outgoing=TalksAfterFlushOk),
     ),
     Mutation(
         "application-is-given-what-the-hub-is-not",
-        "casts that the hub skips with a view are delivered",
+        "An application gets casts that its hub skips with a view",
         VIEW_VIOLATION,
         rules=Rules(fate_of_record=lagging_hub),
     ),
     Mutation(
         "state-of-the-dead",
-        "a state is taken although the group goes on without some of its casts",
+        "A joiner takes a state with casts that the group goes on without",
         LOST,
         rules=Rules(fate_of_state=state_of_the_dead),
     ),
     Mutation(
         "state-before-the-hub",
-        "a state is taken before the joiner's hub has delivered its casts",
+        "A joiner takes a state before its hub has delivered the casts in it",
         LOST,
         rules=Rules(fate_of_state=state_at_once),
     ),
     Mutation(
         "state-in-midst-of-a-delivery",
-        "a state is supplied in the middle of a delivery",
+        "A donor supplies its state in the middle of a delivery",
         LOST,
         rules=Rules(supply_in_midst=True),
     ),
     Mutation(
         "casts-again-what-was-delivered",
-        "inherited casts are cast again, whatever was delivered of them",
+        "A new incarnation sends delivered inherited casts again",
         DUPLICATE,
         rules=Rules(course_of=takes_all_for_lost),
     ),
     Mutation(
         "forgets-what-was-not-delivered",
-        "inherited casts count as delivered",
+        "A new incarnation takes every inherited cast for delivered",
         LOST,
         rules=Rules(course_of=takes_all_for_delivered),
     ),
     Mutation(
         "full-is-not-read-again",
-        "casts that found the queue full are not read again",
+        "A reader does not read casts again that found the queue full",
         LOST,
         rules=Rules(read_full_again=False),
     ),
     Mutation(
         "retention-goes-by-offsets",
-        "retention drops casts that a joiner with another site's state has to read",
+        "Retention drops casts that a joiner with another site's state has to read",
         LOST,
         rules=Rules(lacks=nothing_is_lacked),
         needs=POWERS,
     ),
-    Mutation("waits-for-ever", "nothing proves that a clock is wrong", LOST, rules=Rules(proves=waits_for_ever)),
+    Mutation(
+        "waits-for-ever", "A reader accepts no proof that a clock is wrong", LOST, rules=Rules(proves=waits_for_ever)
+    ),
     Mutation(
         "proof-without-the-end",
-        "a cast that was not read yet counts as missing",
+        "A reader takes a cast that it has not read yet for missing",
         LOST,
         rules=Rules(proves=needs_no_end),
     ),
     Mutation(
         "proof-by-other-sites",
-        "a cast of another site that has not arrived counts as missing",
+        "A reader takes another site's cast that has not arrived for missing",
         LOST,
         rules=Rules(proves=knows_other_sites),
     ),
     Mutation(
-        "sees-no-circle", "casts that wait for each other prove nothing", LOST, rules=Rules(proves=sees_no_circle)
+        "sees-no-circle",
+        "A reader sees no proof in casts that wait for each other",
+        LOST,
+        rules=Rules(proves=sees_no_circle),
     ),
     Mutation(
         "relay-counts-its-copies",
-        "a relay goes on behind as many records as there are copies",
+        "A relay goes on at the number of its copies, not behind the last copy's mark",
         LOST,
         rules=Rules(begin_by_mark=False),
         needs=POWERS,

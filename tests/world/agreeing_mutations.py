@@ -62,7 +62,7 @@ def data_first(machine: Any) -> Sequence[Output] | None:
 
 
 def without_seal(found: Any, producer: Any, by: Any) -> SequencerState:
-    """A job starts, and does not end what the one before it may write."""
+    """Take over without a seal, so the last job can still write."""
     data, state = found.data, found.state
     if state.epoch:
         return state  # type: ignore[no-any-return]
@@ -113,7 +113,7 @@ def compare_numbers(logs: OtherLogs, name: str, entry: Entry) -> None:
 
 
 def always_here(_forwards: Forwards, _run: OrderedRun) -> bool:
-    """A run is proposed for before its records are here."""
+    """Propose for a run before its records are here."""
     return True
 
 
@@ -179,103 +179,103 @@ _HOLES = ("tests.relay.carrying._carried", with_holes)
 MUTATIONS = (
     Mutation(
         "data-first",
-        "DATA is written before its entry",
+        "A job writes DATA before its entry",
         (EARLY, DIVERGENT),
         (("connectors.takeover.agreeing.AgreeingMachine.writes", data_first),),
     ),
     Mutation(
         "no-seal",
-        "a job takes over without a seal",
+        "A job takes over without a seal",
         WRONG_STATE,
         (("connectors.takeover.takeover._claim", without_seal),),
     ),
     Mutation(
         "forget",
-        "a job forgets the last entries",
+        "A job forgets the last entries",
         WRONG_STATE,
         (("connectors.kafka.log.entries.counting", without_last),),
     ),
     Mutation(
         "from-data",
-        "the sequencer is rebuilt from DATA",
+        "A job rebuilds the sequencer from DATA",
         DIVERGENT,
         (("tests.world.agreeing_jobs.after_takeover", from_data),),
     ),
     Mutation(
         "stale-entries",
-        "entries behind a seal count at other sites",
+        "A site counts another site's entries from behind a seal",
         WRONG_STATE,
         (("ordering.agreement.sites.other_logs.read_on", any_entry),),
     ),
     Mutation(
         "no-payload",
-        "a site proposes for what it can't read",
+        "A site proposes for records that it can't read",
         UNREADABLE,
         (("ordering.agreement.sites.forwards.Forwards.is_here", always_here),),
     ),
     Mutation(
         "any-log",
-        "a lost log's successor is read",
+        "A site reads the successor of a lost log",
         TWO_LOGS,
         (("ordering.agreement.sites.other_logs.read_on", any_log),),
         from_seed=27,
     ),
     Mutation(
         "one-look",
-        "a site that has written an entry does not look whether its log was lost",
+        "A site does not check for a lost log after its first entry",
         UNTOLD,
         ((_COMPARE, compare_while_empty),),
         from_seed=12,
     ),
     Mutation(
         "numbers-only",
-        "a log that has grown beyond the lost one is taken for that",
+        "A site takes a log that has outgrown the lost one for that one",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
         from_seed=27,
     ),
     Mutation(
         "absent-now",
-        "members leave the view when their site's absence is known",
+        "A job goes by the sites absent now, not by those at the run's order",
         DIVERGENT,
         ((f"{_MACHINE}._sequence", absent_now),),
     ),
     Mutation(
         "stay",
-        "members stay in the view without their site",
+        "Members stay in the view without their site",
         VIEW_VIOLATION,
         (("ordering.agreement.sites.sequenced.without_sites", wait_for_all),),
     ),
     Mutation(
         "seldom-snapped",
-        "what little was ordered gets into no snapshot",
+        "A job takes snapshots of many runs only",
         ENDED,
         (("ordering.agreement.sites.own_log.OwnLog.is_snapshot_due", never_due),),
     ),
-    Mutation("holes", "a copy of FORWARD lacks records", WRONG_STATE, (_HOLES,)),
+    Mutation("holes", "A relay leaves records out of a copy of FORWARD", WRONG_STATE, (_HOLES,)),
     Mutation(
         "unseen-holes",
-        "a copy of FORWARD lacks records, and nobody compares what was read",
+        "A relay leaves records out of a copy of FORWARD, and no site compares it",
         DIVERGENT,
         (_HOLES, ("ordering.agreement.group.Group._compare", lambda *_: None)),
     ),
     Mutation(
         "marker-a-hole",
-        "an offset without a record is taken for a record that a copy lacks",
+        "A site takes an offset without a record for a record that its copy lacks",
         WRONG_STATE,
         (("ordering.agreement.group.Group._compare", each_offset_a_record),),
         needs=("marker",),
     ),
     Mutation(
         "unheeded",
-        "a job goes on as if the partition had an entry that was not written",
+        "A job goes on as if the partition had an entry that was not written",
         LOST,
         (("connectors.engine.writing.WrittenBatch.is_there", lambda _: True),),
         needs=("limit",),
     ),
     Mutation(
         "shortened",
-        "a job drops parts of an entry that is too large",
+        "A job drops parts of an entry that is too large",
         (WRONG_STATE, LOST),
         ((f"{_MACHINE}.writes", shortened),),
         needs=("limit",),
@@ -283,7 +283,7 @@ MUTATIONS = (
     ),
     Mutation(
         "records-counted",
-        "a job that goes on within a run takes each record for one seqno",
+        "A job that goes on within a run counts one seqno per record",
         GAP,
         (("connectors.engine.agreeing._Buffers._missing", by_records),),
         needs=("later",),
