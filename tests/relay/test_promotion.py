@@ -297,7 +297,7 @@ def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_site_that_stayed_behind_replaces_no_home(hub: Hub, count: int) -> None:
-    """It has messages that the home does not have, whatever their number: members have delivered the home's."""
+    """The site has other messages than the home, however many. Members have delivered the home's."""
     hub.order("nyc", "b", 3)
     hub.copy("nyc", "lax")
     promote(replace(hub.sites, connections={"sfo": hub.connections["sfo"]}), GROUP, "sfo")

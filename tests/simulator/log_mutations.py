@@ -95,7 +95,10 @@ CUTS = (
         "no-watchdog",
         "A running sequencer does not check its logs",
         LOST,
-        (("connectors.takeover.watchdog.Watchdog.look", nothing),),
+        (
+            ("connectors.takeover.watchdog.Watchdog.look", nothing),
+            ("connectors.engine.writing.WrittenBatch.note_ends", nothing),
+        ),
         from_seed=210,
     ),
     Mutation(

@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
 
 from tests.world.clock import START_S, Clock
 
@@ -70,9 +69,3 @@ class Actors(Clock):
         now = (self.now_ms + self.ahead[self.actor]) / 1000
         reached = self._reached[self.actor] = max(now, self._reached.get(self.actor, 0.0))
         return reached
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Replace the functions of the module `time`."""
-        with super().installed(), patch("time.monotonic", self.monotonic):
-            yield

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 START_S = 1_750_000_000.0
@@ -32,14 +34,22 @@ class Clock:
         """Set the time of day forward or back."""
         self.ahead_s += seconds
 
+    def monotonic(self) -> float:
+        """Return the time that has passed."""
+        return self.steady_s
+
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the functions of the module `time`."""
-        with (
-            patch("time.time", lambda: self.now_s),
-            patch("time.monotonic", lambda: self.steady_s),
-            patch("time.sleep", self.sleep),
-        ):
+        """Replace the functions of the module `time`, except in threads that run already, of other tests."""
+        others = {*threading.enumerate()} - {threading.current_thread()}
+
+        def ours(name: str, function: Callable[..., float | None]) -> Any:
+            real = getattr(time, name)
+            return patch.object(
+                time, name, lambda *given: (real if threading.current_thread() in others else function)(*given)
+            )
+
+        with ours("time", lambda: self.now_s), ours("monotonic", self.monotonic), ours("sleep", self.sleep):
             yield
 
     def condition(self) -> threading.Condition:
