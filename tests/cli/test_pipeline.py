@@ -100,7 +100,7 @@ def test_publish_says_how_far_it_came(pipeline: Pipeline, tmp_path: Path) -> Non
     file.write_bytes(b"one\ntwo\n" + b"x" * 2_000_000 + b"\nfour\n")
     done = pipeline.abcast("publish", "--group", group, "--member", f"{SITE}/alice", file)
     assert (done.returncode, done.stdout) == (2, "")
-    told, refused = done.stderr.splitlines()
+    *_, told, refused = done.stderr.splitlines()  # on a slow machine it also says that it waits
     assert told == "abcast: 2 messages ordered, last seqno 2"
     assert refused.startswith("abcast: line 3: the payload has 2000000 bytes, over the limit")
 
