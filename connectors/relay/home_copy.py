@@ -13,7 +13,7 @@ seqno 1 if that is still empty, and refuses it if it has later records.
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.connection.connection import Connection
@@ -144,9 +144,8 @@ class HomeCopy:
             raise EndLost(f"{self.copy.topic} was recreated, or has lost its end: copying again what it lacks.")
         if last is not None and self._has_hole(last):
             raise EndLost(f"{self.copy.topic} has lost records that were copied: copying them again.")
-        if not self._begins:
-            with suppress(UsageError) if not self.home.state().seqno else nullcontext():
-                self._begins = check_beginning(self.copy)
+        if not self._begins and self.home.state().seqno:  # else the home's first write may have been interrupted
+            self._begins = check_beginning(self.copy)
         self._end, self._last = end, last or self._last
 
     def _has_hole(self, last: StoredRecord) -> bool:
