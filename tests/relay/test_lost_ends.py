@@ -20,7 +20,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import Data
+from ordering.base.records import MESSAGE, Data, Source
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 from tests.relay.carrying import Carrier, relays_in_memory
@@ -59,10 +59,13 @@ class Ends:
         end = len(self.kafkas["sfo"].topics.partitions[TopicPartition(COPY, 0)])
         self.kafkas["sfo"].topics.truncate(COPY, end - count)
 
+    def records(self, site: str) -> list[Data]:
+        log = self.kafkas[site].topics.partitions[TopicPartition(str(Topic("g", "data", site)), 0)]
+        return [decode_data(record.key, record.value, record.headers) for record in log]
+
     def effective(self, site: str) -> list[Data]:
-        reader, log = Reader(), self.kafkas[site].topics.partitions[TopicPartition(str(Topic("g", "data", site)), 0)]
-        found = (decode_data(record.key, record.value, record.headers) for record in log)
-        return [data for data in found if reader.judge(data) is Verdict.TAKE]
+        reader = Reader()
+        return [data for data in self.records(site) if reader.judge(data) is Verdict.TAKE]
 
     def knows(self, site: str) -> int:
         with DataLog(self.kafkas[site], "g", site) as data:
@@ -293,9 +296,11 @@ def test_records_ahead_of_seqno_1_are_no_hole_if_it_follows(ends: Ends, last: bo
     """
     relay = ends.start()
     home = TopicPartition(str(Topic("g", "data", "nyc")), 0)
-    ahead = encode_data(Data("message", 1, 2, 0, "nyc/a", 1, 2))
+    source = Source(str(Topic("g", "forward", "nyc")), 0, 1)
+    ahead = encode_data(Data(MESSAGE, 1, 2, 0, "nyc/a", 1, 2, source=source))
     ends.kafkas["nyc"].topics.append(home, *ahead)
     relay.carry()
+    assert (MESSAGE, 2) in [(data.kind, data.seqno) for data in ends.records("sfo")]
     if last:
         relay.job.check()
     ends.take_over()
