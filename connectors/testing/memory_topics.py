@@ -88,11 +88,22 @@ class MemoryTopics:
         place = TopicPartition(topic, partition)
         self.beginnings[place] = max(below, self.beginnings.get(place, 0))
 
-    def truncate(self, topic: str, end: int) -> None:
-        """Drop the records of partition 0 from `end` on, and restart the broker, as a power failure does."""
+    def truncate(self, topic: str, end: int, partition: int = 0) -> None:
+        """Drop a partition's records from `end` on, and restart the broker, as a power failure does."""
+        place = TopicPartition(topic, partition)
         with self.changed:
-            del self.partitions[TopicPartition(topic, 0)][end:]
+            log = self.partitions[place]
+            del log[end:]
+            self._forget(place, len(log))
             self.restart()
+
+    def _forget(self, place: TopicPartition, end: int) -> None:
+        """Forget all about the partition's offsets from `end` on."""
+        self.beginnings[place] = min(self.beginnings.get(place, 0), end)
+        if place in self.open and self.open[place] >= end:
+            del self.open[place]
+        for offsets in (self.marks, self.aborted):
+            offsets.difference_update([(at, offset) for at, offset in offsets if at == place and offset >= end])
 
     def make_anew(self, topics: Iterable[str]) -> None:
         """Delete the topics, with the positions in them, create them again, and restart the broker."""
@@ -101,7 +112,7 @@ class MemoryTopics:
             for place in self.partitions:
                 if place.topic in names:
                     self.partitions[place] = []
-                    self.beginnings.pop(place, None)
+                    self._forget(place, 0)
             for known in [key for key in self.committed if key[1].topic in names]:
                 del self.committed[known]
             self.restart()

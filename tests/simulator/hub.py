@@ -43,7 +43,6 @@ from connectors.relay.lacking import lacking_beside
 from connectors.relay.promotion import promote
 from ordering.base.errors import (
     AbcastError,
-    BrokerUnreachable,
     HistoryChanged,
     HistoryUnavailable,
     ProtocolViolation,
@@ -55,10 +54,10 @@ from ordering.base.records import MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
 from tests.ledger.ledger_of import write_ledger
 from tests.relay.carrying import Carrier, relays_in_memory
-from tests.simulator.client_kafka import ClientConnection, ClientKafka
 from tests.simulator.mutation import NONE, Mutation
-from tests.world.clock import Clock
+from tests.world.actors import Actors
 from tests.world.jobs import Job
+from tests.world.kafka import WorldConnection, WorldKafka
 
 GROUP = "g"
 OPERATOR = "operator"
@@ -93,8 +92,8 @@ class Site:
     """A site's Kafka and its members. `order`: what they have delivered, by seqno; `delivered`: its last seqno."""
 
     name: str
-    kafka: ClientKafka
-    connection: ClientConnection
+    kafka: WorldKafka
+    connection: WorldConnection
     senders: list[Sender]
     cursor: DataCursor | None = None
     delivered: int = 0
@@ -119,13 +118,13 @@ class Site:
 class Hub:
     """The world of one history."""
 
-    def __init__(self, seed: int, clock: Clock, powers: Sequence[str] = POWERS) -> None:
+    def __init__(self, seed: int, clock: Actors, powers: Sequence[str] = POWERS) -> None:
         self.dice = random.Random(seed)
         self.powers = powers
         names = ["nyc", "sfo", "lax", "oak"][: self.dice.choice([2, 3, 3, 3, 4])]
-        self.actor = OPERATOR
         self.cuts: set[frozenset[str]] = set()
         self.clock = clock
+        self.clock.is_cut_off = lambda actor, site: frozenset((actor, site)) in self.cuts
         self.may_lose = self.dice.random() < 0.4
         """Whether the operator may be cut off from a site, so that what that has may be lost."""
         self.may_cut = self.dice.random() < 0.25 and bool(powers)
@@ -149,9 +148,8 @@ class Hub:
         self.jobs.append(Job(EngineOptions(self.sites[self.first].connection, self.first), self.clock))
 
     def _site(self, name: str) -> Site:
-        kafka = ClientKafka(self.dice.getrandbits(30), self.clock, self.powers)
-        kafka.check_reached = lambda: self.check_reached(name)
-        connection = ClientConnection.to(kafka, name)
+        kafka = WorldKafka(self.dice.getrandbits(30), self.clock, self.powers)
+        connection = WorldConnection.to(kafka, name)
         connection.create(GROUP, name, self.dice.choice([1, 1, 2]))
         return Site(name, kafka, connection, [Sender(f"{name}/{each}") for each in "ab"])
 
@@ -159,11 +157,6 @@ class Hub:
         """A sites' file with that home."""
         links = frozenset(frozenset((home, other)) for other in self.sites if other != home)
         return Sites("hub", home, "micro-batch", {name: site.connection for name, site in self.sites.items()}, links)
-
-    def check_reached(self, site: str) -> None:
-        """Raise BrokerUnreachable if the actor is cut off."""
-        if self.actor != site and frozenset((self.actor, site)) in self.cuts:
-            raise BrokerUnreachable(f"{site} does not answer {self.actor}.")
 
     @contextmanager
     def acting(self, actor: str, fails: float = 0.0) -> Iterator[None]:
@@ -176,7 +169,7 @@ class Hub:
             self._set_actor(OPERATOR, 0.0)
 
     def _set_actor(self, actor: str, fails: float) -> None:
-        self.actor = actor
+        self.clock.actor = actor
         for site in self.sites.values():
             site.kafka.unanswered = fails
 
@@ -358,15 +351,18 @@ class Hub:
     def jump(self) -> None:
         """Let time go on, or let it turn out that the clock was wrong."""
         seconds = self.dice.choice([1.0, 10.0, 10.0, 3_600.0, -3_600.0])
-        (self.clock.jump if abs(seconds) == 3_600.0 else self.clock.sleep)(seconds)
-        self.clock.sleep(self.dice.random())
+        if abs(seconds) == 3_600.0:
+            self.clock.jump(seconds)
+        else:
+            self.clock.pass_time(round(1000 * seconds))
+        self.clock.pass_time(self.dice.randrange(1000))
 
     def damage(self, site: Site) -> None:
         """A power failure takes the end of a log; or somebody deletes a site's topics, and creates them again."""
         if not self.may_cut:
             return
         self.forked.add(site.name)
-        self.clock.sleep(5)
+        self.clock.pass_time(5_000)
         if self.dice.random() < 0.2:
             self.make_anew(site.name)
             return
@@ -429,7 +425,7 @@ class Hub:
         """Run the operator's command, which is given again until it says that it is done, or can't be."""
         home = self.newest.home
         assert home is not None
-        self.clock.sleep(60)
+        self.clock.pass_time(60_000)
         with self.acting(OPERATOR, self.dice.choice([0.0, 0.15, 0.3]) if fails is None else fails):
             try:
                 done = promote(self.newest, GROUP, home)
@@ -617,7 +613,7 @@ class Hub:
                     self.bootstrap(name, 0.0)
                 except AbcastError as error:
                     self.told[str(error)[:60]] += 1
-        self.clock.sleep(60)
+        self.clock.pass_time(60_000)
         try:
             self.jobs[-1].look()
             self.jobs[-1].decide(None)
@@ -664,7 +660,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[Hub]:
     """A world in which a history can be played. A broken rule is to show without any power of Kafka's."""
     often = [patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4) for module in ("connectors.relay.home_copy", _SEQUENCER)]
     with relays_in_memory(), often[0], often[1], patch(f"{_SEQUENCER}.SNAPSHOT_RECORDS_PER_SENDER", 1):
-        clock = Clock()
+        clock = Actors(random.Random(f"actors {seed}"))
         with clock.installed():
             world = Hub(seed, clock, POWERS if mutation is NONE else ())
             with mutation.broken():

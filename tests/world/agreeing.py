@@ -5,7 +5,7 @@ stop, repeat and begin anew; clocks run ahead; an operator excludes dead sites. 
 it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was killed as
 `ordering.agreement.sites.own_log.SNAPSHOT_AFTER_MS` says), and copies of logs, down to the records read. DATA is
 purged. The log of one site is lost at the end of some histories: the others then go on without it, and it is told. In
-most histories the Kafkas have powers (`tests.simulator.kafka`): clocks of partitions' leaders jump, partitions are
+most histories the Kafkas have powers (`tests.world.powers`): clocks of partitions' leaders jump, partitions are
 away, transactions leave markers, topics take no large entries. In some, all sites run a later version, whose sequencer
 also writes records of its own kind, which take several seqnos. In others, groups were begun in the first format.
 

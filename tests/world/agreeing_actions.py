@@ -27,11 +27,10 @@ from ordering.checker.anomalies import VIEW_VIOLATION
 from ordering.membership.settings import Settings
 from ordering.sequencer.state import SequencerState
 from tests.relay.carrying import Carrier
-from tests.simulator.kafka import NotWritten
 from tests.world.actors import Killed
 from tests.world.agreeing_jobs import Job
 from tests.world.agreeing_sites import GROUP, AgreeingSite, Sender, made_from
-from tests.world.kafka import WorldKafka, partition
+from tests.world.kafka import TooLarge, WorldKafka, partition
 from tests.world.world import World
 
 SUSPECT_AFTER_MS = 400
@@ -234,7 +233,7 @@ class AgreeingActions(World[AgreeingSite]):
         for number in numbers:
             kind, payload = self._said(sender, number)
             if forward not in topics.away:  # it is sent again
-                with suppress(NotWritten):
+                with suppress(TooLarge):
                     topics.append(forward, sender.name.encode(), payload, forward_headers(1, number, kind=kind))
 
     def _said(self, sender: Sender, number: int) -> tuple[str, bytes]:

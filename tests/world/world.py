@@ -17,9 +17,8 @@ from connectors.kafka.connection.sites import Direction, Sites
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
 from ordering.checker.anomalies import Anomaly
 from tests.relay.carrying import Carrier
-from tests.simulator.kafka import TooLarge
 from tests.world.actors import Actors
-from tests.world.kafka import WorldConnection, WorldKafka
+from tests.world.kafka import TooLarge, WorldConnection, WorldKafka
 
 REPEATS = 0.1
 """Probability that a relay goes back by some records, as a query does whose batch failed."""
@@ -52,6 +51,7 @@ class World(Generic[AnySite]):
         self.actors = Actors(self.dice)
         self.cut: set[tuple[str, str]] = set()
         """The links that are cut, each in one direction."""
+        self.actors.is_cut_off = lambda actor, site: (actor, site) in self.cut
         self.relays: dict[Direction, Carrier] = {}
         self.anomalies: list[Anomaly] = []
         self.seen = Counter[str]()
