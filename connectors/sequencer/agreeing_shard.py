@@ -110,9 +110,13 @@ class AgreeingShard(SequencerShard):
         """Return the site's own FORWARD topics."""
         return {group: [str(Topic(group, "forward", self.options.site))] for group in topics}
 
-    def check_group(self, state: SequencerState) -> None:
-        """Check that the site's log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
-        known_state(self.options.connection, self._agreement, state)
+    def check_group(self, state: SequencerState, topics: Collection[str]) -> None:
+        """Check that the site's log can be continued, and each input read from where the log tells.
+
+        Without this, each retry of a group that can't be read would cost a claim and a snapshot. Raises UsageError,
+        HistoryUnavailable, ProtocolViolation, BrokerUnreachable, KafkaRefused.
+        """
+        self._starts({state.group: topics}, self._groups({state.group: state}))
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """Return the rows for the sink.
@@ -159,7 +163,7 @@ class AgreeingShard(SequencerShard):
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
-    def _starts(self, topics: Mapping[str, list[str]], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
+    def _starts(self, topics: Mapping[str, Collection[str]], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
         """Return the offset from which each partition is read, and tell it the groups.
 
         Raises BrokerUnreachable; UnservableGroups, or the error itself if all groups have it.

@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.sending import append
-from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import topic_missing
 from connectors.kafka.topics.topics import check_topics
@@ -137,7 +136,7 @@ class SequencerShard(StreamingJob):
                 site,
                 self._epochs,
                 self.agreement,
-                self.check_group,
+                lambda state: self.check_group(state, topics[state.group]),
                 ledger=LedgerEnd(self.options.data / "ledger"),
             ),
             forward,
@@ -163,19 +162,15 @@ class SequencerShard(StreamingJob):
         self.options.troubles.serve(self.name, states)
         return self._query
 
-    def try_again(self, group: str) -> None:
-        """Ask for the offsets of a suspended group's inputs: the next query claims all groups, and asks for them, too.
-
-        Raises BrokerUnreachable, KafkaRefused.
-        """
-        backlog_of_groups(self.options.connection, self.select_topics(self.finder.find()).get(group, ()), {})
-
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Return the topics, among the read ones, that this shard puts in order. Ticks go there."""
         return dict(topics)
 
-    def check_group(self, state: SequencerState) -> None:
-        """Raise if this group can't be served for a reason that DATA does not tell; called before it is claimed."""
+    def check_group(self, state: SequencerState, topics: Collection[str]) -> None:  # noqa: ARG002 - as others have it
+        """Raise if this group can't be served for a reason that DATA does not tell. Called before the group is claimed.
+
+        `topics`: the group's topics that the query reads.
+        """
         if self.options.check_group is not None:
             self.options.check_group(state)
 

@@ -1,16 +1,23 @@
-"""A job of the process engine in a thread, on a Kafka in memory, with the groups that have topics there."""
+"""A sequencer's job in a thread, on a Kafka in memory, with the groups that have topics there."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, patch
 
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.sequencer.agreeing_shard import AgreeingShard
+from connectors.sequencer.job import SequencerJob
+from connectors.spark.job import JobOptions, QueryFailed
 from connectors.takeover.agreement import AgreementSettings
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
@@ -22,19 +29,53 @@ SITE = "nyc"
 @contextmanager
 def serving(kafka: MemoryConnection, engine: str, sites: tuple[str, ...] = (SITE,)) -> Iterator[EngineJob]:
     """Run `engine` ("process", or "agreeing" with these sites) for the block; raise the error that ends it."""
-    names = sorted({place.topic for place in kafka.topics.partitions})
-    found = [topic for topic in map(Topic.parse, names) if topic]
-    topics = {topic: 1 for topic in found if topic.role != "relayed" or topic.neighbour in sites}
     job: EngineJob = EngineJob(EngineOptions(kafka, SITE))
     if engine == "agreeing":
         job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, sites, frozenset())))
-    job._state.finder = SimpleNamespace(  # type: ignore[assignment]
+    job._state.finder = finder_of(kafka, sites)
+    with running(kafka, job):
+        yield job
+
+
+@contextmanager
+def serving_on_spark(kafka: MemoryConnection, sites: tuple[str, ...]) -> Iterator[SequencerJob]:
+    """Run the job of a site that agrees on Spark, but for its queries: these take over their groups, and then wait."""
+
+    def wait(shard: AgreeingShard, _: int) -> Any:
+        shard._ends.wait(WAIT)
+        raise QueryFailed("stopped")
+
+    spark, agreement = MagicMock(), AgreementSettings(Neighbours(SITE, sites, frozenset()))
+    with (
+        TemporaryDirectory() as where,
+        patch("connectors.sequencer.job.PythonWorker"),
+        patch("connectors.sequencer.job.yield_to_rival", return_value=False),
+        patch("connectors.sequencer.shard.check_topics"),
+        patch.object(AgreeingShard, "session", wait),
+    ):
+        job = SequencerJob(spark, JobOptions(kafka, SITE, Path(where), look_every_s=0.05), agreement)
+        job.finder = finder_of(kafka, sites)
+        with running(kafka, job):
+            yield job
+
+
+def finder_of(kafka: MemoryConnection, sites: tuple[str, ...]) -> Any:
+    """Return a finder of the topics that Kafka has now."""
+    found = [topic for place in kafka.topics.partitions if (topic := Topic.parse(place.topic))]
+    topics = {topic: 1 for topic in found if topic.role != "relayed" or topic.neighbour in sites}
+    return SimpleNamespace(
         find=lambda **_: list(topics),
         count_partitions=lambda **_: topics,
+        leaderless=list,
         has_changed=lambda: False,
         has_news=lambda: False,
         close=lambda: None,
     )
+
+
+@contextmanager
+def running(kafka: MemoryConnection, job: EngineJob | SequencerJob) -> Iterator[None]:
+    """Run a job for the block; raise the error that ends it."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -46,10 +87,10 @@ def serving(kafka: MemoryConnection, engine: str, sites: tuple[str, ...] = (SITE
     thread = threading.Thread(target=run, name="job", daemon=True)
     thread.start()
     try:
-        yield job
+        yield
     finally:
         job.stop()
-        for name in names:
+        for name in {place.topic for place in kafka.topics.partitions}:
             kafka.topics.bring_back(name)
         thread.join(WAIT)
         assert not thread.is_alive()

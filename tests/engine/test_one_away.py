@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,10 @@ from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
-from connectors.takeover.agreement import AgreementSettings, known_state, starts_of
+from connectors.takeover.agreement import AgreementSettings, known_state
 from connectors.takeover.end_offsets import EndOffsets
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.takeover import Claimer, Takeover, take_over_groups
@@ -32,7 +34,7 @@ from ordering.agreement.site_state import SiteState
 from ordering.base.errors import BrokerUnreachable, Fenced
 from ordering.base.names import Role, Topic
 from ordering.sequencer.state import SequencerState
-from tests.engine.serving import serving
+from tests.engine.serving import serving, serving_on_spark
 from tests.waiting import eventually
 
 GROUPS = ("away", "fine")
@@ -202,53 +204,56 @@ def test_a_copy_that_is_away_is_not_asked_for_in_the_loop(kafka: Kafka, role: Ro
     assert len(partitions.find({group: [name("forward", group)] for group in GROUPS}, {})[0]) == 4
 
 
-def test_a_copy_that_stays_away_costs_no_claims(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each retry asks for the copy's offsets first: a claim is a snapshot in DATA, and two records in EPOCH."""
+@pytest.mark.parametrize("engine", ["process", "spark"])
+@pytest.mark.parametrize("what", ["away", "forbidden", "dropped"])
+def test_an_input_that_can_not_be_read_costs_one_claim(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, what: str, engine: str
+) -> None:
+    """Each retry looks at the inputs before it claims: a claim is a snapshot in DATA, and two records in EPOCH.
+
+    `dropped`: retention has dropped entries of the other site that this one has not read, so it is out for good.
+    """
     monkeypatch.setattr(SuspendedGroups.__init__, "__defaults__", ((0.05,),))
+    monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.05)
+    monkeypatch.setattr("connectors.kafka.groups.retrying.BACKOFF_S", (0.05,))
     kafka.topics.silence_s = 0.05
-    copies = {group: str(Topic(group, "relayed", "nyc", "sfo")) for group in GROUPS}
-    for copy in copies.values():
-        kafka.topics.partitions[TopicPartition(copy, 0)] = []
-    kafka.topics.take_away(copies["away"], OFFSETS)
-    find, asked = site_job.InputPartitions.find, list[str]()
-
-    def counting(self: site_job.InputPartitions, topics: Any, positions: Any) -> Any:
-        asked.extend(topics)
-        return find(self, topics, positions)
-
-    monkeypatch.setattr(site_job.InputPartitions, "find", counting)
-    claims = kafka.topics.partitions[TopicPartition(name("epoch"), 0)]
-    with serving(kafka, "agreeing", ("nyc", "sfo")) as job:
-        assert job.ready.wait(20)
-        eventually(lambda: asked.count("away") >= 5, 20)
-        assert len(claims) == 2
-        kafka.topics.bring_back(copies["away"])
-        eventually(lambda: len(claims) == 4, 20)
-        eventually(lambda: not job._state.suspended.reasons, 20)
-
-
-def test_an_input_that_can_not_be_read_costs_one_claim(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention has dropped entries of the other site that this one has not read: the group is out for good."""
-    monkeypatch.setattr(SuspendedGroups.__init__, "__defaults__", ((0.05,),))
     for group in GROUPS:
         for role in ("relayed", "entries"):
             kafka.topics.partitions[TopicPartition(str(Topic(group, role, "nyc", "sfo")), 0)] = []
     log = TopicPartition(str(Topic("away", "entries", "nyc", "sfo")), 0)
-    kafka.topics.append(log, None, b"", [])
-    kafka.topics.drop(log.topic, 1)
     asked = list[str]()
+    look_at = backlog_of_groups if engine == "spark" else site_job.InputPartitions.find
+    if what == "away":
+        kafka.topics.take_away(log.topic, OFFSETS)
+    elif what == "forbidden":
+        kafka.topics.forbidden.add(log.topic)
+    else:
+        kafka.topics.append(log, None, b"", [])
+        kafka.topics.drop(log.topic, 1)
 
-    def counting(connection: Any, group: Any, *others: Any) -> Any:
-        asked.append(group.site.group)
-        return starts_of(connection, group, *others)
+    def counting(of: Any, about: Any, *others: Any) -> Any:
+        asked.extend(each for each in about if each in ("away", log.topic))
+        return look_at(of, about, *others)
 
-    monkeypatch.setattr("connectors.engine.site_job.starts_of", counting)
-    claims = kafka.topics.partitions[TopicPartition(name("epoch"), 0)]
-    with serving(kafka, "agreeing", ("nyc", "sfo")) as job:
-        assert job.ready.wait(20)
-        eventually(lambda: asked.count("away") >= 5, 20)
-        assert len(claims) == 2
-        assert "retention has dropped" in job._state.suspended.reasons["away"]
+    for module in ("connectors.sequencer.agreeing_shard", "connectors.sequencer.shard"):
+        monkeypatch.setattr(f"{module}.backlog_of_groups", counting, raising=False)
+    monkeypatch.setattr(site_job.InputPartitions, "find", counting)
+    claims, others = (kafka.topics.partitions[TopicPartition(name("epoch", group), 0)] for group in GROUPS)
+    with ExitStack() as stack:
+        job: Any = stack.enter_context(
+            serving_on_spark(kafka, ("nyc", "sfo")) if engine == "spark" else serving(kafka, "agreeing", ("nyc", "sfo"))
+        )
+        eventually(lambda: len(asked) >= 6, 20)
+        eventually(lambda: len(others) > 0, 20)
+        assert len(claims) <= 2
+        if what != "dropped":
+            kafka.topics.bring_back(log.topic)
+            kafka.topics.forbidden.discard(log.topic)
+            before = len(claims)
+            eventually(lambda: len(claims) == before + 2, 20)
+        elif engine == "process":
+            assert "retention has dropped" in job._state.suspended.reasons["away"]
+        assert len(others) <= 4
 
 
 def test_what_is_held_is_bounded(kafka: Kafka) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,18 +306,6 @@ class TestSparksSource:
         with pytest.raises(UnservableGroups) as unservable:
             shard._starts(names, groups)
         assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": error}
-
-    @pytest.mark.parametrize("what", ["forward", "copy"])
-    def test_a_group_is_tried_again_without_a_query(self, tmp_path: Path, by: str, what: str) -> None:
-        """A query that begins anew claims all groups."""
-        kafka = MemoryConnection(timeout=0.5)
-        shard, _ = self.agreeing(kafka, tmp_path)
-        topics = [topic for place in kafka.topics.partitions if (topic := Topic.parse(place.topic))]
-        shard.finder = SimpleNamespace(find=lambda: topics)  # type: ignore[assignment]
-        error = spoil(kafka, name("forward") if what == "forward" else copy_of("away"), by)
-        with pytest.raises(error):
-            shard.try_again("away")
-        shard.try_again("fine")
 
 
 def copy_of(group: str) -> str:

@@ -26,7 +26,6 @@ from connectors.takeover.agreement import AgreementSettings, known_state
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.streaming import working
-from ordering.agreement.group import Group
 from ordering.agreement.site_state import SiteState
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
 from ordering.base.names import Topic
@@ -222,11 +221,11 @@ def test_so_does_a_shard_that_agrees(
             raise UsageError("group h was begun with other sites.")
         return known_state(kafka, agreement, state)
 
-    def starts(_: object, __: object, groups: Mapping[str, Group]) -> Any:
-        raise Decided(*groups)
+    def source(_: object, names: Iterable[str], __: object) -> Any:
+        raise Decided(*{topic.group for topic in map(Topic.parse, names) if topic})
 
     monkeypatch.setattr("connectors.sequencer.agreeing_shard.known_state", known)
-    monkeypatch.setattr(AgreeingShard, "_starts", starts)
+    monkeypatch.setattr(AgreeingShard, "_source", source)
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
         leaderless=list,
