@@ -53,6 +53,11 @@ class GroupDriver(Generic[AnyMachine]):
         self._is_warned = False
 
     @property
+    def epoch(self) -> int:
+        """The epoch with which the group was taken over."""
+        return self.machine.pipeline.state.epoch
+
+    @property
     def is_on_time(self) -> bool:
         """Whether the group waits for a write that Kafka should have soon."""
         return self.machine.is_due and bool(self.in_flight) and self._late_s < PATIENCE_S

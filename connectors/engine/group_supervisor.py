@@ -69,7 +69,7 @@ class GroupSupervisor:
         self._partitions = ForwardPartitions(options.connection)
         self._watchdogs: dict[str, Watchdog] = {}
         self._reported: dict[str, int] = {}  # the last written seqno that was reported to each watchdog
-        self._failed: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
+        self._failed: queue.SimpleQueue[tuple[str, int, AbcastError]] = queue.SimpleQueue()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._ends = threading.Event()
@@ -101,9 +101,12 @@ class GroupSupervisor:
         """Start the thread that looks after the groups."""
         self._thread.start()
 
-    def report_failure(self, group: str, error: AbcastError) -> None:
-        """Ask the thread to suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe."""
-        self._failed.put((group, error))
+    def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:
+        """Ask the thread to suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe.
+
+        `epoch`: the group's epoch when it failed. Nothing happens if the group is gone, or was taken over again since.
+        """
+        self._failed.put((group, epoch, error))
 
     def changes(self) -> Iterator[Taken]:
         """Yield the changes since the last call."""
@@ -156,7 +159,9 @@ class GroupSupervisor:
 
     def _look(self) -> None:
         while not self._failed.empty():
-            self._suspend(*self._failed.get())
+            group, epoch, error = self._failed.get()
+            if group in self._maintenance.forward and self._state.epochs.get(group) == epoch:
+                self._suspend(group, error)
         # This comes first: a question about a deleted topic takes seconds.
         self._find_changes()
         self._suspend_unservable(self._maintenance.check_not_fenced)

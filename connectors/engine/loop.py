@@ -73,8 +73,8 @@ class Supervisor(Protocol):
     def changes(self) -> Iterable[Taken]:
         """Return the changes since the last call."""
 
-    def report_failure(self, group: str, error: AbcastError) -> None:
-        """Suspend a group that the loop has dropped."""
+    def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:
+        """Suspend a group that the loop has dropped, unless it was taken over again since `epoch`."""
 
 
 class Loop(Generic[AnyMachine]):
@@ -93,7 +93,7 @@ class Loop(Generic[AnyMachine]):
         self._deciders = deciders
         self._stop = stop
         self._groups: dict[str, GroupDriver[AnyMachine]] = {}
-        self._failed: dict[str, AbcastError] = {}
+        self._failed: dict[str, tuple[int, AbcastError]] = {}  # the epoch of each group that has failed
         self._stepped_at = time.monotonic()
         self._writer = writer(connection)
         try:
@@ -118,7 +118,8 @@ class Loop(Generic[AnyMachine]):
         supervisor.pipelines = {name: group.machine.pipeline for name, group in self._groups.items()}
         self.step()
         while self._failed:
-            supervisor.report_failure(*self._failed.popitem())
+            name, (epoch, error) = self._failed.popitem()
+            supervisor.report_failure(name, epoch, error)
 
     def take(self, taken: Taken) -> None:
         """Apply a change of groups, partitions or decisions. Raises a failed group's error if no other group remains.
@@ -127,7 +128,6 @@ class Loop(Generic[AnyMachine]):
         """
         for name in (*taken.states, *taken.gone):
             self._drop(name)
-            self._failed.pop(name, None)  # of before: the supervisor would suspend the group once more
         failed: dict[str, AbcastError] = {}
         for name, state in taken.states.items():
             try:
@@ -135,7 +135,7 @@ class Loop(Generic[AnyMachine]):
             except AbcastError as error:
                 failed[name] = error
         for name, failure in failed.items():
-            self._fail(name, failure)
+            self._fail(name, failure, taken.states[name].epoch)
         found: dict[str, dict[TopicPartition, int]] = {}
         for place, (name, offset) in taken.partitions.items():
             found.setdefault(name, {})[place] = offset
@@ -171,22 +171,22 @@ class Loop(Generic[AnyMachine]):
         try:
             act(group)
         except AbcastError as error:
-            self._fail(name, error)
+            self._fail(name, error, group.epoch)
         except Exception as error:
             if len(self._groups) == 1:
                 raise
             _logger.exception("group %s", name)
-            self._fail(name, ProtocolViolation(f"group {name} can't be ordered ({error!r})."))
+            self._fail(name, ProtocolViolation(f"group {name} can't be ordered ({error!r})."), group.epoch)
 
-    def _fail(self, name: str, error: AbcastError) -> None:
-        """Go on without a group. Raises the error if there is no other."""
-        group = self._groups.get(name)
+    def _fail(self, name: str, error: AbcastError, epoch: int) -> None:
+        """Go on without a group, taken over with `epoch`. Raises the error if there is no other group."""
+        has_begun = name in self._groups
         self._drop(name)
         if not self._groups:
-            if group is not None and isinstance(error, GROUP_ERRORS):
-                self._check_not_fenced(name, group.machine.pipeline.state.epoch)
+            if has_begun and isinstance(error, GROUP_ERRORS):
+                self._check_not_fenced(name, epoch)
             raise error
-        self._failed[name] = error
+        self._failed[name] = epoch, error
 
     def _check_not_fenced(self, name: str, epoch: int) -> None:
         """Raise Fenced if another job has taken the group over: then that is the cause of its error.
@@ -214,7 +214,7 @@ class Loop(Generic[AnyMachine]):
                 )
             except PartitionsFailed as failed:
                 for name in self._intake.groups_of(failed.places):
-                    self._fail(name, failed.error)
+                    self._fail(name, failed.error, self._groups[name].epoch)
                 return {}
             if polled or soon is None:
                 return polled

@@ -113,7 +113,7 @@ class SequencerThread(Sequencers):
     def raise_failure(self) -> None:
         """Do nothing: no other thread can fail."""
 
-    def report_failure(self, group: str, error: AbcastError) -> None:  # noqa: ARG002 - there is one group
+    def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:  # noqa: ARG002 - there is one group
         """Raise the error. The loop itself raises that of its only group."""
         raise error
 

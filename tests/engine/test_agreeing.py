@@ -136,7 +136,7 @@ class Running:
         while self.changes:
             yield self.changes.pop(0)
 
-    def _report(self, group: str, error: Exception) -> None:
+    def _report(self, group: str, _: int, error: Exception) -> None:
         self.failed.append(group)
         self.why.append(str(error))
 
@@ -758,7 +758,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
         monkeypatch.setattr(supervisor._maintenance._signs, "give", lambda epochs, *_: signs.append(epochs))
         monkeypatch.setattr(supervisor._maintenance, "tick", lambda *_: None)
         supervisor._look()
-        supervisor.report_failure("h", ProtocolViolation("it can't go on."))
+        supervisor.report_failure("h", 1, ProtocolViolation("it can't go on."))
         supervisor._look()
         assert signs == [{"g": 1, "h": 1}, {"g": 1}]
         assert list(supervisor.changes()) == []
@@ -770,6 +770,37 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
             return list(supervisor._maintenance.forward) == ["g", "h"]
 
         eventually(is_back, 20)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_failure_of_an_earlier_epoch_suspends_no_group(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+) -> None:
+    """The loop fails with a group just when the supervisor has taken it again, or has found that it is gone."""
+    kafka.create("h", "nyc")
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    with closing(supervisor_of(kafka, SITES, finder)) as supervisor:
+        epoch = supervisor.take_all().states["h"].epoch
+        del topics[Topic("h", "forward", "nyc")]
+        supervisor._look()
+        assert list(supervisor._maintenance.forward) == ["g"]
+        if comes_back:
+            topics[Topic("h", "forward", "nyc")] = 1
+
+            def is_back() -> bool:
+                supervisor._look()
+                supervisor._finish_takeovers()
+                return list(supervisor._maintenance.forward) == ["g", "h"]
+
+            eventually(is_back, 20)
+        maintained = list(supervisor._maintenance.forward)
+        supervisor.report_failure("h", epoch, ProtocolViolation("it failed."))
+        supervisor._look()
+        assert list(supervisor._maintenance.forward) == maintained
+        assert not supervisor._state.suspended.reasons
 
 
 @pytest.mark.slow

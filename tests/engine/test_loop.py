@@ -245,26 +245,26 @@ class Failing(Sequencers):
         raise ProtocolViolation("it fails.")
 
 
-@pytest.mark.parametrize("comes", ["states", "gone"])
-def test_a_failure_of_before_is_not_reported(kafka: MemoryConnection, comes: str) -> None:
-    """A group fails, and is taken again, or gone, with the next change: the supervisor must not suspend it."""
+def test_a_failure_is_reported_with_its_epoch(kafka: MemoryConnection) -> None:
+    """The group is taken again with the next change: the supervisor must not suspend it."""
     kafka.create("h", "nyc")
-    stop, reported = threading.Event(), list[object]()
+    stop, reported = threading.Event(), list[tuple[str, int]]()
     loop = Loop(kafka, "nyc", Failing("nyc"), stop)
 
     def changes() -> Iterator[Taken]:
         yield Taken(partitions={TopicPartition(FORWARD.topic, 1): ("g", 0)})
-        yield Taken({"g": take_over(kafka, "g", "nyc")}) if comes == "states" else Taken(gone=frozenset({"g"}))
+        yield Taken({"g": take_over(kafka, "g", "nyc")})
         stop.set()
 
     supervisor: Any = SimpleNamespace(
         raise_failure=lambda: None,
         changes=changes,
         pipelines={},
-        report_failure=lambda *failure: reported.append(failure),
+        report_failure=lambda group, epoch, _: reported.append((group, epoch)),
     )
     with closing(loop):
-        loop.take(Taken({group: take_over(kafka, group, "nyc") for group in "gh"}))
+        states = {group: take_over(kafka, group, "nyc") for group in "gh"}
+        loop.take(Taken(states))
         loop.run(supervisor)
-        assert sorted(supervisor.pipelines) == (["g", "h"] if comes == "states" else ["h"])
-    assert not reported
+        assert sorted(supervisor.pipelines) == ["g", "h"]
+    assert reported == [("g", states["g"].epoch)]

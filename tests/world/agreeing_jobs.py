@@ -186,7 +186,7 @@ class Job:
     def raise_failure(self) -> None:
         """Do nothing: there is no other thread."""
 
-    def report_failure(self, group: str, error: AbcastError) -> None:
+    def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:
         """Raise the error."""
         raise error
 
