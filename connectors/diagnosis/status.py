@@ -327,8 +327,7 @@ def _relays(
     """Return the seconds since each neighbour's relay wrote into the topic that it fills; None if it never did."""
     heard: dict[str, float] = {}
     for partition, (beginning, end) in _spans(consumer, partitions).items():
-        topic = Topic.parse(partition.topic)
-        assert topic is not None
+        topic = Topic.of(partition.topic)
         neighbour = topic.neighbour or topic.site
         heard.setdefault(neighbour, 0.0)
         newest = newest_record(connection, consumer, partition, beginning, end)

@@ -283,8 +283,7 @@ def _places(batch: DataFrame) -> Iterable[_Place]:
     at = F.unix_millis("timestamp").alias("at")
     columns = batch.select("topic", "partition", "offset", "key", size, "headers", at)
     for row in sorted(columns.toArrow().to_pylist(), key=lambda row: (row["topic"], row["partition"], row["offset"])):
-        topic = Topic.parse(row["topic"])
-        assert topic is not None
+        topic = Topic.of(row["topic"])
         headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
         # For the payload only its size, and whether it is null, are checked.
         value = None if row["size"] is None else bytes(row["size"] if row["size"] > MAX_PAYLOAD_BYTES else 0)

@@ -10,17 +10,16 @@ of FORWARD, each batch brings an entry of the site. A batch is bounded, as it mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
-from connectors.kafka.transport import Record
 from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
-from ordering.base.errors import EnvironmentProblem, HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Partition
 
@@ -32,6 +31,7 @@ class Agreed(Relay):
     """FORWARD of a site, and the entries and seals in its DATA, to another site that agrees with it."""
 
     carries = "agreed"
+    needs_all_records = True
     real_time_batch = "1 minute"
     """Long, as a run crosses several links and may meet the end of a batch on each."""
 
@@ -49,14 +49,6 @@ class Agreed(Relay):
         source = super().kafka_source(topics, positions)
         most = min(int(source["maxOffsetsPerTrigger"]), MAX_BATCH_RECORDS)
         return {**source, "maxOffsetsPerTrigger": str(most)}
-
-    def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
-        """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
-        raise EnvironmentProblem(
-            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory. Sites that "
-            "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
-            "or spark.executor.memory in a cluster."
-        )
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Mark each record with its source, and FORWARD also with its broker's time; leave out decisions."""

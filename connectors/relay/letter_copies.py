@@ -84,9 +84,7 @@ def _is_the_inbox(sites: Sites, site: str, place: TopicPartition) -> bool:
 
 
 def _site_of(place: TopicPartition) -> str:
-    topic = Topic.parse(place.topic)
-    assert topic is not None
-    return topic.site
+    return Topic.of(place.topic).site
 
 
 def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:

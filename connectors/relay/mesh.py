@@ -109,8 +109,7 @@ class MeshData(SiteForward):
         its backlog about twice in all.
         """
         for name, offset in self._carried.items():
-            topic = Topic.parse(name)
-            assert topic is not None
+            topic = Topic.of(name)
             try:
                 with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
                     if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):

@@ -220,12 +220,12 @@ class GroupStep:
         chunk = chunk.assign(topic=chunk["topic"].fillna(self._own_topic))
         for (kind, topic, partition), rows in chunk.groupby(["input", "topic", "partition"], sort=False):
             if kind == FROM_FORWARD:
-                source = Input(_topic(topic).site, str(Partition(topic, partition)))
+                source = Input(Topic.of(topic).site, str(Partition(topic, partition)))
                 self.group.start_of(source.place, 0, is_copy=False)  # of a partition that is new
                 if self._reads(source):
                     self.machine.read(source, rows)
             elif kind == FROM_LOG:
-                log = self._neighbours.input(_topic(topic), 0)
+                log = self._neighbours.input(Topic.of(topic), 0)
                 if log is not None:
                     self.machine.hear(log, takewhile(partial(self._reads, log), _records(topic, rows)))
             elif kind == FROM_EPOCH:
@@ -274,12 +274,6 @@ class GroupStep:
         sequencer = stored_state.store(self.group.site.sequenced.state, self._before)
         of_step = _OfStep(self._at_ms, tuple(sorted(self._skipped)), self.kept.stored(), self.kept.last)
         return _stored(self.group, sequencer, of_step)
-
-
-def _topic(name: str) -> Topic:
-    topic = Topic.parse(name)
-    assert topic is not None  # the job reads no others
-    return topic
 
 
 def _records(topic: str, rows: pd.DataFrame) -> Iterator[PlainRecord]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.unservable_groups import each_apart
-from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
     REPORT,
     StepReport,
@@ -42,7 +41,7 @@ from connectors.takeover.agreement import ISIS, AgreementSettings, inputs_of, kn
 from connectors.takeover.groups import groups_at
 from ordering.agreement.group import Group, after_takeover
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
-from ordering.base.errors import AbcastError, EnvironmentProblem
+from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
 from ordering.base.records import Partition
 from ordering.sequencer.state import SequencerState
@@ -70,6 +69,7 @@ class AgreeingShard(SequencerShard):
 
     agreement: ClassVar[str] = ISIS
     sink: ClassVar[Mapping[str, str]] = COPY_SINK_OPTIONS
+    needs_all_records = True
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class AgreeingShard(SequencerShard):
         Without this, each retry of a group that can't be read would cost a claim and a snapshot. Raises UsageError,
         HistoryUnavailable, ProtocolViolation, BrokerUnreachable, KafkaRefused.
         """
-        self._starts({state.group: topics}, self._groups({state.group: state}))
+        self._batches.check(topics, self._starts({state.group: topics}, self._groups({state.group: state})))
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """Return the rows for the sink.
@@ -136,14 +136,6 @@ class AgreeingShard(SequencerShard):
         role = F.col("role")
         reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
         return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
-
-    def skips(self, place: TopicPartition, _: Sequence[Record], record: Record) -> bool:
-        """Raise EnvironmentProblem: other sites may have read the record, so it can't be skipped."""
-        raise EnvironmentProblem(
-            f"{self.name}: {place.topic}-{place.partition}:{record.offset} does not fit into memory. Sites that "
-            "agree read the same records, so it can't be skipped. Start again with more memory: spark.driver.memory, "
-            "or spark.executor.memory in a cluster."
-        )
 
     def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
         def known(state: SequencerState) -> Group:

@@ -99,6 +99,8 @@ class SequencerShard(StreamingJob):
         self._watchdog: Watchdog | None = None
         self._seen_batch = -1
         self._states: dict[str, SequencerState] = {}
+        self._refused: set[tuple[TopicPartition, int, int]] = set()
+        """Records too large for memory that have their dead letter: partition, offset and timestamp of each."""
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Return the forward topics at the site, relayed ones included, of the shard's groups with DATA there."""
@@ -166,11 +168,12 @@ class SequencerShard(StreamingJob):
         """Return the topics, among the read ones, that this shard puts in order. Ticks go there."""
         return dict(topics)
 
-    def check_group(self, state: SequencerState, topics: Collection[str]) -> None:  # noqa: ARG002 - as others have it
+    def check_group(self, state: SequencerState, topics: Collection[str]) -> None:
         """Raise if this group can't be served for a reason that DATA does not tell. Called before the group is claimed.
 
         `topics`: the group's topics that the query reads.
         """
+        self._batches.check(topics, positions_of([state]))
         if self.options.check_group is not None:
             self.options.check_group(state)
 
@@ -178,7 +181,7 @@ class SequencerShard(StreamingJob):
         """Return the rows for the sink: the records read, decided."""
         site, names = self.options.site, [name for group in topics.values() for name in group]
         session, at_once = self.session(len(states))
-        self._states = dict(states)
+        self._begin(states)
         source = self.kafka_source(names, positions_of(states.values()))
         states = self._states
         forward = session.readStream.format("kafka").options(**source).load()
@@ -186,20 +189,32 @@ class SequencerShard(StreamingJob):
         runs = sequence(read_by_few(forward, at_once), site, states, at_once, relayed=relayed)
         return encode_decided(self.observed(runs), site)
 
+    def _begin(self, states: Mapping[str, SequencerState]) -> None:
+        """Begin a query with these states."""
+        self._states, positions = dict(states), positions_of(states.values())
+        self._refused = {
+            (place, offset, at)
+            for place, offset, at in self._refused
+            if Topic.of(place.topic).group in states and offset >= positions.get(place, 0)
+        }
+
     def skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
         """Whether these records give only dead letters; if so, write them: DATA never tells that they are considered.
 
-        After a crash before the next snapshot, the same record is found again, and its dead letter written once more.
+        A query that begins before the next snapshot finds the same record again. Then its dead letter is not written
+        once more, except after a crash.
         """
-        topic = Topic.parse(place.topic)
-        assert topic is not None
-        topics = OutputTopics.of(topic.group, self.options.site)
-        state, outputs = by_rows(self._states[topic.group], [(place, [*before, record])], topics)
+        group = Topic.of(place.topic).group
+        topics = OutputTopics.of(group, self.options.site)
+        state, outputs = by_rows(self._states[group], [(place, [*before, record])], topics)
         if any(written_to == topics.data for written_to, _ in outputs):
             return False
-        for written_to, letter in outputs:
-            append(self.options.connection, written_to, letter)
-        self._states[topic.group] = state
+        refused = place, record.offset, record.timestamp
+        if refused not in self._refused:
+            for written_to, letter in outputs:
+                append(self.options.connection, written_to, letter)
+            self._refused.add(refused)
+        self._states[group] = state
         return True
 
     def session(self, groups: int) -> tuple[SparkSession, int]:

@@ -2,13 +2,14 @@
 
 After a batch that did not fit into memory, the batches become smaller, and the next query looks for records that are
 larger than any of abcast's. It begins behind such records if the job may skip them. Otherwise it stops before them, and
-the query after that begins behind them.
+the query after that begins behind them. A group with a record that can be neither held nor skipped fails alone, and
+fails again, without a look at the log, until the process ends.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from kafka.structs import TopicPartition
@@ -17,10 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.connection.backlog import Backlog, records_that_fit
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.large_records import Large, find_large
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.transport import Record
 from connectors.spark.progress import newest
 from connectors.spark.query_failure import BatchTooLarge
-from ordering.base.errors import AbcastError, EnvironmentProblem
+from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.base.names import Topic
 
 SMALLER = 16
 """The factor by which batches become smaller after one that did not fit into memory."""
@@ -32,6 +35,7 @@ class Skipping(Protocol):
     """A job that decides whether its query may skip a record too large for memory, and the records before it."""
 
     name: str
+    needs_all_records: bool
 
     def skips(self, place: TopicPartition, before: Sequence[Record], record: Record, /) -> bool: ...  # noqa: D102
 
@@ -49,6 +53,8 @@ class BatchBound:
         self._large: Large | None = None
         """The records too large for memory that were found before this query, if it looked for them."""
         self._passed: dict[TopicPartition, int] = {}
+        self._blocked: dict[TopicPartition, tuple[int, UsageError]] = {}
+        """The offset of a record that the job can neither hold nor skip, and the error of its group."""
 
     def shrink(self, error: BatchTooLarge) -> None:
         """Lower the bound after a batch that did not fit. Raises EnvironmentProblem if it had a single record."""
@@ -64,8 +70,9 @@ class BatchBound:
     def begin(self, backlog: dict[TopicPartition, Backlog], isolation: str) -> int:
         """Return the bound for a query; `backlog` is changed to begin behind records that are skipped.
 
-        Raises EnvironmentProblem, and as `find_large`: then the next call looks again.
+        Raises as `check` and `find_large`: then the next call looks again.
         """
+        self.check({place.topic for place in backlog}, {place: each.start for place, each in backlog.items()})
         known, self._large = self._large, None
         if self._looks_for_large:
             self._skip_large(backlog, isolation, known)
@@ -73,6 +80,28 @@ class BatchBound:
         fitting = records_that_fit(self._connection, backlog)
         self._of_query = min(self._limit, fitting or self._limit)
         return self._of_query
+
+    def check(self, topics: Collection[str], starts: Mapping[TopicPartition, int]) -> None:
+        """Check that no group's next records have one that was found to be too large, and can't be skipped.
+
+        `starts`: where each partition of these topics is read from; 0 if it is not named. Raises UnservableGroups, or
+        UsageError if all groups have such a record.
+        """
+        errors: dict[str, AbcastError] = {
+            Topic.of(place.topic).group: error
+            for place, (offset, error) in self._blocked.items()
+            if place.topic in topics and starts.get(place, 0) <= offset
+        }
+        raise_unservable(errors, {Topic.of(topic).group for topic in topics} if errors else ())
+
+    def _block(self, place: TopicPartition, offset: int, why: str) -> UsageError:
+        """Note that a group can't be served by this process, and return the error."""
+        error = UsageError(
+            f"{self._job.name}: {place.topic}-{place.partition}:{offset} does not fit into memory. {why} Start again "
+            "with more memory: spark.driver.memory, or spark.executor.memory in a cluster."
+        )
+        self._blocked[place] = offset, error
+        return error
 
     def _skip_large(self, backlog: dict[TopicPartition, Backlog], isolation: str, known: Large | None) -> None:
         try:
@@ -87,11 +116,10 @@ class BatchBound:
         if found.before and (known is None or known.before != found.before):
             self._limit = self._most
         if self._has_come and known is not None and known.before == found.before:
-            places = ", ".join(f"{place.topic}-{place.partition}" for place in found.before)
-            raise EnvironmentProblem(
-                f"{self._job.name}: a record of {places} does not fit into memory, and each start reads the records "
-                "before it again. Start with more memory (spark.driver.memory, or spark.executor.memory in a cluster)."
-            )
+            self._has_come = False
+            for place, count in found.before.items():
+                self._block(place, backlog[place].start + count, "Each start reads the records before it again.")
+            self.check({place.topic for place in backlog}, {})
         self._has_come = False
         waiting = sum(each.end - each.start for each in backlog.values())
         for place, count in found.before.items():  # Spark shares a batch among partitions by their backlogs
@@ -106,6 +134,8 @@ class BatchBound:
         return self._looks_for_large
 
     def _skips(self, place: TopicPartition, before: Sequence[Record], record: Record) -> bool:
+        if self._job.needs_all_records:
+            raise self._block(place, record.offset, "Sites that agree read the same records, so it can't be skipped.")
         if not self._job.skips(place, before, record):
             return False
         where = f"{place.topic}-{place.partition}:{record.offset}"

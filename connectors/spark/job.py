@@ -124,6 +124,8 @@ class StreamingJob(ABC):
     ends_alone_with: tuple[type[AbcastError], ...] = ()
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
+    needs_all_records = False
+    """Whether the query may skip no record: other sites read the same ones."""
     waits_s: Sequence[float] = (math.inf,)
     """The waits before a group that was left out is tried again (`connectors.kafka.groups.suspended_groups`)."""
 
@@ -328,7 +330,7 @@ class StreamingJob(ABC):
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Return the options of Spark's Kafka source that read from the positions, and other partitions from the start.
 
-        Raises as `ask_each`; EnvironmentProblem because of a record too large for memory.
+        Raises as `ask_each`, also UsageError for a group with a record too large for memory.
         """
         connection = self.options.connection
         backlog = backlog_of_groups(connection, topics, positions)
@@ -339,7 +341,7 @@ class StreamingJob(ABC):
     def skips(self, _place: TopicPartition, before: Sequence[Record], _record: Record) -> bool:
         """Whether the query may begin behind a record that fits into no memory; `before`: unread records before it.
 
-        Raises BrokerUnreachable, KafkaRefused; EnvironmentProblem if it never may.
+        Not called for a job that needs all records. Raises BrokerUnreachable, KafkaRefused.
         """
         return not before
 

@@ -21,8 +21,7 @@ from ordering.base.records import HEARTBEAT
 
 def tick(producer: Producer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
     """Write a tick into each of these partitions, without waiting. `seqno`: one that DATA has. Raises KafkaError."""
-    topic = Topic.parse(forward_topic)
-    assert topic is not None
+    topic = Topic.of(forward_topic)
     # In a topic that a relay fills, the tick bears the neighbour's name: members there are silent if their relay is.
     sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
     headers = forward_headers(1, max(seqno, 1), kind=HEARTBEAT)

@@ -127,6 +127,14 @@ class Topic:
         return f"abcast.{self.group}.{role}.{self.site}"
 
     @classmethod
+    def of(cls, name: str) -> Topic:
+        """Parse the name of a topic that is abcast's. Raises ValueError for another one."""
+        topic = cls.parse(name)
+        if topic is None:
+            raise ValueError(f"{name} is no topic of abcast")
+        return topic
+
+    @classmethod
     def parse(cls, text: str) -> Topic | None:
         """Parse a topic's name; None if it is not one of abcast's. A site has no dot, so this is unambiguous."""
         parts = text.rsplit(".", 2)

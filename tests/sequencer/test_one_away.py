@@ -6,16 +6,21 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.transport import kafka_python
+from connectors.relay.agreed import Agreed
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.shard import SequencerShard
-from connectors.spark.job import JobOptions
+from connectors.spark.job import BatchTooLarge, JobOptions
 from connectors.takeover.agreement import ISIS, AgreementSettings
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
@@ -26,6 +31,7 @@ from ordering.agreement.group import Group
 from ordering.agreement.site_state import CopyMark
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.base.names import Role, Topic
+from ordering.base.records import Partition
 from ordering.sequencer.state import SequencerState
 from tests.waiting import eventually
 
@@ -310,3 +316,74 @@ class TestSparksSource:
 
 def copy_of(group: str) -> str:
     return str(Topic(group, "relayed", "nyc", "sfo"))
+
+
+LARGE = [(UNREAD_HEADER, b"")]
+
+
+@pytest.fixture
+def one_large(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+    """Return a Kafka whose group "away" has a record too large for memory."""
+    monkeypatch.setattr(kafka_python, "consumer", lambda *_, **__: kafka.consumer())
+    kafka.topics.append(TopicPartition(name("forward"), 0), b"nyc/a", None, LARGE)
+    return kafka
+
+
+@pytest.mark.parametrize("job", ["agreeing", "relay"])
+def test_a_large_record_that_may_not_be_skipped_ends_no_other_group(
+    one_large: MemoryConnection, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's later starts fail without a look at its records, and without a claim."""
+    kafka, spark, options = one_large, cast("Any", None), JobOptions(one_large, "nyc", tmp_path)
+    if job == "relay":
+        direction = Direction("nyc", "sfo")
+        sites = Sites("isis", None, "micro-batch", dict.fromkeys(direction, kafka), frozenset({frozenset(direction)}))
+        tried: Any = Agreed(spark, options, sites, direction)
+    else:
+        tried = AgreeingShard(spark, options, agreement=AgreementSettings(Neighbours("nyc", ("nyc",))))
+    names = [topic for topics in FORWARD.values() for topic in topics]
+    tried._batches.shrink(BatchTooLarge("a batch did not fit into memory."))
+    with pytest.raises(UnservableGroups, match="with more memory") as unservable:
+        tried.kafka_source(names, {})
+    assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": UsageError}
+    tried.kafka_source([topic for topic in names if topic != name("forward")], {})
+    monkeypatch.setattr("connectors.spark.batch_bound.find_large", lambda *_: pytest.fail("it looks again"))
+    with pytest.raises(UnservableGroups, match="with more memory"):
+        tried.kafka_source(names, {})
+    if job == "agreeing":
+        kafka.topics.partitions[TopicPartition(name("data"), 0)].clear()
+        with pytest.raises(UsageError, match="with more memory"):
+            tried.check_group(SequencerState("away"), [name("forward")])
+
+
+def test_a_large_record_gets_one_dead_letter_while_another_group_fails(
+    one_large: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next query finds the record again: DATA does not tell that it has a dead letter."""
+    kafka, spark = one_large, cast("Any", None)
+    letters = kafka.topics.partitions[TopicPartition(name("dead-letter"), 0)]
+    shard = SequencerShard(spark, JobOptions(kafka, "nyc", tmp_path))
+    names = [topic for topics in FORWARD.values() for topic in topics]
+    kafka.topics.append(TopicPartition(name("forward", "fine"), 0), b"nyc/a", None, LARGE)
+
+    def refusing(connection: MemoryConnection, topic: str, record: Any) -> int:
+        if topic == name("dead-letter", "fine"):
+            raise KafkaRefused("no right to it")
+        return append(connection, topic, record)
+
+    monkeypatch.setattr("connectors.sequencer.shard.append", refusing)
+    shard._batches.shrink(BatchTooLarge("a batch did not fit into memory."))
+    for round_ in range(3):
+        shard._begin({group: SequencerState(group, epoch=1 + round_) for group in GROUPS})
+        with pytest.raises(UnservableGroups) as unservable:
+            shard.kafka_source(names, {})
+        assert list(unservable.value.errors) == ["fine"]
+        assert len(letters) == 1
+    kafka.topics.append(TopicPartition(name("forward"), 0), b"nyc/a", None, LARGE)
+    shard._begin({group: SequencerState(group, epoch=9) for group in GROUPS})
+    with pytest.raises(UnservableGroups):
+        shard.kafka_source(names, {})
+    assert [letter.headers[-1] for letter in letters].count(letters[0].headers[-1]) == 1
+    assert len(letters) == 2
+    shard._begin({"away": SequencerState("away", epoch=10, positions={Partition(name("forward"), 0): 2})})
+    assert not shard._refused

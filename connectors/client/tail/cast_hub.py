@@ -33,7 +33,7 @@ from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from ordering.base.errors import AbcastError, Blocked, HistoryUnavailable, NotOrderedInTime
-from ordering.base.records import VIEW
+from ordering.base.records import INCARNATIONS_A_MS, VIEW
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.delivery_status import DeliveryStatus, fate_of_record, fate_of_state
@@ -46,9 +46,6 @@ FLUSH_S = 30.0
 """Seconds for which a hub waits for the end of a flush that it can't read."""
 CLOCKS_DIFFER_S = 60
 """Seconds by which the clocks of members, and of brokers, may differ."""
-
-NANOSECONDS_A_STEP = 10
-"""The unit of incarnations, which are times."""
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,7 +71,7 @@ def since_now() -> int:
     An incarnation that begins within the next CLOCKS_DIFFER_S counts as begun. That costs nothing, unless its very
     first cast has to be sent again.
     """
-    return (time.time_ns() + CLOCKS_DIFFER_S * 10**9) // NANOSECONDS_A_STEP
+    return (time.time_ns() + CLOCKS_DIFFER_S * 10**9) * INCARNATIONS_A_MS // 10**6
 
 
 class CastHub:

@@ -21,7 +21,7 @@ from connectors.kafka.transport import Record
 from connectors.local.broker import EmbeddedBroker
 from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.base.errors import EnvironmentProblem
+from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.base.names import Topic
 from ordering.base.records import MAX_PAYLOAD_BYTES
 from tests.spark.reports import query_with, report
@@ -222,7 +222,7 @@ def test_a_job_that_never_gets_behind_one_says_so(connection: Connection, tmp_pa
     topic = str(Topic("backlog.never", "forward", SITE))
     produce(connection, topic, 110)
     job = _Bounded(JobOptions(connection, SITE, tmp_path), topic, advances=False, gives_up_at=8)
-    with pytest.raises(EnvironmentProblem, match=f"a record of {topic}-0 does not fit"):
+    with pytest.raises(UsageError, match=f"{topic}-0:{LARGE[0]} does not fit into memory. Each start reads"):
         job.run()
 
 
