@@ -102,4 +102,5 @@ def other_history(data: DataLog, ledger: LedgerEnd) -> str:
     if found is Fit.OTHER:
         fault = f"{ledger.path} has another history of {group}, up to seqno {last}"
         return f"{fault}: take another --data, or another name."
-    return f"{ledger.path} has {group} up to seqno {last}, and {data.topic} has lost its end: go on in a new group."
+    remedy = "go on in a new group, or take another --data."
+    return f"{ledger.path} has {group} up to seqno {last}, and {data.topic} has lost its end, or is a new one: {remedy}"

@@ -61,7 +61,8 @@ def test_a_group_that_is_deleted_and_made_anew(broker: EmbeddedBroker, tmp_path:
         code, said = run("publish", "-g", group, "-m", "alice", "--timeout", "60", text=b"text\n" * count)
         assert code == 0, said
 
-    said = "has another history of history.anew, up to seqno 10: take another --data, or another name."
+    remedy = "take another --data"
+    other = f"has another history of history.anew, up to seqno 10: {remedy}, or another name."
     for group in ("history.stays", "history.anew"):
         assert run("topics", "create", "--group", group, "--site", SITE)[0] == 0
     with background(ABCAST, "sequence", "--engine", "process", cwd=tmp_path, **variables) as sequencer:
@@ -77,7 +78,7 @@ def test_a_group_that_is_deleted_and_made_anew(broker: EmbeddedBroker, tmp_path:
         code, created = run("topics", "create", "--group", "history.anew", "--site", SITE)
         assert code == 0
         assert "has another history of history.anew, up to seqno 10: the ledger job skips the group" in created
-        for count in (0, 12):  # before anything is ordered, and when there is more than the ledger has
+        for count, said in (0, remedy), (12, other):  # before anything is ordered, and with more than the ledger has
             if count:
                 publish("history.anew", count)
             doctor, status = (run(name, "-g", "history.anew") for name in ("doctor", "status"))

@@ -10,6 +10,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.purge import Purged, delete_below
@@ -46,6 +47,11 @@ def with_the_snapshot(
 def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
     """Every snapshot is taken for one in force, also one behind a higher seal."""
     return stored.data.kind == EPOCH and bool(stored.data.payload)
+
+
+def by_its_time(data: DataLog, row: LedgerRow, _: SequencerState) -> bool:
+    """A row may be of this log if it is not older than the claim of its epoch."""
+    return all(claim.at_ms <= row.at_ms for claim in data.epochs.read().claims if claim.epoch == row.epoch)
 
 
 def without_a_seal(data: DataLog, producer: Producer, record: Data) -> int:
@@ -90,6 +96,13 @@ CUTS = (
         GIVEN_AGAIN,
         (("connectors.takeover.survey._check_ledger", nothing),),
         from_seed=5_061,
+    ),
+    Mutation(
+        "ledger-by-time",
+        "A starting job takes a ledger that is older than the claim for another group's",
+        GIVEN_AGAIN,
+        (("connectors.kafka.log.same_log._may_be_of", by_its_time),),
+        from_seed=700_297,
     ),
     Mutation(
         "no-watchdog",

@@ -34,6 +34,11 @@ def test_nobody_goes_on_in_silence_in_many_histories(seeds: range) -> None:
     assert {"HistoryChanged", "a start: HistoryChanged", "a job: HistoryChanged", "a batch: InputLost"} <= seen
 
 
+@pytest.mark.parametrize("seed", [700_297])
+def test_what_seeds_have_found(seed: int) -> None:
+    check(range(seed, seed + 1))
+
+
 @pytest.mark.parametrize("is_purged", [False, True])
 def test_a_reader_of_a_lost_record_begins_anew_if_it_cannot_tell(is_purged: bool) -> None:
     """The reader compares the record at that offset, unless that is purged before it looks."""

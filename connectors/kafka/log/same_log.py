@@ -8,8 +8,8 @@ whether the log was created anew or has lost its end:
 * readers know the last record that they have read (`connectors.kafka.log.data_cursor`).
 
 The newest seqno that both DATA and the ledger have tells whether the log is another one or has lost its end. Without
-such a seqno, EPOCH tells. EPOCH has no retention, and its first claim is the group's beginning. Anything older belongs
-to another group of the same name.
+such a seqno, EPOCH tells: a sequencer claims its epoch before it decides. No clock tells, since a broker's may be set
+back.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
 from ordering.sequencer.state import SequencerState
-
-CLOCKS_APART_MS = 60_000
-"""Bound on the difference between two brokers' clocks."""
 
 
 class LedgerRow(NamedTuple):
@@ -69,7 +66,8 @@ class Ledger(Protocol):
 class Fit(Enum):
     """Relation of a ledger to DATA.
 
-    SAME: nothing that DATA still tells contradicts the ledger. LOST: DATA has lost its end. OTHER: DATA is another log.
+    SAME: nothing that DATA still tells contradicts the ledger. LOST: DATA has lost its end, or is another log that does
+    not show it yet. OTHER: DATA is another log.
     """
 
     SAME = "same"
@@ -80,7 +78,7 @@ class Fit(Enum):
 def fit(data: DataLog, ledger: Ledger) -> Fit:
     """Compare the ledger's rows of the group with this log.
 
-    The newest seqno that both have decides. Where DATA no longer tells, the claims and their times decide.
+    The newest seqno that both have decides. Where DATA does not tell, the claims decide.
     Raises HistoryUnavailable if DATA tells no state.
     """
     group = data.topic.group
@@ -94,7 +92,7 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
     row = newest if common == last else ledger.row(group, common) if common else None
     stands = None if row is None else _stands(data, row, end, state)
     if stands is None and newest is not None:
-        stands = _may_be_of(data, newest, end, state)
+        stands = _may_be_of(data, newest, state)
     if stands is False:
         return Fit.OTHER
     return Fit.SAME if last <= state.seqno else Fit.LOST
@@ -121,24 +119,15 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
     return None
 
 
-def _may_be_of(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> bool:
-    """Whether the row may have been in this log, judged by the claims, the senders, and the claims' times.
+def _may_be_of(data: DataLog, row: LedgerRow, state: SequencerState) -> bool:
+    """Whether the row may have been in this log, judged by the claims.
 
-    A sequencer claims its epoch before it decides. EPOCH may have lost its end, too, but never its beginning. An
-    incarnation of a sender writes to one log. Where a broker's clock was set back after the claim, the newest record
-    in DATA shows it.
+    EPOCH may have lost its end, too, but never its beginning. Without a claim, another home has decided what DATA has.
     """
     epochs = data.epochs.read()
-    claims = epochs.claims
-    if epochs.move is not None or (state.seqno and not claims):
-        return True  # another home has decided it
-    until = [claim for claim in claims if claim.epoch <= row.epoch]
-    if not until or (until[-1].epoch < row.epoch and len(until) < len(claims)):
-        return False
-    if row.sender and state.ordered(row.sender).incarnation == row.incarnation:
-        return True
-    newest = [stored.timestamp_ms for stored in data.records(max(end - 1, data.beginning()), end)]
-    return min([until[-1].at_ms, *newest]) <= row.at_ms + CLOCKS_APART_MS
+    if epochs.move is not None or not epochs.claims:
+        return epochs.move is not None or state.seqno > 0
+    return row.epoch > epochs.newest_epoch or any(claim.epoch == row.epoch for claim in epochs.claims)
 
 
 def check_reach(data: DataLog, end: int, known: Iterable[tuple[int, str]]) -> None:
