@@ -158,7 +158,9 @@ class DataLog:
         if self.epochs.read().has_decided():
             return False
         # Relays copy no strays: a stray in a new topic does not make it a copy.
-        return self.beginning() > 0 or any(each.data.kind != STRAY for each in self.records(0, self.end()))
+        has_data = self.beginning() > 0 or any(each.data.kind != STRAY for each in self.records(0, self.end()))
+        # A sequencer may have begun between the two looks: it claims before it writes.
+        return has_data and not self.epochs.read().has_decided()
 
     def state(self, end: int | None = None) -> SequencerState:
         """Return the sequencer's state after all records below `end` (default: now), computed from DATA.

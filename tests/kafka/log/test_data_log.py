@@ -181,3 +181,17 @@ def test_a_reader_of_casts_begins_outside_of_each_flush() -> None:
                 assert not known.membership.flush.id
                 assert start.reader.last_seqno <= seqno
     assert in_flush > 5
+
+
+def test_a_group_whose_first_sequencer_begins_during_the_look_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequencers start in a new group. One reads EPOCH, and DATA after the other's takeover."""
+    kafka = MemoryConnection()
+    kafka.create("g", "s")
+    with DataLog(kafka, "g", "s") as log:
+
+        def end_after_a_takeover(reached: int = 0) -> int:
+            take_over(kafka, "g", "s")
+            return DataLog.end(log, reached)
+
+        monkeypatch.setattr(log, "end", end_after_a_takeover)
+        assert not log.is_copy()
