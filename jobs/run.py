@@ -8,7 +8,7 @@ import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.maintain import DataRetention, every, kept_of_data, seconds
-from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job
+from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
 from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -69,6 +69,8 @@ def run(
         if sequences and engine is Engine.process
         else []
     )
+    if beside:
+        tune()
     relays: Relays | None = None
     if topology is not None:
         relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])

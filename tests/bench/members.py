@@ -73,12 +73,14 @@ def measure(lab: Lab) -> dict[str, Any]:
 
 def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
     """(i) sending alone, with no sequencer; (ii) everything ordered, with one; (iii) delivering what it has ordered."""
-    what = f"members on {connection.transport}: {lab.plan.member_rounds} times {lab.plan.member_records:,}"
+    plan = lab.plan
+    what = f"members on {connection.transport}: {plan.member_rounds} times {plan.member_records:,}"
     lab.say(f"{what} broadcasts, nothing is ordered")
     with lab.place("members") as place:
         sending = _alternate(
             Bench(lab, connection, place),
             {"bare": _send_bare, "member": _send, "member with outbox": _send_with_outbox},
+            plan.member_records,
         )
     lab.say(f"{what} broadcasts, the sequencer runs and all receipts are awaited")
     with lab.place("members") as place, sequencing(lab, place):
@@ -94,15 +96,16 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
                 "member that delivers, too": _read_back,
                 "three that deliver, too": _three,
             },
+            plan.member_records,
             then=_fence,
         )
-        lab.say(f"{what} deliveries")
-        delivering = _alternate(bench, {"bare": _read_bare, "member": _deliver})
+        lab.say(f"members on {connection.transport}: {plan.member_rounds} times {plan.delivered_records:,} deliveries")
+        delivering = _alternate(bench, {"bare": _read_bare, "member": _deliver}, plan.delivered_records)
     return {"sending": sending, "ordered": ordered, "delivering": delivering}
 
 
 def _alternate(
-    bench: Bench, works: dict[str, Work], then: Callable[[Bench], object] = lambda _: None
+    bench: Bench, works: dict[str, Work], records: int, then: Callable[[Bench], object] = lambda _: None
 ) -> dict[str, Any]:
     """Return records/s of each work and this process's CPU time for one record, after an unmeasured turn. `then`
     is called after each.
@@ -110,7 +113,7 @@ def _alternate(
     plan, rates, cpu_us = bench.lab.plan, dict[str, list[float]](), dict[str, list[float]]()
     for turn in range(-1, plan.member_rounds):
         for name, work in works.items():
-            count = plan.member_records if turn >= 0 else max(1000, plan.member_records // 10)
+            count = records if turn >= 0 else max(1000, records // 10)
             took = work(bench, f"{name.replace(' ', '-').replace(',', '')}-{turn + 1}", count)
             then(bench)
             if turn >= 0:

@@ -131,6 +131,11 @@ class Plan:
         return max(2000, min(100_000, self.records // 10))
 
     @property
+    def delivered_records(self) -> int:
+        """Deliveries per measurement: more than a reader's queue holds, and fewer than the broadcasts before it."""
+        return 5 * self.member_records
+
+    @property
     def histories(self) -> tuple[int, ...]:
         """Records ordered before the sequencer loses everything: 50 k and 500 k beside 1 M."""
         return self.records // 20, self.records // 2
