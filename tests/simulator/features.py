@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
 from tests.simulator import cuts, hub, isis, retention, schedule, sites_schedule
-from tests.simulator.membership import Group
 from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
 from tests.world import agreeing
+from tests.world import membership as members
 
 FEATURES = {
     "takeover": "killed sequencers are replaced by others",
@@ -55,7 +55,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "group": frozenset({"takeover", "two", "ledger", "purge"}),
     "sites": frozenset({"mesh", "takeover", "two"}),
     "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
-    "membership": frozenset({"views", "takeover", "retention"}),
+    "membership": frozenset({"views", "takeover", "purge", "outbox"}),
     "orders": frozenset({"casts", "views", "flush"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
     "retention": frozenset({"takeover", "two", "ledger", "purge"}),
@@ -99,10 +99,10 @@ def a_hub(seed: int) -> set[str]:
 
 
 def membership(seed: int) -> set[str]:
-    world = Group(seed)
-    return {POWERS[power] for power in world.kafka.powers} | on(
-        flush=world.with_flush, closed=world.settings.closed, mesh=world.neighbour, versions=world.versions
-    )
+    with members.playing(seed) as world:
+        return {POWERS[power] for power in world.kafka.powers} | on(
+            flush=world.with_flush, closed=world.settings.closed, mesh=world.neighbour, versions=world.versions
+        )
 
 
 def orders(seed: int) -> set[str]:

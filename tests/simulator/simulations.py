@@ -15,7 +15,6 @@ from tests.simulator import (
     isis,
     isis_mutations,
     log_mutations,
-    membership_mutations,
     mesh_mutations,
     mutations,
     orders_mutations,
@@ -25,7 +24,7 @@ from tests.simulator import (
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders import Orders
-from tests.world import agreeing, agreeing_mutations
+from tests.world import agreeing, agreeing_mutations, membership, membership_mutations
 
 
 def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -48,11 +47,6 @@ def run_mesh(seed: int, mutation: Mutation) -> list[Anomaly]:
 def explain_mesh(seed: int, mutation: Mutation, anomaly: str) -> str:
     """Return the shortest history that still breaks the same."""
     return sites_schedule.describe(sites_schedule.shrink(mesh_of(seed, mutation), anomaly, mutation), anomaly)
-
-
-def run_membership(seed: int, mutation: Mutation) -> list[Anomaly]:
-    found = (problem.partition(": ") for problem in membership_mutations.run(seed, mutation))
-    return [Anomaly(name, detail, ()) for name, _, detail in found]
 
 
 def run_orders(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -92,9 +86,10 @@ SIMULATIONS: Mapping[str, Simulation] = {
         Simulation(
             "membership",
             "histories of joins, leaves and flushes",
-            run_membership,
+            membership.run,
             membership_mutations.MUTATIONS,
             40,
+            membership.explain,
         ),
         Simulation(
             "orders", "histories of fifo, causal and total messages", run_orders, orders_mutations.MUTATIONS, 200

@@ -8,10 +8,12 @@ from unittest.mock import patch
 
 import pytest
 
+from ordering.membership.flush import FlushPhase
 from ordering.participant.participant_table import TRANSITIONS, Cause
 from tests.ordering.participants import Watched
-from tests.simulator.membership_mutations import no_answer, run
 from tests.simulator.script import rewrite
+from tests.world.membership import playing, run
+from tests.world.membership_mutations import no_answer
 
 
 @pytest.fixture
@@ -36,3 +38,25 @@ def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
         assert run(seed) == []
     in_vain = {(phase, cause) for phase, cause in TRANSITIONS if cause in (Cause.CLOSE, Cause.RENEW)}
     assert len(table.taken - in_vain) >= 40
+
+
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20))])
+def test_a_random_history_keeps_every_promise(seed: int) -> None:
+    """Joins, leaves, flushes, silences, and crashes of any process."""
+    assert run(seed) == [], f"python -m tests.simulator --membership --seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_somebody_dies_in_every_phase(all_of_them: bool) -> None:
+    """Run further histories until members, requesters and the sequencer have crashed in each phase of a flush."""
+    crashes: set[tuple[str, FlushPhase]] = set()
+    wanted = {(who, phase) for who in ("member", "requester", "sequencer") for phase in FlushPhase}
+    none = {("requester", FlushPhase.RUNNING)}
+    for seed in range(20, 100):
+        with playing(seed) as world:
+            assert world.run() == [], f"python -m tests.simulator --membership --seed {seed}"
+            crashes |= set(world.crashes)
+        if wanted - crashes == none and not all_of_them:
+            break
+    assert wanted - crashes == none

@@ -32,8 +32,8 @@ from ordering.sequencer.sequencer import begin_batch, end_batch, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
-from tests.simulator.membership import Group
 from tests.spark.packing import packed
+from tests.world import membership
 
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
@@ -199,12 +199,9 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
 def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FORWARD log of a random history of joins, leaves and flushes."""
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 20)
-    group = Group(seed)
-    group.run()
-    compare(
-        random.Random(seed),
-        {place: [record for _, record in log.read(0)] for place, log in zip(group.places, group.forward, strict=True)},
-    )
+    with membership.playing(seed) as world:
+        world.run()
+        compare(random.Random(seed), world.forward())
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])

@@ -77,18 +77,21 @@ class Heartbeats:
     def _run(self) -> None:
         own = _OwnProducer(self._producers)
         try:
-            while not self._closing.is_set():
-                with self._lock:
-                    beating = dict(self._beating)
-                for who, last in beating.items():
-                    self._beat(own, who, last)
-                with self._lock:
-                    if not self._beating:
-                        self._thread = None
-                        return
+            while not self._closing.is_set() and self._turn(own):
                 self._closing.wait(HEARTBEAT_S)
         finally:
             own.release()
+
+    def _turn(self, own: _OwnProducer) -> bool:
+        """Send a heartbeat of each member; return whether the thread is still needed."""
+        with self._lock:
+            beating = dict(self._beating)
+        for who, last in beating.items():
+            self._beat(own, who, last)
+        with self._lock:
+            if not self._beating:
+                self._thread = None
+            return bool(self._beating)
 
     def _beat(self, own: _OwnProducer, who: Beating, last: Sent | None) -> None:
         try:

@@ -151,24 +151,28 @@ class LogTailer:
     def _run(self, cursor: DataCursor, stopping: threading.Event) -> None:
         try:
             while not stopping.is_set():
-                try:
-                    begins = cursor.position
-                    records = cursor.poll(POLL_S)
-                except HistoryUnavailable as gone:
-                    cursor = self._start_anew(cursor, gone, stopping)
-                    continue
-                if cursor.position > begins:
-                    batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
-                    self.cache.add(batch, unless=stopping)
-                with self.notifying:
-                    if not stopping.is_set():
-                        self._notify(records)
+                cursor = self._turn(cursor, stopping)
         except AuthorizationError as error:
             self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
         except Exception as error:  # noqa: BLE001 - any error must reach the listeners
             self._fail(error, stopping)
         finally:
             cursor.close()
+
+    def _turn(self, cursor: DataCursor, stopping: threading.Event) -> DataCursor:
+        """Pass the next records on; return the cursor that reads on. Raises HistoryChanged, LaterVersion."""
+        try:
+            begins = cursor.position
+            records = cursor.poll(POLL_S)
+        except HistoryUnavailable as gone:
+            return self._start_anew(cursor, gone, stopping)
+        if cursor.position > begins:
+            batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
+            self.cache.add(batch, unless=stopping)
+        with self.notifying:
+            if not stopping.is_set():
+                self._notify(records)
+        return cursor
 
     def _notify(self, records: Sequence[Effective]) -> None:
         if not self._subscriptions:

@@ -1,23 +1,21 @@
-"""Views: what a batch of joins, leaves and silences gives. `tests.simulator.membership` has the random histories."""
+"""Views: what a batch of joins, leaves and silences gives. `tests.world.membership` has the random histories."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from unittest.mock import patch
 
 import pytest
 
-from ordering.base.errors import ProtocolViolation, UsageError
+from ordering.base.errors import UsageError
 from ordering.base.records import (
     FLUSH_OK,
     HEARTBEAT,
     JOIN,
     LEAVE,
-    MAX_NUMBER,
     MESSAGE,
     REFUSED,
     SETTINGS,
@@ -32,16 +30,12 @@ from ordering.base.records import (
 )
 from ordering.membership import membership as core
 from ordering.membership.failure_detector import FailureDetector, LastHeard
-from ordering.membership.flush import FlushPhase
 from ordering.membership.membership import NOT_A_MEMBER, FormerMember, MemberIncarnation, Membership, ReceivedRow
 from ordering.membership.settings import Settings
-from ordering.membership.view_change import Decision, _remote_view, next_decision
 from ordering.sequencer.sequencer import absorb, end_batch, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
-from tests.simulator.membership import Group, Process
-from tests.simulator.neighbour import Relay
 
 
 class Log:
@@ -102,28 +96,6 @@ def taken_over(state: SequencerState, horizon: int) -> SequencerState:
 
 def kinds(records: list[Data]) -> list[str]:
     return [record.kind for record in records]
-
-
-@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20))])
-def test_a_random_history_keeps_every_promise(seed: int) -> None:
-    """Joins, leaves, flushes, silences, and crashes of any process."""
-    assert Group(seed).run() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_somebody_dies_in_every_phase(all_of_them: bool) -> None:
-    """Run further histories until members, requesters and the sequencer have crashed in each phase of a flush."""
-    crashes: set[tuple[str, FlushPhase]] = set()
-    wanted = {(who, phase) for who in ("member", "requester", "sequencer") for phase in FlushPhase}
-    none = {("requester", FlushPhase.RUNNING)}
-    for seed in range(20, 100):
-        group = Group(seed)
-        assert group.run() == [], f"python -m tests.simulator --membership --seed {seed}"
-        crashes |= set(group.crashes)
-        if wanted - crashes == none and not all_of_them:
-            break
-    assert wanted - crashes == none
 
 
 def test_a_batch_gives_one_view() -> None:
@@ -484,75 +456,6 @@ def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     assert time.process_time() - started < 0.5
     assert len(after.membership.detector.heard) == 1_000
     assert closing == ()
-
-
-def is_seen(wanted: str = "", from_seed: int = 0) -> bool:
-    """Whether the random histories show a rule that is broken on purpose."""
-    for seed in range(from_seed, from_seed + 40):
-        try:
-            problems = Group(seed).run()
-        except ProtocolViolation as error:
-            problems = [str(error)]
-        if any(wanted in problem for problem in problems):
-            return True
-    return False
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_survivors_that_disagree() -> None:
-    def forgetful(group: Group, process: Process, record: Data) -> None:
-        if record.kind != MESSAGE or process.address != "s/a" or record.seqno % 5:
-            really(group, process, record)
-
-    really = Group._take
-    with patch.object(Group, "_take", forgetful):
-        assert is_seen("in view", from_seed=12)
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
-    def at_once(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
-        everybody = tuple(member.address for member in membership.members)
-        return next_decision(replace(membership, flush=replace(membership.flush, answered=everybody)), received)
-
-    with patch("ordering.sequencer.sequencer.next_decision", at_once):
-        assert is_seen("was sent in view")
-        assert is_seen("stays, which has not said FLUSH_OK")
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_a_start_that_is_not_refused() -> None:
-    with patch("ordering.membership.membership.refusal", lambda membership, record, received: ""):
-        assert is_seen()
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_answers_that_are_forgotten() -> None:
-
-    with patch("ordering.membership.membership.Flush.answer", lambda flush, address: replace(flush, answered=())):
-        assert is_seen()
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_a_remote_view_that_is_not_told_again() -> None:
-    """Leftovers of the other site's fenced sequencer would stay."""
-
-    class Careless(Relay):
-        def __init__(self, position: int) -> None:
-            super().__init__(position, told_epoch=MAX_NUMBER)
-
-    with patch("tests.simulator.neighbour.Relay", Careless):
-        assert is_seen("far has")
-
-
-@pytest.mark.slow
-def test_the_simulator_sees_a_silence_that_does_not_end() -> None:
-    def once(membership: Membership) -> Decision | None:
-        decided = _remote_view(membership)
-        return decided if decided and decided.payload["silent"] else None
-
-    with patch("ordering.membership.view_change._remote_view", once):
-        assert is_seen("known is")
 
 
 class TestHorizon:

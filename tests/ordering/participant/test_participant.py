@@ -1,4 +1,4 @@
-"""The participant as a value: the effects of each event in each phase. `tests.simulator.membership` runs many."""
+"""The participant as a value: the effects of each event in each phase. `tests.world.membership` runs many."""
 
 from __future__ import annotations
 

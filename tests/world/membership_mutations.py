@@ -1,15 +1,19 @@
-"""Mutations of the participant: each breaks a rule on purpose, and the members' histories must name the violation."""
+"""Rules of members, views and flushes that are broken on purpose; the histories must name each violation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ordering.base.records import Forward, Headers
-from ordering.checker.anomalies import DUPLICATE, LOST
+from connectors.client.incarnation.incarnations import Beginning, Incarnations
+from connectors.kafka.log.effective import Effective
+from ordering.base.records import MAX_NUMBER, Forward
+from ordering.checker.anomalies import DUPLICATE, LOST, VIEW_VIOLATION
+from ordering.membership.flush import Flush
 from ordering.membership.log_time import Watch
-from ordering.membership.membership import with_unknown
+from ordering.membership.membership import Membership, ReceivedRow, with_unknown
+from ordering.membership.view_change import Decision, _remote_view, next_decision
 from ordering.participant.forward_table import Pending
 from ordering.participant.participant import ParticipantStep
 from ordering.participant.participant_events import CaughtUp
@@ -29,28 +33,22 @@ from ordering.participant.participant_table import (
     ParticipantPhase,
     Transition,
 )
-from ordering.participant.rejoin import next_entries
-from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
-from tests.simulator.membership import (
+from tests.simulator.mutation import Mutation
+from tests.simulator.neighbour import Relay
+from tests.world.members import DEAF, FROM_OUTSIDE, ILLEGAL, LATE, RETURNED, SPOKE, UNPAIRED, UNWANTED, Process
+from tests.world.membership_checks import (
     BLOCKED,
-    DEAF,
-    FROM_OUTSIDE,
-    ILLEGAL,
-    LATE,
+    HANGING,
     OTHER_STATE,
     OTHER_VIEW,
-    RETURNED,
-    SPOKE,
+    REMOTE_VIEW,
     STUCK,
-    UNPAIRED,
-    UNWANTED,
+    SURVIVORS,
     WRONG_VIEW,
-    Group,
 )
-from tests.simulator.mutation import NONE, Mutation
 
-_true_hear = Watch.hear
+_true_hear, _true_beginning, _true_deliver = Watch.hear, Incarnations._anew, Process.deliver
 Patches = tuple[tuple[str, Any], ...]
 
 
@@ -104,14 +102,50 @@ def never(*_: object) -> bool:
     return False
 
 
-def not_the_join(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
-    """The next life's table has the messages only."""
-    return next_entries(pending, joins=False)
-
-
 def no_answer(_: Iterable[Pending]) -> int:
     """Begin without a look into the table."""
     return 0
+
+
+def without_join(lives: Incarnations, *given: Any, joins: bool) -> Beginning:
+    """The next life's table has the messages only."""
+    del joins
+    return _true_beginning(lives, *given, joins=False)
+
+
+def at_once(membership: Membership, received: Mapping[str, ReceivedRow]) -> Decision | None:
+    """Everybody has answered."""
+    everybody = tuple(member.address for member in membership.members)
+    return next_decision(replace(membership, flush=replace(membership.flush, answered=everybody)), received)
+
+
+def forgotten(flush: Flush, _: str) -> Flush:
+    """The last answer replaces all earlier ones by none."""
+    return replace(flush, answered=())
+
+
+def accepted(*_: object) -> str:
+    """No request is refused."""
+    return ""
+
+
+def silent_only(membership: Membership) -> Decision | None:
+    """A site's silence is decided, and its return is not."""
+    decided = _remote_view(membership)
+    return decided if decided and decided.payload["silent"] else None
+
+
+def misses_some(process: Process, record: Effective) -> None:
+    """An application of one name misses some messages."""
+    if process.name != "a" or record.seqno % 5:
+        _true_deliver(process, record)
+
+
+class Careless(Relay):
+    """A relay that tells the view in force to nobody."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position, told_epoch=MAX_NUMBER)
 
 
 _P = "ordering.participant.participant"
@@ -257,14 +291,14 @@ MUTATIONS = (
         "carried-at-once",
         "A new incarnation sends carried messages before its JOIN is ordered",
         DUPLICATE,
-        (("tests.simulator.membership.begins_returning", never),),
+        (("connectors.client.incarnation.forwarder.begins_returning", never),),
         from_seed=5_089,
     ),
     Mutation(
         "next-life-without-join",
         "A new incarnation sends carried messages without a JOIN",
         WRONG_VIEW,
-        (("tests.simulator.membership.next_entries", not_the_join),),
+        (("connectors.client.incarnation.incarnations.Incarnations._anew", without_join),),
         from_seed=9,
     ),
     Mutation(
@@ -292,7 +326,7 @@ MUTATIONS = (
         WRONG_VIEW,
         (
             ("ordering.sequencer.sequencer.Watch.hear", by_the_newest),
-            ("tests.simulator.membership.step_by_columns", step),
+            ("connectors.engine.batch.COLUMNS_FROM", MAX_NUMBER),
         ),
     ),
     Mutation(
@@ -306,7 +340,7 @@ MUTATIONS = (
         "waits-for-ever",
         "A member waits for a first view that retention has dropped, with its exclusion",
         WRONG_VIEW,
-        (("tests.simulator.membership.CaughtUp", forgetting_the_table),),
+        (("connectors.client.incarnation.own_records.CaughtUp", forgetting_the_table),),
         from_seed=100035,
     ),
     Mutation(
@@ -316,10 +350,40 @@ MUTATIONS = (
         (("ordering.membership.membership.with_unknown", known_only),),
         needs=("versions",),
     ),
+    Mutation(
+        "misses-some",
+        "An application misses some messages of a view",
+        SURVIVORS,
+        (("tests.world.members.Process.deliver", misses_some),),
+    ),
+    Mutation(
+        "view-at-once",
+        "A view does not wait for the members' FLUSH_OK",
+        (OTHER_VIEW, VIEW_VIOLATION),
+        (("ordering.sequencer.sequencer.next_decision", at_once),),
+    ),
+    Mutation(
+        "refuses-nothing",
+        "The sequencer refuses no START_FLUSH and no JOIN",
+        (STUCK, HANGING, BLOCKED, WRONG_VIEW, VIEW_VIOLATION),
+        (("ordering.membership.membership.refusal", accepted),),
+    ),
+    Mutation(
+        "answers-forgotten",
+        "The sequencer forgets the answers to a flush",
+        (STUCK, HANGING, BLOCKED, WRONG_VIEW),
+        (("ordering.membership.membership.Flush.answer", forgotten),),
+    ),
+    Mutation(
+        "told-once",
+        "A relay does not tell the view in force again behind a takeover",
+        REMOTE_VIEW,
+        (("tests.simulator.neighbour.Relay", Careless),),
+    ),
+    Mutation(
+        "silent-for-good",
+        "The group does not see that a silent site is back",
+        REMOTE_VIEW,
+        (("ordering.membership.view_change._remote_view", silent_only),),
+    ),
 )
-
-
-def run(seed: int, mutation: Mutation = NONE) -> list[str]:
-    """Return the violations of that seed's history when the rule is broken."""
-    with mutation.broken():
-        return Group(seed, has_versions=mutation.has("versions")).run()

@@ -1,0 +1,194 @@
+"""The parts of a member's process that have threads, or Kafka's clients: here they take turns.
+
+A member's connection loses records, and answers for them. A tailer reads few records in a turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafka.structs import TopicPartition
+
+from connectors.client.incarnation.callbacks import Callback, Callbacks
+from connectors.client.incarnation.forwarder import Forwarder
+from connectors.client.incarnation.rejoin import REJOIN_PATIENCE_S, Rejoin
+from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
+from connectors.client.tail.log_tailer import LogTailer
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.effective import Effective
+from connectors.kafka.transport import PlainRecord
+from connectors.testing.memory_clients import MemoryProducer
+from connectors.testing.memory_topics import MemoryFuture
+from ordering.base.records import MESSAGE
+from ordering.participant.participant_table import ParticipantPhase as Part
+from tests.world.kafka import WorldConnection
+from tests.world.kafka import _Consumer as _WorldConsumer
+from tests.world.kafka import _Producer as _WorldProducer
+
+if TYPE_CHECKING:
+    from tests.world.members import Process
+
+GROUP, SITE = "g", "s"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConnection(WorldConnection):
+    """A process's way to Kafka, which loses records."""
+
+    process: Any = None
+
+    def producer(self, **settings: Any) -> MemoryProducer:
+        """Return a producer, whose actor may be killed before any record."""
+        return _Producer(self.process, settings)
+
+
+class _Producer(_WorldProducer):
+    def __init__(self, process: Process, settings: dict[str, Any]) -> None:
+        super().__init__(process.world.kafka, settings)
+        self._process = process
+
+    def send(self, topic: str, *args: Any, **options: Any) -> MemoryFuture:
+        self._process.sends(options["headers"] if "headers" in options else args[2])
+        return super().send(topic, *args, **options)
+
+
+class _Consumer(_WorldConsumer):
+    """The tailer's consumer: a poll returns few records."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.world.kafka, is_of_loop=False)
+        self._process = process
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
+        before = dict(self.next)
+        found = super().poll(timeout_ms)
+        for place, at in before.items():
+            self.next[place] = min(self.next[place], at + self._process.most_records)
+            if place in found:
+                found[place] = [record for record in found[place] if record.offset < self.next[place]]
+        return {place: records for place, records in found.items() if records}
+
+
+class Tailer(LogTailer):
+    """A tailer without a thread."""
+
+    connection: MemberConnection
+    _at: DataCursor | None = None
+
+    def cursor(self, start: Start) -> DataCursor:
+        """Open a cursor."""
+        return DataCursor(_Consumer(self.connection.process), self.partition, start)
+
+    def acquire(self, cursor: DataCursor | None = None) -> bool:
+        """Acquire a reference. The first one begins to read at the log's end."""
+        self.check()
+        if not self._users:
+            self._at = cursor or self.cursor(self.end()[0])
+            self.cache.open(self._at.position)
+        self._users += 1
+        return self._at is cursor
+
+    def release(self) -> None:
+        """Release a reference."""
+        self._users -= 1
+        if not self._users:
+            self.cache.close()
+            self._end.close()
+
+    def turn(self) -> None:
+        """Read some records, and pass them on."""
+        if not self._users or self.has_failed:
+            return
+        assert self._at is not None
+        try:
+            self._at = self._turn(self._at, self._stopping)
+        except Exception as error:  # noqa: BLE001 - as the thread does
+            self._fail(error, self._stopping)
+
+    def _notify(self, records: Sequence[Effective]) -> None:
+        """Pass runs of records on, each up to a control record, which the application sees."""
+        run: list[Effective] = []
+        for record in records:
+            run.append(record)
+            if record.kind != MESSAGE:
+                self._pass_on(run)
+                run = []
+        self._pass_on(run)
+
+    def _pass_on(self, run: list[Effective]) -> None:
+        process = self.connection.process
+        before = process.now
+        super()._notify(run)
+        process.hears(run, before)
+
+
+class Beats(Heartbeats):
+    """Heartbeats without a thread."""
+
+    def add(self, who: Any) -> None:
+        """Send heartbeats of `who` from the next turn on."""
+        self._beating.setdefault(who, None)
+
+    def turn(self) -> None:
+        """Send a heartbeat of each."""
+        if self._beating:
+            self._own = getattr(self, "_own", None) or _OwnProducer(self._producers)
+            self._turn(self._own)
+
+
+class Calls(Callbacks):
+    """The application's calls, without a thread."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asked: set[int] = set()
+        """The flushes that block() was to answer."""
+
+    def then(self, call: Any) -> None:
+        """Queue a call behind the others."""
+        self.asked.add(call.args[0])
+        super().then(call)
+
+    def _put(self, call: Callback) -> None:
+        self._calls.put(call)
+
+    def due(self) -> Iterator[Callback]:
+        """Yield the queued calls. A call may queue further ones."""
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                yield call
+
+
+class SteppedRejoin(Rejoin):
+    """A rejoin without a thread."""
+
+    old: Forwarder | None = None
+    since = 0.0
+
+    def start(self, old: Forwarder) -> None:
+        """Begin anew in a later turn."""
+        self._in_progress += 1
+        self.old, self.since = old, time.monotonic()
+
+    def turn(self, process: Process) -> None:
+        """Begin the next incarnation, unless the excluded one's messages may still be ordered."""
+        old = self.old
+        if old is None or process.world.kafka.topics.away:
+            return
+        is_stranger = old.participant.phase is Part.EXCLUDED
+        if is_stranger and old.has_pending and not old.has_ended and self._is_patient():
+            return
+        self.old = None
+        if is_stranger:  # else there is no reason to lose anything
+            process.excuse(old)
+        try:
+            self._begin_anew(old)
+        finally:
+            self._in_progress -= 1
+
+    def _is_patient(self) -> bool:
+        return self._incarnations.outbox is not None or time.monotonic() - self.since < REJOIN_PATIENCE_S

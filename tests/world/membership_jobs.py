@@ -1,0 +1,129 @@
+"""The site of a world of members: its Kafka, its sequencer's job as it ships, and its operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from kafka.structs import TopicPartition
+
+from connectors.engine.options import EngineOptions
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.topics.data_purge import purge_data
+from ordering.base.errors import AbcastError, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.base.records import MAX_NUMBER, SETTINGS
+from ordering.membership.flush import FlushPhase
+from ordering.membership.settings import Settings
+from tests.world.jobs import Job
+from tests.world.kafka import Log, WorldConnection, WorldKafka, partition
+from tests.world.member_parts import GROUP, SITE
+from tests.world.membership_checks import ENDED_JOB, OTHER_STATE, MembershipChecks, decided
+
+LONGEST_SKEW_MS = 10 * 3_600_000
+ADMIN = f"{SITE}/abcast.admin"
+OWN_FORWARD = partition("forward", SITE)
+
+
+@dataclass
+class Site:
+    """The group's site."""
+
+    kafka: WorldKafka
+    connection: WorldConnection
+
+
+class MembershipKafka(WorldKafka):
+    """A Kafka whose clocks are hours apart at most."""
+
+    def _clock(self, log: Log) -> None:
+        super()._clock(log)
+        log.skew_ms = max(-LONGEST_SKEW_MS, min(LONGEST_SKEW_MS, log.skew_ms))
+
+
+class MembershipJobs(MembershipChecks):
+    """The work of sequencers and operators in a history."""
+
+    settings: Settings
+
+    def __init__(self, seed: int, actions: Mapping[str, int], powers: Sequence[str]) -> None:
+        super().__init__(seed, actions)
+        self.kafka = MembershipKafka(seed, self.actors, powers)
+        self.connection = WorldConnection.to(self.kafka, SITE)
+        self.sites = {SITE: Site(self.kafka, self.connection)}
+        self.job: Job | None = None
+        self.changes = 0
+        self.crashes = Counter[tuple[str, FlushPhase]]()
+        """Crashes by process and phase of a flush."""
+
+    def append(
+        self, sender: str, incarnation: int, number: int, kind: str, payload: bytes, of: TopicPartition = OWN_FORWARD
+    ) -> None:
+        """Append a record, unless its partition is away."""
+        if of not in self.kafka.topics.away:
+            headers = forward_headers(incarnation, number, kind=kind)
+            self.kafka.topics.append(of, sender.encode(), payload, headers)
+
+    def _sequencer_crash(self) -> None:
+        self.crashes["sequencer", self.known().membership.flush.phase] += 1
+        if self.job is not None:
+            self.job.close()
+            self.job = None
+
+    def _look(self) -> None:
+        if self.job is not None:
+            self._drive(self.job.look)
+
+    def _sequence(self) -> None:
+        """A batch; the process may die in the middle of writing it."""
+        if self.job is None:
+            self._drive(self._take_over)
+            return
+        cut = self.dice.randint(0, 3) if self.dice.random() < 0.05 and not self.is_steady else None
+        job = self.job
+        if self._drive(lambda: job.decide(cut)):
+            self._check_state(job)
+
+    def _take_over(self) -> None:
+        self.job = Job(EngineOptions(self.connection, SITE), self.actors)
+
+    def _drive(self, act: Callable[[], object]) -> bool:
+        """Let the job act; return whether it goes on."""
+        try:
+            with self.actors.acting("job"):
+                is_alive = act() is not False
+        except AbcastError as error:
+            self.note_error("job", error)
+            if isinstance(error, ProtocolViolation | HistoryUnavailable | UsageError):
+                self.blame(ENDED_JOB, str(error))
+            is_alive = False
+        if not is_alive:
+            self._sequencer_crash()
+        return is_alive
+
+    def _check_state(self, job: Job) -> None:
+        """Check that DATA tells the state that the sequencer has."""
+        driver = job.loop._groups.get(GROUP)
+        if driver is not None and not driver.in_flight:
+            known, has = decided(self.known()), decided(driver.machine.pipeline.state)
+            if known != has:
+                self.blame(OTHER_STATE, f"DATA tells {known}, but the sequencer has {has}")
+
+    def _settings(self) -> None:
+        """The operator lets everybody send, or members only; and opens a group again at once, now and then."""
+        if self.known().membership.settings == self.settings:  # one change after the other
+            self.change_settings(replace(self.settings, closed=not self.settings.closed))
+
+    def change_settings(self, settings: Settings) -> None:
+        """Write the settings, unless FORWARD is away."""
+        if OWN_FORWARD not in self.kafka.topics.away:
+            self.settings = settings
+            self.changes += 1
+            self.append(ADMIN, 1, self.changes, SETTINGS, settings.to_json())
+
+    def _purge(self) -> None:
+        """Drop the part of DATA that no start needs. Processes that have not read it have missed it."""
+        if not self.kafka.topics.away:
+            with self.actors.acting("operator"), suppress(HistoryUnavailable):
+                purge_data(self.connection, GROUP, SITE, kept_s=0.0, in_ledger=MAX_NUMBER, lacking=lambda *_: "")
