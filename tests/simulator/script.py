@@ -1,6 +1,6 @@
 """The command language of tests/traces/*.txt: one command a line, what it changes under it, indented.
 
-Traces that begin with `members` have a language of their own (`tests.simulator.member_script`).
+Traces that begin with `members` have a language of their own (`tests.world.member_script`).
 
     group a b partitions=1     a fresh group with these members, each with an outbox (b- has none)
     send a 3                   a broadcasts 3 messages; they are on the wire
@@ -40,11 +40,11 @@ from ordering.checker.checker import Checker
 from ordering.sequencer.state import SequencerState
 from tests.simulator.broker import SITE, Broker
 from tests.simulator.dice import Dice
-from tests.simulator.member_script import MemberScript
 from tests.simulator.members import Member
 from tests.simulator.readers import Deliverer
 from tests.simulator.rules import Rules
 from tests.simulator.sequencers import Sequencer
+from tests.world.member_script import MemberScript
 
 INDENT = "    "
 

@@ -27,7 +27,7 @@ def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
     """A process that starts again and forgets its FLUSH_OK takes messages behind it. Histories show it rarely."""
     trace = (Path(__file__).parents[1] / "traces" / "member_restart_in_a_flush.txt").read_text(encoding="utf-8")
     assert rewrite(trace) == trace
-    with patch("tests.simulator.membership.newest_answer", no_answer):
+    with patch("connectors.client.incarnation.forwarder.newest_answer", no_answer):
         assert "send a not-now\n    it may not now" not in rewrite(trace)
 
 

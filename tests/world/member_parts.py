@@ -43,10 +43,13 @@ class MemberConnection(WorldConnection):
 
     def producer(self, **settings: Any) -> MemoryProducer:
         """Return a producer, whose actor may be killed before any record."""
-        return _Producer(self.process, settings)
+        made: MemoryProducer = self.process.producer(settings)
+        return made
 
 
-class _Producer(_WorldProducer):
+class MemberProducer(_WorldProducer):
+    """A producer whose records the process sees."""
+
     def __init__(self, process: Process, settings: dict[str, Any]) -> None:
         super().__init__(process.world.kafka, settings)
         self._process = process
@@ -192,3 +195,11 @@ class SteppedRejoin(Rejoin):
 
     def _is_patient(self) -> bool:
         return self._incarnations.outbox is not None or time.monotonic() - self.since < REJOIN_PATIENCE_S
+
+
+def count_incarnations(numbers: Any, above: int, claimed: set[int]) -> int:
+    """Claim the next incarnation of a name: a count, in the place of its clock."""
+    incarnation = int(max(numbers.latest(), above)) + 1
+    claimed.add(incarnation)
+    numbers._offsets.commit(numbers._forward, 0, f"incarnation={incarnation}", numbers._timeout_s)
+    return incarnation

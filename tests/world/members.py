@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.incarnations import Incarnations
@@ -53,10 +53,10 @@ from ordering.participant.participant_events import (
 )
 from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant.participant_table import ParticipantPhase as Part
-from tests.world.member_parts import GROUP, SITE, Beats, Calls, MemberConnection, SteppedRejoin, Tailer
+from tests.world.member_parts import GROUP, SITE, Beats, Calls, MemberConnection, MemberProducer, SteppedRejoin, Tailer
 
 if TYPE_CHECKING:
-    from tests.world.membership import MembershipWorld
+    from tests.world.membership_jobs import MembershipJobs
 
 RESEND_S = 1.5
 HANGS = 0.03
@@ -94,7 +94,7 @@ class Stay:
 class Process:
     """A process of a member, and what its application has done and seen."""
 
-    def __init__(self, world: MembershipWorld, name: str, outbox: Path | None, before: Process | None = None) -> None:
+    def __init__(self, world: MembershipJobs, name: str, outbox: Path | None, before: Process | None = None) -> None:
         """Begin an incarnation. `before`: an earlier process with the same outbox. Raises what a start raises."""
         self.world, self.name, self.path = world, name, outbox
         self.address = f"{SITE}/{name}"
@@ -132,6 +132,10 @@ class Process:
         self.sender.start()
 
     # --- what the world asks ---
+
+    def producer(self, settings: dict[str, Any]) -> MemberProducer:
+        """Return a producer."""
+        return MemberProducer(self, settings)
 
     @property
     def forwarder(self) -> Forwarder:
@@ -228,12 +232,12 @@ class Process:
         self.has_left = True
         self.forwarder.tell(Asked(Cause.LEAVE))
 
-    def broadcast(self) -> None:
+    def broadcast(self, payload: bytes = b"") -> None:
         """Broadcast, if that is taken. A closed group's stranger has nothing to say before it has joined once."""
         now = self.now
         if self.has_left or (not self.said and now.joined_at is None and not now.sends_messages):
             return
-        payload = f"{self.address} {self.world.next_number()}".encode()
+        payload = payload or f"{self.address} {self.world.next_number()}".encode()
         with suppress(Blocked, Excluded, ForwardTableFull, UsageError, BrokerUnreachable):
             self.said[payload] = self.forwarder.broadcast(payload, (), 0.0)
             if now.is_silent:

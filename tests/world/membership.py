@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from connectors.client.tail import sharing
 from ordering.base.errors import (
     AbcastError,
     HistoryUnavailable,
@@ -34,17 +33,15 @@ from ordering.base.errors import (
 from ordering.checker.anomalies import Anomaly
 from ordering.membership.flush import FlushPhase
 from ordering.membership.settings import Settings
-from ordering.participant.participant import Participant, ParticipantStep, step
-from ordering.participant.participant_events import Event
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.neighbour import SITE as FAR
 from tests.simulator.neighbour import Neighbour
 from tests.world.actors import Killed
 from tests.world.kafka import partition
-from tests.world.member_parts import GROUP, SITE, Beats, SteppedRejoin, Tailer
+from tests.world.member_parts import GROUP, SITE
 from tests.world.members import ILLEGAL, Process
-from tests.world.membership_jobs import MembershipJobs
-from tests.world.membership_versions import Versions, count_incarnations
+from tests.world.membership_jobs import IN_MEMORY, MembershipJobs
+from tests.world.membership_versions import Versions
 
 POWERS = ("clock", "away", "marker")
 """Powers over FORWARD's partitions, in a third of the histories."""
@@ -79,7 +76,6 @@ class MembershipWorld(MembershipJobs):
             self.neighbour = Neighbour(self.dice, self._relay)
             self._actions = {**ACTIONS, "relayed": 8, "neighbour": 3}
         self.settings = Settings(self.dice.random() < 0.3, self.with_flush, 3_000, 8_000)
-        self.spoken = 0
         self.change_settings(self.settings)
 
     def run(self) -> list[Anomaly]:
@@ -103,11 +99,6 @@ class MembershipWorld(MembershipJobs):
         self.tell(kind.replace("_", " "))
         getattr(self, f"_{kind}")()
         self.tell_data()
-
-    def next_number(self) -> int:
-        """Return the next broadcast's number: its local seqno may change until it is sent."""
-        self.spoken += 1
-        return self.spoken
 
     def _one(self) -> Process | None:
         return self.dice.choice(self.alive) if self.alive else None
@@ -313,31 +304,15 @@ class MembershipWorld(MembershipJobs):
         if (process := self._one()) is not None:
             self._kill(process)
 
-    # What the world has in the place of other parts.
-
-    def watched_step(self, before: Participant, event: Event) -> ParticipantStep:
-        """Take a step of a participant, as it ships, and let the world see it."""
-        after, actions = step(before, event)
-        self.newest[after.member.address].stepped(before, event, after, actions)
-        return ParticipantStep(after, actions)
-
 
 @contextmanager
 def playing(seed: int, mutation: Mutation = NONE) -> Iterator[MembershipWorld]:
     """Provide a world in which a history can be played."""
     with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None))
-        world = MembershipWorld(seed, Path(directory), has_versions=mutation.has("versions"))
-        stack.enter_context(world.actors.installed())
-        sender = "connectors.client"
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
+        world = MembershipWorld(seed, directory, has_versions=mutation.has("versions"))
+        stack.enter_context(world.shipping())
         patches: dict[str, Any] = {
-            f"{sender}.tail.sharing.LogTailer": Tailer,
-            f"{sender}.tail.sharing.Heartbeats": Beats,
-            f"{sender}.incarnation.sender.Rejoin": SteppedRejoin,
-            f"{sender}.incarnation.driver.step": world.watched_step,
-            f"{sender}.incarnation.forwarder.step": world.watched_step,
-            f"{sender}.memory.incarnation_numbers.IncarnationNumbers.claim": count_incarnations,
-            f"{sender}.memory.incarnation_numbers.IncarnationNumbers.is_of_a_wrong_clock": lambda *_: False,
             **(world.versions.patches() if world.versions is not None else {}),
             "connectors.engine.batch.COLUMNS_FROM": 64 if seed % 2 else 2,
             "ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS": 8,
@@ -349,13 +324,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[MembershipWorld]:
         try:
             yield world
         finally:
-            for process in list(world.alive):
-                process.die()
-            world._sequencer_crash()
-            sharing._open.clear()
-
-
-_MEMORY = Path("/dev/shm")
+            world.close()
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:

@@ -128,9 +128,10 @@ class MembershipChecks(World[Any]):
         for record in self.data(self._described):
             self._described += 1
             if record.kind != EPOCH:
-                self.tell(f"  DATA {self._describe(record)}")
+                self.tell(f"  DATA {self.describe(record)}")
 
-    def _describe(self, record: Data) -> str:
+    def describe(self, record: Data) -> str:
+        """Return a record in words."""
         who = self.short(MemberIncarnation(record.sender, record.incarnation)) if record.sender else "the sequencer"
         what = f"{record.seqno} {record.kind} of {who}"
         if record.kind == VIEW:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
@@ -16,11 +18,15 @@ from ordering.base.errors import AbcastError, HistoryUnavailable, ProtocolViolat
 from ordering.base.records import MAX_NUMBER, SETTINGS
 from ordering.membership.flush import FlushPhase
 from ordering.membership.settings import Settings
+from ordering.participant.participant import Participant, ParticipantStep, step
+from ordering.participant.participant_events import Event
 from tests.world.jobs import Job
 from tests.world.kafka import Log, WorldConnection, WorldKafka, partition
-from tests.world.member_parts import GROUP, SITE
+from tests.world.member_parts import GROUP, SITE, Beats, SteppedRejoin, Tailer, count_incarnations
 from tests.world.membership_checks import ENDED_JOB, OTHER_STATE, MembershipChecks, decided
 
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""The place of outboxes: a disk in memory, where there is one."""
 LONGEST_SKEW_MS = 10 * 3_600_000
 ADMIN = f"{SITE}/abcast.admin"
 OWN_FORWARD = partition("forward", SITE)
@@ -53,9 +59,46 @@ class MembershipJobs(MembershipChecks):
         self.connection = WorldConnection.to(self.kafka, SITE)
         self.sites = {SITE: Site(self.kafka, self.connection)}
         self.job: Job | None = None
-        self.changes = 0
+        self.changes = self.spoken = 0
         self.crashes = Counter[tuple[str, FlushPhase]]()
         """Crashes by process and phase of a flush."""
+
+    def next_number(self) -> int:
+        """Return the next broadcast's number: its local seqno may change until it is sent."""
+        self.spoken += 1
+        return self.spoken
+
+    @contextmanager
+    def shipping(self) -> Iterator[None]:
+        """Run the parts that ship by turns, with this world's clock."""
+        client = "connectors.client"
+        numbers = f"{client}.memory.incarnation_numbers.IncarnationNumbers"
+        patches = {
+            f"{client}.tail.sharing.LogTailer": Tailer,
+            f"{client}.tail.sharing.Heartbeats": Beats,
+            f"{client}.incarnation.sender.Rejoin": SteppedRejoin,
+            f"{client}.incarnation.driver.step": self._watched_step,
+            f"{client}.incarnation.forwarder.step": self._watched_step,
+            f"{numbers}.claim": count_incarnations,
+            f"{numbers}.is_of_a_wrong_clock": lambda *_: False,
+        }
+        with ExitStack() as stack:
+            stack.enter_context(self.actors.installed())
+            for target, replacement in patches.items():
+                stack.enter_context(patch(target, replacement))
+            yield
+
+    def _watched_step(self, before: Participant, event: Event) -> ParticipantStep:
+        """Take a step of a participant, as it ships, and let the process see it."""
+        after, actions = step(before, event)
+        self.newest[after.member.address].stepped(before, event, after, actions)
+        return ParticipantStep(after, actions)
+
+    def close(self) -> None:
+        """Kill all that runs."""
+        for process in self.alive:
+            process.die()
+        self._sequencer_crash()
 
     def append(
         self, sender: str, incarnation: int, number: int, kind: str, payload: bytes, of: TopicPartition = OWN_FORWARD

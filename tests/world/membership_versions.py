@@ -64,11 +64,3 @@ class Versions:
         return replace(
             snapshot(state), payload=replace(state, membership=replace(membership, detector=times)).to_bytes()
         )
-
-
-def count_incarnations(numbers: Any, above: int, claimed: set[int]) -> int:
-    """Claim the next incarnation of a name: a count, in the place of its clock."""
-    incarnation = int(max(numbers.latest(), above)) + 1
-    claimed.add(incarnation)
-    numbers._offsets.commit(numbers._forward, 0, f"incarnation={incarnation}", numbers._timeout_s)
-    return incarnation
