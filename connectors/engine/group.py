@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from kafka.structs import TopicPartition
@@ -42,12 +44,15 @@ AnyMachine = TypeVar("AnyMachine", bound=EngineMachine)
 class GroupDriver(Generic[AnyMachine]):
     """A group that this process has taken over, driven by one thread."""
 
-    def __init__(self, name: str, machine: AnyMachine, writer: Writer) -> None:
+    def __init__(
+        self, name: str, machine: AnyMachine, writer: Writer, ends: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Drive the machine. `ends`: the offsets of the takeover's last records, by topic."""
         self.name, self.machine = name, machine
         self._writer = writer
         self.in_flight: deque[tuple[WrittenBatch, float]] = deque()
         """The writes that Kafka does not have as far as is known, each with the time at which it was passed."""
-        self._ends: dict[str, int] = {}
+        self._ends = dict(ends)
         """The offset of the last acknowledged record of each topic."""
         self._ticked_at = time.monotonic()
         self._is_warned = False

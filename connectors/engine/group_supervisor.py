@@ -45,13 +45,15 @@ class Taken:
     """A change for the loop.
 
     `states`: the groups taken over, each with its state. `partitions`: further partitions to read, each with its group
-    and the first offset. `gone`: groups to drop. `decisions`: of operators, by group.
+    and the first offset. `gone`: groups to drop. `decisions`: of operators, by group. `ends`: the ends of DATA behind
+    the opening snapshots, by group.
     """
 
     states: Mapping[str, SequencerState] = field(default_factory=dict)
     partitions: Mapping[TopicPartition, tuple[str, int]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     decisions: Mapping[str, Sequence[Exclusion]] = field(default_factory=dict)
+    ends: Mapping[str, int] = field(default_factory=dict)
 
 
 class GroupSupervisor:
@@ -90,7 +92,8 @@ class GroupSupervisor:
             unservable |= failed
             if taken.states and not came.states and not failed:
                 break
-            taken = Taken({**taken.states, **came.states}, {**taken.partitions, **came.partitions})
+            partitions, ends = {**taken.partitions, **came.partitions}, {**taken.ends, **came.ends}
+            taken = Taken({**taken.states, **came.states}, partitions, ends=ends)
         if topics and len(unservable) == len(topics):
             raise_unservable(unservable, topics)
         for group, error in sorted(unservable.items()):
@@ -268,15 +271,15 @@ class GroupSupervisor:
 
     def _finished_takeovers(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
         """Return the groups that are taken over by now, under maintenance, and the errors of groups that failed."""
-        states, topics, unservable = self._takeovers.results(timeout_s)
+        states, topics, opened, unservable = self._takeovers.results(timeout_s)
         if not states:
             return Taken(), unservable
         partitions, lost = self._partitions.find(topics, positions_of(states.values()))
         for group in lost:
             del states[group], topics[group]
         try:
-            self._maintenance.take(topics)
-            ends = self._maintenance.ends_of_data(topics)
+            self._maintenance.take(topics, states, opened)
+            self._maintenance.ends_of_data(topics)  # DATA can be read
         except (BrokerUnreachable, KafkaRefused) as error:  # they are claimed, so no other job serves them
             for group in topics:
                 self._maintenance.release(group)
@@ -285,11 +288,11 @@ class GroupSupervisor:
             watchdog = self._watchdogs[group] = Watchdog(
                 self._maintenance.log, self._maintenance.signed_end, self._maintenance.trouble_of
             )
-            watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
+            watchdog.watch(group, state.epoch, state.seqno, opened[group])
             self._reported[group] = state.seqno
         self._partitions.add(partitions)
         self._state.suspended.resume(states)
-        return Taken(states, partitions), unservable | lost
+        return Taken(states, partitions, ends=opened), unservable | lost
 
     def _release(self, group: str) -> None:
         self._partitions.drop(group)

@@ -18,6 +18,7 @@ from connectors.engine.batch import Polled
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.same_log_consumer import SameLogConsumer, out_of_range
 from connectors.kafka.transport import Record
+from connectors.takeover.same_forward import InputLost
 from ordering.base.errors import AbcastError
 
 POLL_S = 0.1
@@ -25,15 +26,6 @@ POLL_RECORDS = 5_000
 """The most records of one poll, of all groups together."""
 
 _logger = logging.getLogger(__name__)
-
-
-class InputLost(AbcastError):
-    """A position is not in its log: retention was faster, or the topic was made anew, or has lost its end.
-
-    A takeover finds where to read on.
-    """
-
-    retriable = True
 
 
 class PartitionsFailed(Exception):

@@ -31,6 +31,7 @@ from connectors.kafka.groups.unservable_groups import GROUP_ERRORS
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.fencing import check_not_fenced
 from ordering.base.errors import AbcastError, ProtocolViolation
+from ordering.base.names import Topic
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.state import SequencerState
 
@@ -131,7 +132,8 @@ class Loop(Generic[AnyMachine]):
         failed: dict[str, AbcastError] = {}
         for name, state in taken.states.items():
             try:
-                self._groups[name] = GroupDriver(name, self._deciders.machine(state), self._writer)
+                ends = {str(Topic(name, "data", self._site)): taken.ends[name] - 1} if name in taken.ends else {}
+                self._groups[name] = GroupDriver(name, self._deciders.machine(state), self._writer, ends)
             except AbcastError as error:
                 failed[name] = error
         for name, failure in failed.items():

@@ -18,10 +18,14 @@ from ordering.sequencer.state import SequencerState
 
 
 class Finished(NamedTuple):
-    """The groups whose takeover has ended: taken over, each with its state and forward topics, or failed."""
+    """The groups whose takeover has ended: taken over, or failed.
+
+    `topics`: of FORWARD. `ends`: as `Claimer.opened`.
+    """
 
     states: dict[str, SequencerState]
     topics: dict[str, list[str]]
+    ends: dict[str, int]
     errors: dict[str, AbcastError]
 
 
@@ -69,7 +73,7 @@ class Takeovers:
 
         Raises EnvironmentProblem.
         """
-        finished = Finished({}, {}, {})
+        finished = Finished({}, {}, {}, {})
         for running in list(self._running):
             takeover, topics = running
             for group, found in takeover.results(timeout_s).items():
@@ -77,6 +81,7 @@ class Takeovers:
                     finished.errors[group] = found
                 else:
                     finished.states[group], finished.topics[group] = found, topics[group]
+                    finished.ends[group] = self._claimer.opened[group]
             if not takeover.is_running:
                 self._running.remove(running)
                 takeover.close()

@@ -132,26 +132,24 @@ class SequencerShard(StreamingJob):
         connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)
         check_topics(connection, forward, site)
         self._await_spark()
-        states = take_over_groups(
-            Claimer(
-                connection,
-                site,
-                self._epochs,
-                self.agreement,
-                lambda state: self.check_group(state, topics[state.group]),
-                ledger=LedgerEnd(self.options.data / "ledger"),
-            ),
-            forward,
+        claimer = Claimer(
+            connection,
+            site,
+            self._epochs,
+            self.agreement,
+            lambda state: self.check_group(state, topics[state.group]),
+            ledger=LedgerEnd(self.options.data / "ledger"),
         )
+        states = take_over_groups(claimer, forward)
         self._maintenance, self._seen_batch = (
             GroupMaintenance(connection, site, self._epochs, "spark", self.options.troubles),
             -1,
         )
-        self._maintenance.take(forward)
-        ends = self._maintenance.ends_of_data(forward)
+        self._maintenance.take(forward, states, claimer.opened)
+        self._maintenance.ends_of_data(forward)  # DATA can be read
         self._watchdog = Watchdog(self._maintenance.log, self._maintenance.signed_end, self._maintenance.trouble_of)
         for group, state in states.items():
-            self._watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
+            self._watchdog.watch(group, state.epoch, state.seqno, claimer.opened[group])
         self._watched, self._stale = _watched(states), set()
         self._query = (
             self.decide(topics, states)

@@ -7,6 +7,7 @@ away with all its partitions. Suspended groups are asked about apart, so they do
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping
 from typing import Literal
@@ -85,6 +86,15 @@ class EndOffsets:
         if failed is not None and not ends and all(group in self._away for group in concerned):
             raise failed
         return ends
+
+    def below(self, reached: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Return the partitions of any topics that end below these offsets; none if Kafka does not tell all ends."""
+        with contextlib.suppress(KafkaError):
+            for topic in {place.topic for place in reached}:
+                self._consumer.partitions_for_topic(topic)
+            ends = self._consumer.end_offsets(list(reached), _ASK_ONE_MS, reached) if reached else {}
+            return [place for place, end in ends.items() if end < reached[place]]
+        return []
 
     def close(self) -> None:
         """Disconnect."""

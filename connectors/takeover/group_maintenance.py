@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -30,9 +31,11 @@ from connectors.kafka.topics.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover.end_offsets import EndOffsets, LogRole
 from connectors.takeover.fencing import ClaimLost, check_is_claimed, check_not_fenced
+from connectors.takeover.same_forward import InputLost
 from connectors.takeover.ticks import tick
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
+from ordering.sequencer.state import SequencerState
 
 LOOK_AT_SETTINGS_S = 3600.0
 """The time between two checks that nobody has set a retention on DATA or EPOCH."""
@@ -50,6 +53,8 @@ class _Group:
     checked_end: int | None = None
     """The end of EPOCH at the last check of the claims."""
     silent: set[LogRole] = field(default_factory=set)
+    unread: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The offsets up to which DATA was made from FORWARD, of partitions that the job has not read as far yet."""
 
 
 class GroupMaintenance:
@@ -83,10 +88,16 @@ class GroupMaintenance:
         self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has checked
         self._signs = SignsOfLife(connection, site, engine)
 
-    def take(self, forward: Mapping[str, list[str]]) -> None:
+    def take(
+        self,
+        forward: Mapping[str, list[str]],
+        states: Mapping[str, SequencerState] = MappingProxyType({}),
+        opened: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Add these groups, each with its forward topics. They replace the topics of a group that is known already.
 
-        A group whose logs may not be read is suspended. Raises BrokerUnreachable.
+        `states`, `opened`: of groups that were just taken over; as `Claimer.opened`. A group whose logs may not be read
+        is suspended. Raises BrokerUnreachable.
         """
         for group in forward.keys() - self.forward.keys():
             try:
@@ -95,6 +106,10 @@ class GroupMaintenance:
             except KafkaRefused as error:
                 self.away.suspend(group, error)
         self.forward |= forward
+        for group, state in states.items():
+            known, topics = self._groups[group], forward[group]
+            known.signed_end = opened[group]
+            known.unread = {TopicPartition(*each): n for each, n in state.decided.items() if each.topic in topics}
 
     def release(self, group: str) -> None:
         """Maintain the group no longer."""
@@ -179,12 +194,13 @@ class GroupMaintenance:
         """Give a sign of life for all groups, right after `check_not_fenced`, if one is due.
 
         `considered`: the first offset of each forward partition that is not considered yet. `topics`: the existing
-        topics, to report the suspended groups. Raises BrokerUnreachable; UnservableGroups or HistoryChanged if DATA
-        ends below an earlier end.
+        topics, to report the suspended groups. Raises BrokerUnreachable; UnservableGroups, HistoryChanged or InputLost
+        if DATA ends below an earlier end, or FORWARD below the records that DATA was made from.
         """
         if not self._signs.is_due(now):
             return
         asked = self._due()
+        raise_unservable(self._recreated(asked, considered), self.forward)
         signed = {group: self._groups[group].signed_end for group in asked}
         ends = self._ends.find("data", asked, self.forward, signed)
         for group in asked:
@@ -195,6 +211,24 @@ class GroupMaintenance:
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
         suspended = {**silent, **self._troubles.suspended(topics, self._site)}
         self._signs.give(here, considered, now, ends, self._troubles.of, suspended)
+
+    def _recreated(self, groups: Iterable[str], considered: Mapping[TopicPartition, int]) -> dict[str, AbcastError]:
+        """Return an error for each group whose FORWARD lost its end, or was recreated, before the job read that far.
+
+        The takeover has compared it with DATA. The job takes all below what DATA was made from for read before, and
+        orders nothing of it.
+        """
+        groups_of: dict[TopicPartition, str] = {}
+        reached: dict[TopicPartition, int] = {}
+        for group in groups:
+            known = self._groups[group]
+            known.unread = {place: end for place, end in known.unread.items() if considered.get(place, 0) < end}
+            groups_of |= dict.fromkeys(known.unread, group)
+            reached |= known.unread
+        return {
+            groups_of[place]: InputLost(f"{place.topic}-{place.partition} was recreated, or has lost its end.")
+            for place in self._ends.below(reached)
+        }
 
     def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
         """Return an error for each group whose DATA ends below an earlier end. The next start finds the cause."""

@@ -20,6 +20,7 @@ from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Consumer
+from ordering.base.errors import AbcastError
 from ordering.base.records import Data, Forward, Partition
 from ordering.sequencer.state import SequencerState
 
@@ -27,6 +28,15 @@ LOOKED_AT = 20
 """The number of newest DATA records that are compared."""
 
 _logger = logging.getLogger(__name__)
+
+
+class InputLost(AbcastError):
+    """A position is not in its log: retention was faster, or the topic was made anew, or has lost its end.
+
+    A takeover finds where to read on.
+    """
+
+    retriable = True
 
 
 def changed_inputs(data: DataLog, consumer: Consumer, topics: Collection[str], end: int) -> set[Partition]:

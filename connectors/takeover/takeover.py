@@ -74,7 +74,8 @@ class Claimer:
     """The process that claims groups at a site, and its conditions.
 
     `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
-    group is taken back from a newer sequencer that lives. `agreement`: "isis" for a job that agrees with other sites.
+    group is taken back from a newer sequencer that lives. `opened`: the ends of DATA behind the opening snapshots, by
+    group; takeovers keep it up to date. `agreement`: "isis" for a job that agrees with other sites.
     `check_group`: checks each group before its claim. `ledger`: a group is not claimed if its DATA has lost seqnos that
     the ledger has.
     """
@@ -85,6 +86,7 @@ class Claimer:
     agreement: str = ""
     check_group: GroupCheck | None = None
     ledger: Ledger | None = None
+    opened: dict[str, int] = field(default_factory=dict)
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
@@ -307,7 +309,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     state = from_the_beginning(state, found.changed)  # in the snapshot, too: soon DATA names only the new log
-    _append_data(data, producer, snapshot(state))
+    by.opened[group] = _append_data(data, producer, snapshot(state)) + 1
     _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state

@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.engine.group import PATIENCE_S
 from connectors.engine.group_supervisor import GroupSupervisor, Taken
-from connectors.engine.intake import POLL_S, GroupIntake, InputLost
+from connectors.engine.intake import POLL_S, GroupIntake
 from connectors.engine.job import Sequencers
 from connectors.engine.loop import STEP_S, Loop
 from connectors.engine.options import EngineOptions, JobState
@@ -24,6 +24,7 @@ from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.groups import positions_of
+from connectors.takeover.same_forward import InputLost
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import WRITES

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +20,11 @@ from connectors import Member
 from connectors.diagnosis import status
 from connectors.diagnosis.report import check_group
 from connectors.diagnosis.status import read_status
+from connectors.engine.group_supervisor import Taken
+from connectors.engine.job import Sequencers
+from connectors.engine.loop import Loop
+from connectors.engine.sequencing import Sequencing
+from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
@@ -25,6 +33,7 @@ from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.spark.job import JobOptions
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.same_forward import InputLost
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS
@@ -42,6 +51,7 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data, Partition
 from ordering.checker.anomalies import DIVERGENT
 from ordering.sequencer.sequencer import snapshot
+from ordering.sequencer.state import SequencerState
 from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
 from tests.waiting import eventually
@@ -163,6 +173,64 @@ def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
         take_over(kafka, "g", SITE)
 
 
+class TestJustTakenOver:
+    """What the takeover has seen, or written, is lost before the sequencer does anything."""
+
+    @pytest.fixture
+    def by(self, kafka: MemoryConnection) -> Claimer:
+        return Claimer(kafka, SITE)
+
+    @pytest.fixture
+    def state(self, kafka: MemoryConnection, by: Claimer) -> SequencerState:
+        order(kafka, 3)
+        return take_over_groups(by, {"g": [FORWARD]})["g"]
+
+    @pytest.fixture
+    def maintenance(self, kafka: MemoryConnection, by: Claimer, state: SequencerState) -> Iterator[GroupMaintenance]:
+        with closing(GroupMaintenance(kafka, SITE, by.claimed, "process")) as maintenance:
+            maintenance.take({"g": [FORWARD]}, {"g": state}, by.opened)
+            yield maintenance
+
+    @pytest.mark.parametrize("lost", [1, 2, 3])
+    def test_data_at_the_first_sign(self, kafka: MemoryConnection, maintenance: GroupMaintenance, lost: int) -> None:
+        kafka.topics.truncate(DATA, length(kafka) - lost)
+        with pytest.raises(HistoryChanged, match=f"ended at {length(kafka) + lost} before"):
+            maintenance.sign({}, 0.0)
+
+    def work(self, loop: Loop[Sequencing]) -> None:
+        supervisor: Any = SimpleNamespace(raise_failure=lambda: None, changes=list, pipelines={})
+        for _ in range(5):
+            loop.turn(supervisor)
+
+    @pytest.mark.parametrize("lost", [1, 2, 3])
+    def test_data_at_the_first_write(
+        self, kafka: MemoryConnection, by: Claimer, state: SequencerState, lost: int
+    ) -> None:
+        """Without the seal, records of the sequencer that it has fenced count."""
+        with closing(Loop(kafka, SITE, Sequencers(SITE), threading.Event())) as loop:
+            loop.take(Taken({"g": state}, {TopicPartition(FORWARD, 0): ("g", 0)}, ends=by.opened))
+            kafka.topics.truncate(DATA, length(kafka) - lost)
+            kafka.topics.append(TopicPartition(FORWARD, 0), f"{SITE}/b".encode(), b"x", forward_headers(1, 1))
+            with pytest.raises(WriteFailed, match=f"{DATA} was recreated, or has lost its end"):
+                self.work(loop)
+
+    @pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
+    def test_forward(self, kafka: MemoryConnection, maintenance: GroupMaintenance, how: Change) -> None:
+        """The job takes what lies below DATA's sources for read before."""
+        place = TopicPartition(FORWARD, 0)
+        change(kafka, FORWARD, how)
+        is_short = len(kafka.topics.partitions[place]) < maintenance._groups["g"].unread[place]
+        with pytest.raises(InputLost) if is_short else nullcontext():
+            maintenance.sign({place: 1}, 0.0)
+
+    def test_forward_that_the_job_has_read(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
+        """From then on the job compares the log with its last record."""
+        place = TopicPartition(FORWARD, 0)
+        maintenance.sign({place: len(kafka.topics.partitions[place])}, 0.0)
+        kafka.topics.make_anew([FORWARD])
+        maintenance.sign({place: 0}, 10.0)
+
+
 @pytest.mark.parametrize("kept", range(4))
 def test_epoch_has_lost_its_end(kafka: MemoryConnection, kept: int) -> None:
     """No epoch is given twice; a claim whose note alone is lost is enough."""
@@ -177,7 +245,8 @@ def test_epoch_has_lost_its_end(kafka: MemoryConnection, kept: int) -> None:
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == kept
 
 
-def test_a_fenced_sequencer_hides_the_epoch_that_epoch_has_lost(kafka: MemoryConnection) -> None:
+@pytest.mark.parametrize("has_signed", [False, True])
+def test_a_fenced_sequencer_hides_the_epoch_that_epoch_has_lost(kafka: MemoryConnection, has_signed: bool) -> None:
     """Its snapshot behind the successor's seal would count, if the successor had never claimed."""
     order(kafka, 1)
     fenced = take_over(kafka, "g", SITE)
@@ -185,10 +254,12 @@ def test_a_fenced_sequencer_hides_the_epoch_that_epoch_has_lost(kafka: MemoryCon
     take_over(kafka, "g", SITE, claimed)
     with closing(GroupMaintenance(kafka, SITE, claimed, "process")) as maintenance:
         maintenance.take({"g": [FORWARD]})
-        maintenance.sign({}, 0.0)
+        if has_signed:
+            maintenance.sign({}, 0.0)
     kafka.topics.append(TopicPartition(DATA, 0), *encode_data(snapshot(fenced)))
     kafka.topics.truncate(EPOCH, 4)
-    with pytest.raises(HistoryChanged, match=f"the last sign of life knows epoch 5, but {EPOCH} is only at 3"):
+    who = "the last sign of life" if has_signed else DATA
+    with pytest.raises(HistoryChanged, match=f"{who} knows epoch 5, but {EPOCH} is only at 3"):
         take_over(kafka, "g", SITE)
     assert len(kafka.topics.partitions[TopicPartition(EPOCH, 0)]) == 4
 

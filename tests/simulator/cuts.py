@@ -73,7 +73,7 @@ class Log:
     given: list[Told] = field(default_factory=list)
     is_told: str = ""
     damage: int = 0
-    """Number of damages of DATA before it began."""
+    """Number of damages of DATA before it began, without one that EPOCH told it of."""
 
 
 @dataclass
@@ -169,7 +169,9 @@ class Cuts:
         """Begin to read behind a seqno; None for the newest."""
         with DataLog(self.connection, GROUP, SITE) as data, suppress(HistoryUnavailable):
             start = data.after(data.state().seqno if after is None else after, or_end=after is None)
-            log = Log(DataCursor(self.connection.consumer(), TopicPartition(*DATA), start), damage=self.damage)
+            known_lost = start.offset > data.end()  # by EPOCH
+            cursor = DataCursor(self.connection.consumer(), TopicPartition(*DATA), start)
+            log = Log(cursor, damage=self.damage - known_lost)
             self.take(log)
             return log
         return None

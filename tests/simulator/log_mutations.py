@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -44,9 +44,9 @@ def with_the_snapshot(
     return delete_below(connection, consumer, admin, {place: at + 1 for place, at in below.items()}, dry_run=dry_run)
 
 
-def any_snapshot(stored: StoredRecord, _epochs: Epochs) -> bool:
+def any_snapshot(records: Sequence[StoredRecord], index: int, _epochs: Epochs) -> bool:
     """Every snapshot is taken for one in force, also one behind a higher seal."""
-    return stored.data.kind == EPOCH and bool(stored.data.payload)
+    return records[index].data.kind == EPOCH and bool(records[index].data.payload)
 
 
 def by_its_time(data: DataLog, row: LedgerRow, _: SequencerState) -> bool:
@@ -113,6 +113,20 @@ CUTS = (
             ("connectors.engine.writing.WrittenBatch.note_ends", nothing),
         ),
         from_seed=210,
+    ),
+    Mutation(
+        "snapshot-behind-a-hole",
+        "A starting job believes a snapshot that counts records which DATA lost before it",
+        (LOST, SILENT, GAP),
+        (("connectors.kafka.log.log_state._is_contradicted", lambda *_: False),),
+        from_seed=431,
+    ),
+    Mutation(
+        "recreated-unread",
+        "A job does not look whether FORWARD was recreated before it read as far as DATA",
+        LOST,
+        (("connectors.takeover.group_maintenance.GroupMaintenance._recreated", lambda *_: {}),),
+        from_seed=700_885,
     ),
     Mutation(
         "count-unread",

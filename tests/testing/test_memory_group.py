@@ -14,7 +14,7 @@ import pytest
 from abcast import Member, UsageError
 from abcast.testing import MemoryGroup
 
-from connectors.engine.intake import InputLost
+from connectors.takeover.same_forward import InputLost
 from ordering.base.names import Topic
 from tests.papers import doc, fences
 from tests.waiting import WAIT, eventually

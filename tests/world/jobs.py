@@ -14,14 +14,13 @@ from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.sequencing import Sequencing
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
-from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.transport import PlainRecord
 from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.records import EPOCH, Data
+from ordering.base.records import Data
 from ordering.sequencer.state import SequencerState
 from tests.world.clock import Clock
 
@@ -55,8 +54,6 @@ class Job(Sequencers):
         self.supervisor = GroupSupervisor(options, state)
         try:
             taken = self.supervisor.take_all()
-            self.opened = {place: len(log) for place, log in self.topics.partitions.items()}
-            """The ends of the logs after the takeover."""
             self.loop = Loop(options.connection, self.site, self, clock.event(), lambda to: _Writer(to, self))
             self.loop.take(taken)
         except BaseException:
@@ -92,8 +89,7 @@ class _Writer(Writer):
     """A writer that may be killed. Its producer is idempotent.
 
     A broker that knows the producer, by a record of it, refuses a batch behind lost ones. Any other broker takes it. So
-    a hole in DATA may show to readers alone. Not here: a job that writes on in a log that has lost its seal, or that
-    writes a snapshot behind a hole before anybody has noticed: what that counts is nowhere.
+    a hole in DATA may show to readers alone.
     """
 
     def __init__(self, connection: Connection, job: Job) -> None:
@@ -102,18 +98,13 @@ class _Writer(Writer):
         self._job, self._restarts = job, job.topics.restarts
         self._first: dict[TopicPartition, PlainRecord] = {}
         """The producer's first record in each partition."""
-        self._has_hole = False
 
     def write(self, outputs: Iterable[Output]) -> WrittenBatch:
         every, logs = list(outputs), self._job.topics.partitions
         if self._restarts != self._job.topics.restarts:
-            written_to = {TopicPartition(topic, 0) for topic, _ in every}
-            is_known = any(first in logs[place][first.offset :] for place, first in self._first.items())
-            if is_known or any(len(logs[place]) < self._job.opened[place] for place in written_to):
+            if any(first in logs[place][first.offset :] for place, first in self._first.items()):
                 raise WriteFailed("the batch does not follow the last one that the broker knows.")
-            self._restarts, self._first, self._has_hole = self._job.topics.restarts, {}, True
-        if self._has_hole and any(decode_data(*record).kind == EPOCH for _, record in every):
-            raise WriteFailed("a snapshot behind a hole.")
+            self._restarts, self._first = self._job.topics.restarts, {}
         written = super().write(every[: self._job.cut])
         for sent in written.sent:
             place = sent.value.topic_partition

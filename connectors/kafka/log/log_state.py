@@ -14,6 +14,7 @@ the base does not count any more, and an earlier one does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from connectors.kafka.log.seqno_search import where
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
 from ordering.base.errors import NoSnapshot
 from ordering.base.reader import epoch_of
-from ordering.base.records import ENTRY, EPOCH, MESSAGE
+from ordering.base.records import ENTRY, EPOCH, MESSAGE, Data
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 
@@ -51,7 +52,7 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
         before = [_without_payload(stored) for stored in log.records(start, below)]
         tail = [*before, *tail]
         for index in range(len(before) - 1, -1, -1):
-            if _is_snapshot_in_force(tail[index], epochs):
+            if _is_snapshot_in_force(tail, index, epochs):
                 return absorb(SequencerState(log.topic.group), (stored.data for stored in tail[index:]))
     if beginning > 0:
         if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
@@ -68,22 +69,45 @@ def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
     """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`; None without one."""
     epochs = log.epochs.read()
     for start, below in windows_back(log.beginning(), end, _FIRST_WINDOW):
-        found = [stored for stored in log.records(start, below) if _is_snapshot_in_force(stored, epochs)]
-        for stored in reversed(found):
-            state = SequencerState.from_bytes(stored.data.payload)
-            if state.seqno <= seqno:
-                return Snapshot(stored.offset, state)
+        stored = [_without_payload(each) for each in log.records(start, below)]
+        for index in range(len(stored) - 1, -1, -1):
+            if _is_snapshot_in_force(stored, index, epochs):
+                state = SequencerState.from_bytes(stored[index].data.payload)
+                if state.seqno <= seqno:
+                    return Snapshot(stored[index].offset, state)
     return None
 
 
-def _is_snapshot_in_force(stored: StoredRecord, epochs: Epochs) -> bool:
-    data, claims = stored.data, epochs.claims
+def _is_snapshot_in_force(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
+    """Whether the record at the index is a snapshot in force. The records before it must not contradict it."""
+    offset, data, claims = records[index].offset, records[index].data, epochs.claims
     # A record copied from an earlier home is not this topic's own.
     if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
         return False
-    return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch) or any(
-        note.epoch == data.epoch and note.offset > stored.offset for note in epochs.notes
+    is_known = all(claim.floor > offset for claim in claims if claim.epoch > data.epoch) or any(
+        note.epoch == data.epoch and note.offset > offset for note in epochs.notes
     )
+    return is_known and not _is_contradicted(data, records[:index], epochs)
+
+
+def _is_contradicted(snapshot: Data, before: Sequence[StoredRecord], epochs: Epochs) -> bool:
+    """Whether records before a snapshot have a higher epoch, or the last one of its epoch does not lead to its seqno.
+
+    A seal leads to the seqno in its note.
+    """
+    own = [stored for stored in before if stored.data.seqno or stored.data.kind == EPOCH]
+    if any(stored.data.epoch > snapshot.epoch for stored in own):
+        return True
+    last = next((stored for stored in reversed(own) if stored.data.epoch == snapshot.epoch), None)
+    if last is None:
+        return False
+    if last.data.seqno:
+        led_to = [last.data.seqno + last.data.count - 1]
+    elif last.data.payload:
+        led_to = [SequencerState.from_bytes(last.data.payload).seqno]
+    else:
+        led_to = [n.seqno for n in epochs.notes if (n.epoch, n.offset) == (snapshot.epoch, last.offset + 1)]
+    return bool(led_to) and SequencerState.from_bytes(snapshot.payload).seqno not in led_to
 
 
 def _from_base(log: StoredRecords, end: int) -> SequencerState | None:

@@ -13,9 +13,11 @@ from kafka.structs import TopicPartition
 
 from connectors.client.api.member import Member
 from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import Note
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.log_state import snapshot_below
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.settings import change_settings
 from connectors.takeover.takeover import take_over
@@ -85,6 +87,33 @@ def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
     stale = snapshot(state(1, 3, Seal(1, 1)))
     log = log_of(*FIRST, *SECOND, ZOMBIE, stale, data(2, 3), floors=(0, 4))
     assert (log.state().epoch, log.state().received) == (2, {"s/a": ReceivedRow(1, 3)})
+
+
+@pytest.mark.parametrize(
+    ("kept", "seqno"),
+    [
+        pytest.param(FIRST, 2, id="some messages are lost"),
+        pytest.param((*FIRST, *SECOND), 2, id="all messages of the epoch are lost"),
+        pytest.param((*FIRST, SECOND[0]), 2, id="the opening snapshot is lost, too"),
+        pytest.param((*FIRST, snapshot(state(1, 2, Seal(1, 1)))), 2, id="all messages behind a snapshot are lost"),
+    ],
+)
+def test_a_snapshot_behind_lost_records_is_no_base(kept: tuple[Data, ...], seqno: int) -> None:
+    """Messages up to 4 were written. DATA loses its end, and the sequencer goes on with a snapshot."""
+    epoch = kept[-1].epoch
+    hidden = snapshot(state(epoch, 4, *(Seal(1, 1), Seal(2, 3))[:epoch]))
+    log = log_of(*kept, hidden, data(epoch, 5), floors=(0, 4)[:epoch])
+    log.broker.notes += [Note(1, 1, 0), Note(5, 2, 2)][:epoch]
+    assert log.state().seqno == seqno
+    assert (found := snapshot_below(log, log.end(), 5)) is None or found.state.seqno <= seqno
+    log.broker.beginning = len(kept)
+    assert log.state().seqno == 5, "nothing else is left to tell"
+
+
+def test_a_snapshot_hides_no_epoch_without_a_claim() -> None:
+    """EPOCH has lost the newest claim. A fenced sequencer writes a snapshot behind the new one's seal."""
+    late = snapshot(state(1, 2, Seal(1, 1)))
+    assert log_of(*FIRST, *SECOND, data(2, 3), late, floors=(0,)).state().epoch == 2
 
 
 def test_the_state_without_the_beginning() -> None:
