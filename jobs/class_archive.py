@@ -18,11 +18,11 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
+from connectors.local.class_archive import class_archive
 from connectors.local.jars import say
-from connectors.local.node import class_archive as broker_archive
 from connectors.spark.job import JobOptions
 from connectors.spark.jvm import end_jvm
-from connectors.spark.session import build_session, class_archive
+from connectors.spark.session import build_session
 from jobs.terminal.streaming import job_classes, running
 
 _GROUP, _SITE = "training", "local"
@@ -32,7 +32,7 @@ _PATIENCE_S = 120.0
 
 def record() -> None:
     """Make both archives, in the place of older ones. Raises AbcastError, or OSError if a JVM has written none."""
-    archive, of_broker = class_archive(), broker_archive()
+    archive, of_broker = class_archive("spark"), class_archive("broker")
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         directory = Path(name)
         broker_partial = directory / of_broker.name

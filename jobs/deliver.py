@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import threading
@@ -26,6 +25,7 @@ from jobs.terminal.options import (
     location,
     run_script,
 )
+from jobs.terminal.rows import as_text, json_entry
 from ordering.base.names import DEFAULT_SITE, Address
 from ordering.casts.casts import TOTAL
 from ordering.participant.events import BEGIN
@@ -151,20 +151,15 @@ class _Waiting:
 
 
 def _line(delivery: Delivery, as_json: bool) -> str:
-    try:
-        text: str | None = delivery.payload.decode("utf-8")
-    except UnicodeDecodeError:
-        text = None
-    encoded = base64.b64encode(delivery.payload).decode("ascii")
     if not as_json:
-        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else _harmless(text)}"
+        return f"{delivery.seqno}\t{delivery.sender}\t{_harmless(as_text(delivery.payload))}"
     line: dict[str, Any] = {
         "seqno": delivery.seqno,
         "sender": delivery.sender,
         "incarnation": delivery.incarnation,
         "local_seqno": delivery.local_seqno,
     }
-    line |= {"payload_base64": encoded} if text is None else {"payload": text}
+    line |= [json_entry("payload", delivery.payload)]
     if delivery.view_id:
         line["view_id"] = delivery.view_id
     if delivery.order != TOTAL:

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
@@ -163,13 +164,9 @@ def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> 
     """Return the end of the topic that the relay from a neighbour fills; 0 if there is none."""
     connection = sites.connection(site)
     partition = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
-    consumer = connection.consumer()
-    try:
-        with connection.reachable():
-            is_there = bool(consumer.partitions_for_topic(partition.topic))
-            return int(consumer.end_offsets([partition])[partition]) if is_there else 0
-    finally:
-        consumer.close()
+    with closing(connection.consumer()) as consumer, connection.reachable():
+        is_there = bool(consumer.partitions_for_topic(partition.topic))
+        return int(consumer.end_offsets([partition])[partition]) if is_there else 0
 
 
 def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from connectors.local.cluster import HOST, LocalCluster, is_free
-from connectors.local.jars import Progress, broker_jars, say
+from connectors.local.jars import Progress, jars_of, say
 from connectors.local.java import require_java
 from connectors.local.node import STOP_TIMEOUT_S, Node, end
 from connectors.local.secure_cluster import SecureCluster
@@ -181,7 +181,7 @@ class EmbeddedBroker:
             EnvironmentProblem: no Java, no jars, a port is taken, the disk is full, or it did not come up in time.
             UsageError: it runs already, on another port than the one asked for.
         """
-        java, jars = require_java(), broker_jars(self._progress)
+        java, jars = require_java(), jars_of("broker", self._progress)
         with self._locked():
             missing = [node for node in self._all() if node.pid() is None]
             before = self._cluster
@@ -197,19 +197,6 @@ class EmbeddedBroker:
                 raise
         return bool(missing)
 
-    def start_node(self, node: int = 0, timeout: float = 60.0, detached: bool = False) -> None:
-        """Start one node again and wait until it answers.
-
-        Raises as `start` does, and UsageError if there is no such node, or the cluster was never started.
-        """
-        asked = self._existing(node)
-        if self._cluster is None:
-            raise UsageError(f"The cluster of {self.directory} was never started: start() starts all its nodes.")
-        java, jars = require_java(), broker_jars(self._progress)
-        with self._locked():
-            if asked.pid() is None:
-                self._start_nodes([asked], java, jars, detached, timeout)
-
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop every node, whichever process started it; kill a node that has not stopped after `timeout` seconds.
 
@@ -218,20 +205,16 @@ class EmbeddedBroker:
         end(self._all(), signal.SIGTERM, timeout)
         self._started_here = False
 
-    def stop_node(self, node: int = 0, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop one node in order, as a rolling restart does. Raises UsageError if there is no such node."""
-        end([self._existing(node)], signal.SIGTERM, timeout)
+    def kill(self, node: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
+        """End one node, at once as a crash would, or by SIGTERM in order. `start` starts it again.
 
-    def kill(self, node: int = 0) -> None:
-        """End one node at once (SIGKILL), as a crash would. Raises UsageError if there is no such node."""
-        end([self._existing(node)], signal.SIGKILL)
-
-    # --- inside ----------------------------------------------------------------------------------------------------
-
-    def _existing(self, node: int) -> Node:
+        Raises UsageError if there is no such node.
+        """
         if not 0 <= node < self.nodes:
             raise UsageError(f"There is no node {node}: this cluster has nodes 0 to {self.nodes - 1}.")
-        return self._node(node)
+        end([self._node(node)], how)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
 
     def _node(self, number: int) -> Node:
         return self._nodes.setdefault(number, Node(self.directory, number))
@@ -323,8 +306,3 @@ class EmbeddedBroker:
     def _failure(self, node: Node, what: str) -> AbcastError:
         assert self._cluster is not None, "ports are chosen before nodes start"
         return node.failure(what, self._cluster.ports[node.number].broker)
-
-
-def broker_process_ids(directory: Path) -> dict[int, int]:
-    """Return the process id of each running node of the cluster in `directory`, by its number."""
-    return {node.node: node.pid for node in EmbeddedBroker(directory).status().nodes if node.pid is not None}

@@ -105,29 +105,10 @@ def jars_directory() -> Path:
     return Path(chosen).expanduser().resolve() if chosen else Path(sys.prefix) / "share" / "abcast" / "jars"
 
 
-def spark_jars(progress: Progress = say) -> list[Path]:
-    """Return the jars for `spark.jars`; fetch them if they are missing.
-
-    Raises:
-        EnvironmentProblem: they are missing and can't be fetched.
-        UsageError: the extra that fetches them is not installed.
-    """
-    return [jar for configuration in FOR_SPARK for jar in _jars(configuration, progress)]
-
-
-def broker_jars(progress: Progress = say) -> list[Path]:
-    """Return the embedded broker's class path, sorted by name; fetch it if it is missing.
-
-    Raises:
-        EnvironmentProblem: the jars are missing and can't be fetched.
-        UsageError: the extra that fetches them is not installed.
-    """
-    return _jars("broker", progress)
-
-
 def jars_of(configuration: str, progress: Progress = say) -> list[Path]:
-    """Return the jars of a configuration; fetch them if they are missing. Raises like `spark_jars`."""
-    return _jars(configuration, progress)
+    """Return the jars of a configuration, sorted by name; fetch them if they are missing. Raises like `resolve`."""
+    resolve([configuration], progress)
+    return sorted((jars_directory() / configuration).glob("*.jar"))
 
 
 def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) -> None:
@@ -146,11 +127,6 @@ def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) ->
     with ThreadPoolExecutor(max_workers=len(CONFIGURATIONS)) as pool:
         for done in [pool.submit(_fetch, name, progress) for name in missing]:
             done.result()
-
-
-def _jars(configuration: str, progress: Progress) -> list[Path]:
-    resolve([configuration], progress)
-    return sorted((jars_directory() / configuration).glob("*.jar"))
 
 
 def _wanted_stamp(configuration: str) -> str:
@@ -292,7 +268,7 @@ def _compile(what: _Compiled, target: Path) -> None:
     compiler = [*of_spark.glob("scala-compiler-*.jar"), *of_spark.glob("scala-reflect-*.jar")]
     library = [*of_spark.glob("scala-library-*.jar")]
     against = [jar for pattern in what.jars_of_spark for jar in sorted(of_spark.glob(pattern))]
-    against += [jar for configuration in what.sets for jar in _jars(configuration, say)]
+    against += [jar for configuration in what.sets for jar in jars_of(configuration)]
     with tempfile.TemporaryDirectory(prefix="abcast-compiled-") as compiled:
         command = [
             *(str(require_java()), "-cp", os.pathsep.join(map(str, [*compiler, *library])), "scala.tools.nsc.Main"),

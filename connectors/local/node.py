@@ -31,9 +31,9 @@ from typing import Any
 from kafka.errors import KafkaError
 
 from connectors.kafka.transport.kafka_python import AdminClient
+from connectors.local.class_archive import archive_options
 from connectors.local.cluster import LocalCluster
 from connectors.local.configuration import configuration_file
-from connectors.local.jars import jars_directory
 from connectors.local.properties import escaped
 from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
 from ordering.base.errors import AbcastError, EnvironmentProblem
@@ -146,25 +146,28 @@ class Node:
         self, cluster_id: str, secure: SecureCluster | None, java: Path, class_path: str
     ) -> subprocess.Popen[bytes]:
         """Start `kafka-storage format`, which gives a new node its identity."""
-        command = [str(java), "-XX:TieredStopAtLevel=1", *_class_options(None), *self._logging_options()]
+        command = [str(java), "-XX:TieredStopAtLevel=1", *archive_options("broker"), *self._logging_options()]
         command += ["-cp", class_path, "kafka.tools.StorageTool", "format", "-c", str(self._properties)]
         # In one word: an id that begins with a hyphen (one in 64) would be taken for an option.
         command += [f"--cluster-id={cluster_id}"]
         if secure is not None:
             command = [str(java), argument_file(self._format_arguments(), [*command[1:], *secure.first_users()])]
+        return self._begin(command)
+
+    def _begin(self, command: Sequence[str], directory: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start Java in a session of its own (see the module's docstring)."""
+        # With another locale, Java does not find files with names outside ASCII.
+        environment = {**os.environ, **({} if str(self.directory).isascii() else {"LC_ALL": "C.UTF-8"})}
         with (self.directory / "console.log").open("wb") as console:
             return subprocess.Popen(
                 command,
-                env=self._environment(),
+                cwd=directory,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
                 start_new_session=True,
             )
-
-    def _environment(self) -> dict[str, str]:
-        """Return an environment in which Java finds files with names outside ASCII, in any terminal."""
-        return {**os.environ, **({} if str(self.directory).isascii() else {"LC_ALL": "C.UTF-8"})}
 
     def end_format(self, process: subprocess.Popen[bytes]) -> None:
         """Remove all traces of `begin_format`."""
@@ -181,23 +184,12 @@ class Node:
             str(java),
             *("-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
             f"-Djava.io.tmpdir={temporary_files}",
-            *_class_options(archive_to),
+            *archive_options("broker", archive_to),
             *self._logging_options(),
             *("-cp", class_path, _MAIN_CLASS, str(self._properties)),
         ]
         self.log.unlink(missing_ok=True)  # so that a failure's reason is from this start
-        with (self.directory / "console.log").open("wb") as console:
-            # A session of its own: see the module's docstring.
-            process = subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,
-            )
-        self._process = process
+        self._process = process = self._begin(command, self.directory)
         (self.directory / "pid").write_text(str(process.pid), encoding="ascii")
         if not detached:
             # A pipe ends when our process does, however it ends. (The kernel's parent-death signal would also come when
@@ -281,24 +273,6 @@ class Node:
     def _logging_options(self) -> list[str]:
         configuration = configuration_file("broker-log4j2.properties")
         return [f"-Dlog4j2.configurationFile={configuration}", f"-Dabcast.broker.log={self.log}"]
-
-
-def class_archive() -> Path:
-    """Return the path of the archive of Kafka's classes, which `jobs.class_archive` makes."""
-    return jars_directory() / "broker.jsa"
-
-
-def _class_options(archive_to: Path | None) -> Iterator[str]:
-    """Yield the options for classes that Java has read and checked before: most of a start otherwise."""
-    archive = class_archive()
-    if archive_to is not None:
-        yield f"-XX:ArchiveClassesAtExit={archive_to}"
-    elif archive.exists():
-        yield f"-XX:SharedArchiveFile={archive}"
-    else:
-        return
-    # Java complains on standard output about classes left out, and about an archive of another Java.
-    yield from ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 def end(nodes: Sequence[Node], how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
 
+from connectors.kafka.login.dialects import jaas
 from connectors.kafka.transport.kafka_python import AdminClient
 from ordering.base.errors import EnvironmentProblem, UsageError
 
@@ -35,7 +36,6 @@ LISTENER = "SASL_SSL"
 _ITERATIONS = 4096
 _DAYS = "3650"
 _KEYTOOL_TIMEOUT_S = 60
-_LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _NAME_OF_NODES = "abcast-broker"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PASSWORD = re.compile(r'password="([^"]*)"')
@@ -193,7 +193,7 @@ def argument_file(file: Path, arguments: Iterable[str]) -> str:
 
 
 def _jaas(user: str, password: str) -> str:
-    return f'{_LOGIN_MODULE} required username="{user}" password="{password}";'
+    return jaas(MECHANISM, {"username": user, "password": password})
 
 
 def _write(file: Path, text: str) -> None:

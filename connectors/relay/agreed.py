@@ -31,13 +31,10 @@ class Agreed(Relay):
     """FORWARD of a site, and the entries and seals in its DATA, to another site that agrees with it."""
 
     carries = "agreed"
+    reads = ("forward", "data")
     needs_all_records = True
     real_time_batch = "1 minute"
     """Long, as a run crosses several links and may meet the end of a batch on each."""
-
-    def is_read(self, topic: Topic) -> bool:
-        """Whether the topic is FORWARD or DATA of the source."""
-        return topic.role in ("forward", "data") and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
         """Return the other site's topic for this neighbour."""

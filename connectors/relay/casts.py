@@ -67,10 +67,6 @@ class Casts(Relay):
             self.sites, self.direction, topic.site, self._at_target.get(topic.group, ())
         )
 
-    def filled(self, topic: Topic) -> Topic:
-        """Return the topic of the same name in the other Kafka."""
-        return topic
-
     def carry(self, rows: DataFrame) -> DataFrame:
         """Copy casts that were not in the target's Kafka, with this relay's mark; in a mesh, only casts of no view."""
         at_target = self.in_kafka_of_target(self._at_target.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import closing
+from typing import ClassVar
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +18,7 @@ from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
 from connectors.spark.job import JobOptions
 from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
-from ordering.base.names import Topic
+from ordering.base.names import Role, Topic
 from ordering.base.records import Partition
 
 _logger = logging.getLogger(__name__)
@@ -27,14 +28,11 @@ class HomeData(Relay):
     """DATA of a hub's home to another site."""
 
     carries = "home-data"
+    reads = ("data",)
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         super().__init__(spark, options, sites, direction)
         self._copies: list[HomeCopy] = []
-
-    def is_read(self, topic: Topic) -> bool:
-        """Whether the topic is DATA of the home."""
-        return topic.role == "data" and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
         """Return DATA of the other site."""
@@ -86,10 +84,7 @@ class SiteForward(Relay):
     """FORWARD of a hub's other site to its home."""
 
     carries = "site-forward"
-
-    def is_read(self, topic: Topic) -> bool:
-        """Whether the topic is FORWARD of the site."""
-        return topic.role == "forward" and topic.site == self.direction.source
+    reads: ClassVar[tuple[Role, ...]] = ("forward",)
 
     def filled(self, topic: Topic) -> Topic:
         """Return the home's topic for this neighbour."""

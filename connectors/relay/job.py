@@ -52,6 +52,8 @@ class Relay(StreamingJob):
     """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
+    reads: ClassVar[tuple[Role, ...]] = ()
+    """The roles of the source site's own topics that are carried."""
     real_time_batch: ClassVar[str] = "5 seconds"
     """The time after which a real-time query notes its offsets. Nothing is carried while it notes them."""
     keeps_trying = True
@@ -99,13 +101,13 @@ class Relay(StreamingJob):
         }
         return {**super().leaderless(found), **there}
 
-    @abstractmethod
     def is_read(self, topic: Topic) -> bool:
         """Whether this topic of the source is to be carried."""
+        return topic.role in self.reads and topic.site == self.direction.source
 
-    @abstractmethod
     def filled(self, topic: Topic) -> Topic:
-        """Return the topic of the target that a topic of the source fills."""
+        """Return the topic of the target that a topic of the source fills: the one of the same name."""
+        return topic
 
     @abstractmethod
     def carry(self, rows: DataFrame) -> DataFrame:

@@ -69,10 +69,6 @@ class Letters(Relay):
         at_target = self._at_target.get(topic.group, {self.direction.target})
         return topic.role == "inbox" and leads_nearer(self.sites, self.direction, topic.site, at_source, at_target)
 
-    def filled(self, topic: Topic) -> Topic:
-        """Return the topic of the same name in the other Kafka."""
-        return topic
-
     def carry(self, rows: DataFrame) -> DataFrame:
         """Copy letters with this relay's mark, unless they have been in the target's Kafka."""
         return relay_letters(rows, self.direction, self.in_kafka_of_target(self._at_target.values()))

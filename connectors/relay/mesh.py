@@ -38,6 +38,7 @@ class MeshData(SiteForward):
     """Carries DATA of a mesh's site to its neighbour (`ordering.sequencer.links`), with the records of `Presence`."""
 
     carries = "mesh-data"
+    reads = ("data",)
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         super().__init__(spark, options, sites, direction)
@@ -147,10 +148,6 @@ class MeshData(SiteForward):
                 self._presence.farewell()
             self._presence.close()
             self._presence = None
-
-    def is_read(self, topic: Topic) -> bool:
-        """Whether the topic is DATA of the site."""
-        return topic.role == "data" and topic.site == self.direction.source
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Make a record of the link from each record of DATA."""

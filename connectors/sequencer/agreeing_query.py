@@ -172,7 +172,7 @@ def begun(group: Group) -> StoredGroup:
 
 def _stored(group: Group, sequencer: stored_state.StoredState, of_step: _OfStep) -> StoredGroup:
     known = group.state
-    bare = replace(known, site=replace(known.site, snapshot=b"")).to_bytes()
+    bare = encode(replace(known, site=replace(known.site, snapshot=b"")))
     return StoredGroup(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
 
 
@@ -198,7 +198,7 @@ class GroupStep:
 
     def __init__(self, before: StoredGroup, neighbours: Neighbours, spill: SpillStore) -> None:
         """Go on from the state before the step. Raises ProtocolViolation."""
-        state = SiteGroupState.from_bytes(before.known)
+        state = decode(SiteGroupState, before.known)
         self._before = stored_state.StoredState(before.base, before.changes)
         sequencer = stored_state.load(state.site.group, self._before)
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)

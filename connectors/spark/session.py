@@ -22,8 +22,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
+from connectors.local.class_archive import archive_options
 from connectors.local.configuration import configuration_file
-from connectors.local.jars import FOR_SPARK, jars_directory, jars_of, locked_hashes
+from connectors.local.jars import FOR_SPARK, jars_of, locked_hashes
 from connectors.spark.first_task import do_nothing
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
@@ -252,26 +253,13 @@ def _let_compiler_give_way(session: SparkSession) -> None:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _COMPILER_NICENESS)
 
 
-def class_archive() -> Path:
-    """Return the path of the archive of Spark's classes, which `jobs.class_archive` makes."""
-    return jars_directory() / "spark.jsa"
-
-
 def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={configuration_file("log4j2.properties")}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
     # Arrow's check of each memory access takes longer than the access. Spark's writers grow their buffers themselves.
     yield "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-    archive = class_archive()
-    if archive_to is not None:
-        yield f'"-XX:ArchiveClassesAtExit={archive_to}"'
-    elif archive.exists():
-        yield f'"-XX:SharedArchiveFile={archive}"'
-    else:
-        return
-    # It complains on standard output: of classes left out, and of an archive made by another Java.
-    yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
+    yield from (f'"{option}"' for option in archive_options("spark", archive_to))
 
 
 class PythonWorker:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyspark
 
+from connectors.kafka.login.properties import parse_properties
 from connectors.spark.submit_arguments import submit_arguments
 from connectors.storage.settings import LOG_STORE, LOG_STORE_SETTING
 from ordering.base.errors import UsageError
@@ -41,7 +42,6 @@ REQUIRED = {
 _LOG_STORES = (LOG_STORE_SETTING, "spark.delta.logStore.class")
 
 _LOCAL_RETRIES = re.compile(r"local\[[^,\]]*,\s*([^\]]*)\]")
-_PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
 
 
 def user_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -101,10 +101,8 @@ def _defaults(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _properties(file: Path) -> dict[str, str]:
-    """Read Java properties, as far as spark-defaults use them: a name, a value, comments."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"Spark's settings in {file} can't be read: {error}.") from error
-    found = (_PROPERTY.fullmatch(line.strip()) for line in lines if not line.lstrip().startswith(("#", "!")))
-    return {match[1]: match[2].strip() for match in found if match is not None and match[1].startswith("spark.")}
+    return {name: value.strip() for name, value in parse_properties(text) if name.startswith("spark.")}

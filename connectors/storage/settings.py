@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.configuration import ConfigurationFile, Setting
 from ordering.base.errors import UsageError
 
 TABLE = "storage"
@@ -36,13 +36,6 @@ _ENDPOINT = re.compile(r"(?i:https?)://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?:
 LOG_STORE = "abcast.ConditionalPutLogStore"
 """The class of conf/scala/ConditionalPutLogStore.scala."""
 LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
-
-
-class StorageSetting(NamedTuple):
-    """A setting's value and its source."""
-
-    value: str
-    source: str
 
 
 class Storage(BaseModel):
@@ -148,9 +141,9 @@ def configured_storage() -> Storage:
     return storage
 
 
-def storage_settings() -> dict[str, StorageSetting]:
+def storage_settings() -> dict[str, Setting]:
     """Return each setting by the names of `Storage`. Raises UsageError for an unknown name, or an impossible value."""
-    found: dict[str, StorageSetting] = {}
+    found: dict[str, Setting] = {}
     for source in _sources():
         has_login = any(name in found for name in _LOGIN)
         found |= {
@@ -161,7 +154,7 @@ def storage_settings() -> dict[str, StorageSetting]:
     return found
 
 
-def _check_token(found: Mapping[str, StorageSetting]) -> None:
+def _check_token(found: Mapping[str, Setting]) -> None:
     """Raise UsageError if delta-rs would add the token of AWS's variables to a key from another source."""
     key, [of_aws], [token] = found.get("access_key_id"), _OF_AWS["access_key_id"], _OF_AWS["session_token"]
     if key is not None and key.source != of_aws and "session_token" not in found and token in os.environ:
@@ -171,7 +164,7 @@ def _check_token(found: Mapping[str, StorageSetting]) -> None:
         )
 
 
-def _sources() -> Iterator[dict[str, StorageSetting]]:
+def _sources() -> Iterator[dict[str, Setting]]:
     """Yield the settings of our variables, of the configuration file, of AWS's variables. An earlier source wins.
 
     Raises UsageError for an unknown name, or a value that is no text.
@@ -179,7 +172,7 @@ def _sources() -> Iterator[dict[str, StorageSetting]]:
     variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     for name in sorted(variables):
         _check_name(name.removeprefix(PREFIX).lower(), name)
-    yield {name.removeprefix(PREFIX).lower(): StorageSetting(value, name) for name, value in variables.items()}
+    yield {name.removeprefix(PREFIX).lower(): Setting(value, name) for name, value in variables.items()}
     file = ConfigurationFile()
     table = file.values.get(TABLE, {})
     if not isinstance(table, Mapping):
@@ -188,9 +181,9 @@ def _sources() -> Iterator[dict[str, StorageSetting]]:
         _check_name(name, f"{name} in [{TABLE}] of {file.path}")
         if not isinstance(value, str):
             raise UsageError(f"{name} in [{TABLE}] of {file.path} is a text.")
-    yield {name: StorageSetting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
+    yield {name: Setting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
     of_aws = {
-        name: StorageSetting(os.environ[variable], variable)
+        name: Setting(os.environ[variable], variable)
         for name, each in _OF_AWS.items()
         for variable in reversed(each)
         if os.environ.get(variable)

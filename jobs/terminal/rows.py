@@ -88,16 +88,17 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[st
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow("" if value is None else _text(value) for value in row)
+        writer.writerow("" if value is None else as_text(value) for value in row)
 
 
 def printable(value: Any) -> str:
     """Return a value on one line, without characters that control a terminal."""
-    text = "null" if value is None else _text(value)
+    text = "null" if value is None else as_text(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value as text; bytes that are no text as `base64:…`."""
     if isinstance(value, bytes | bytearray):
         text = _decoded(value)
         return "base64:" + base64.b64encode(value).decode("ascii") if text is None else text
@@ -108,11 +109,11 @@ def _text(value: Any) -> str:
 
 def _of_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return dict(_entry(str(name), below) for name, below in value.items())
+        return dict(json_entry(str(name), below) for name, below in value.items())
     if isinstance(value, list | tuple):
         return [_of_json(below) for below in value]
     if isinstance(value, bytes | bytearray):
-        return _text(value)
+        return as_text(value)
     if isinstance(value, Decimal):
         if value == value.to_integral_value():
             return int(value)
@@ -124,7 +125,8 @@ def _of_json(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _entry(name: str, value: Any) -> tuple[str, Any]:
+def json_entry(name: str, value: Any) -> tuple[str, Any]:
+    """Return the name and the value of a field of a JSON object. Bytes that are no text get another name."""
     if isinstance(value, bytes | bytearray) and _decoded(value) is None:
         return f"{name}_base64", base64.b64encode(value).decode("ascii")
     return name, _of_json(value)

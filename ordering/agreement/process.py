@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ordering.agreement.codec import LATER, decode, encode
+from ordering.agreement.codec import LATER
 from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.hold_back import Run
 from ordering.agreement.isis import Agreement
@@ -25,13 +25,9 @@ from ordering.agreement.messages import (
     Vote,
 )
 from ordering.agreement.state import RESEND_AFTER_MS, AgreementState, DeliverInView, Placed, Tell, ToAll, begin
-from ordering.base.errors import ProtocolViolation
 
 SUSPECT_AFTER_MS = 2_000
 """Longest silence of a member before it is suspected."""
-
-FORMAT = 1
-"""The format of stored states."""
 
 
 class Attempt(NamedTuple):
@@ -94,18 +90,6 @@ class ProcessState:
     resend_after_ms: int = RESEND_AFTER_MS
     hears: dict[ProcessIncarnation, Hearing] = field(default_factory=dict)
     slower: dict[str, int] = field(default_factory=dict, metadata=LATER)
-
-    def to_bytes(self) -> bytes:
-        """Return JSON; equal states give equal bytes."""
-        return encode((FORMAT,))[:-1] + b"," + encode(self) + b"]"
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> ProcessState:
-        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
-        start = encode((FORMAT,))[:-1] + b","
-        if not (raw.startswith(start) and raw.endswith(b"]")):
-            raise ProtocolViolation("not a state of an ISIS process that this version can read.")
-        return decode(cls, raw[len(start) : -1])
 
 
 def member(

@@ -150,15 +150,6 @@ class SiteState:
     refused: int = 0
     told: dict[str, ReadReport] = field(default_factory=dict, metadata=LATER)
 
-    def to_bytes(self) -> bytes:
-        """Return JSON; equal states give equal bytes."""
-        return encode(self)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> SiteState:
-        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
-        return decode(cls, raw)
-
 
 class Reading(NamedTuple):
     """The reading of a partition of FORWARD: all from `begin` to below `end` was read; records from `needed` on matter.
@@ -196,15 +187,6 @@ class GroupState:
     unsaid: Unsaid = field(default_factory=Unsaid)
     of_format: int = FIRST.number
 
-    def to_bytes(self) -> bytes:
-        """Return JSON; equal states give equal bytes."""
-        return encode(self)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> GroupState:
-        """Return the inverse of `to_bytes`. Raises ProtocolViolation for any other bytes."""
-        return decode(cls, raw)
-
 
 def first_state(
     group: str,
@@ -238,14 +220,14 @@ def state_of(entries: Sequence[Entry]) -> SiteState:
         raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
     base = entries[at]
     if last.readable_from == FIRST.number:
-        state = SiteState.from_bytes(last.state)
+        state = decode(SiteState, last.state)
         state.trail[last.number] = last.digest
         state.told = {told.place: told for told in read_told(last.letters)}
     else:
         text = base.state
         for entry in entries[at + 1 :]:
             text = _after(text, entry.state)
-        state = SiteState.from_bytes(text)
+        state = decode(SiteState, text)
         state.since = deque([*base.since, *(run for entry in entries[at + 1 :] for run in entry.ordered)])
         state.trail = dict(base.trail) | {entry.number: entry.digest for entry in entries[at:]}
     state.snapshot, state.logs = base.snapshot, {row.site: row for row in last.logs}

@@ -232,7 +232,7 @@ class Process:
         self.state.now_ms = max(self.state.now_ms, now_ms)
 
     def beat(self) -> None:
-        """Send a sign of process, if the process is in a view."""
+        """Send a sign of life, if the process is in a view."""
         if self.agreement is not None:
             self.state.beat_at_ms = self.state.now_ms
             self._here.cast(Beat(self.view.id) if self.agreement.state.is_frozen else self.agreement.known())

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ordering.base.errors import ProtocolViolation
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.records import Data
 
@@ -114,8 +113,3 @@ class Reader:
         if len(in_force):
             self.epoch = int(in_force[-1])
         return taken
-
-    def expect(self, seqno: int) -> None:
-        """Raise ProtocolViolation unless everything up to `seqno` was taken."""
-        if self.last_seqno < seqno:
-            raise ProtocolViolation(f"gap: DATA ends at seqno {self.last_seqno}, but {seqno} was decided.")

@@ -103,10 +103,6 @@ class Merger:
         """Whether at least half of the room for held casts is free, in and outside of views."""
         return self.causal.held.budget.is_half_empty and self.fifo.room.is_half_empty
 
-    def held(self) -> list[Cast]:
-        """Return the casts that wait. A reader that starts from `state` reads them again."""
-        return [*self.causal.held, *self.fifo.held()]
-
     def step(self, record: Cast | OrderedRecord) -> CastStep:
         """Judge the next record. Raises ProtocolViolation for a DATA record that no sequencer writes."""
         if isinstance(record, Cast):

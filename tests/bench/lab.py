@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics, find_topics
-from connectors.local.broker import EmbeddedBroker, broker_process_ids
+from connectors.local.broker import EmbeddedBroker
 from ordering.base.names import Topic
 from tests.bench.plan import Plan
 from tests.bench.processes import Child
@@ -83,7 +83,7 @@ class Lab:
                 admin.alter_configs(
                     [
                         ConfigResource(ConfigResourceType.BROKER, node, configs={"log.segment.delete.delay.ms": "500"})
-                        for node in map(str, broker_process_ids(self.broker.directory))
+                        for node in map(str, range(self.broker.nodes))
                     ]
                 )
             self._cleanup = cleanup.pop_all()

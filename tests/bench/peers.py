@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka.admin import NewTopic
 
-from connectors.local.jars import broker_jars, jars_directory, retrieve
+from connectors.local.jars import jars_directory, jars_of, retrieve
 from connectors.local.java import require_java
 from tests.bench.backlog import fill
 from tests.bench.drain import drain_copy, drain_sequencer
@@ -113,4 +113,4 @@ def _jars(lab: Lab) -> str:
     if not any(target.glob("kafka-streams-*.jar")):
         lab.say("peers: fetching Kafka Streams")
         retrieve(_HERE / "ivy.xml", "streams", target)
-    return os.pathsep.join(map(str, (*sorted(target.glob("*.jar")), *broker_jars())))
+    return os.pathsep.join(map(str, (*sorted(target.glob("*.jar")), *jars_of("broker"))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -41,7 +42,7 @@ def test_killed_under_load(scenario: Scenario, broker: EmbeddedBroker) -> None:
     broker.kill()
     killed_at = time.monotonic()
     time.sleep(2)
-    broker.start_node()
+    broker.start()
     started_at = time.monotonic()
     observer.wait(observer.taken[-1].seqno + 100, 120)
     print(
@@ -72,8 +73,8 @@ def test_rolling_restart_of_three(tmp_path: Path, make_scenario: MakeScenario, e
         for node in range(3):
             first, last = len(observer.taken) - 1, observer.taken[-1].seqno
             roles = roles_of_nodes(scenario)
-            cluster.stop_node(node)
-            cluster.start_node(node)
+            cluster.kill(node, signal.SIGTERM)
+            cluster.start()
             eventually(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
             observer.wait(last + 50, 120)
             silence_ms = longest_silence_ms(observer.taken[first:])
@@ -106,7 +107,7 @@ def test_any_of_three_is_killed(tmp_path: Path, make_scenario: MakeScenario, eng
             first = len(observer.taken) - 1
             cluster.kill(node)
             observer.wait(observer.taken[-1].seqno + HEALTHY, 120)
-            cluster.start_node(node)
+            cluster.start()
             eventually(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
             silence_ms = longest_silence_ms(observer.taken[first:])
             assert silence_ms < MAX_SILENCE_MS

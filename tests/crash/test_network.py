@@ -200,11 +200,11 @@ def test_a_deposed_leader_tells_no_end_of_casts(scenario: Scenario, network: Net
     with closing(former.metadata_client()) as metadata:
         topics = CastTopics(former, metadata, scenario.group, scenario.site)
         with closing(CastReader(topics, {place: 0}, lambda: None)) as reader:
-            reader.ask_for_end()
+            reader.buffer.ask_for_end()
 
             def is_at_end() -> bool:
-                reader.take()
-                return reader.has_taken_all
+                reader.buffer.take()
+                return reader.buffer.has_taken_all
 
             eventually(is_at_end, 120, "the reader is at the end")
             assert reader._read_up_to == {place: 20}

@@ -48,7 +48,7 @@ def test_the_broker_with_the_only_copy(tmp_path: Path, make_scenario: MakeScenar
         process.stop()
         again = scenario.sequencer()
         alice.broadcast(b"x").result(WITHIN_S[engine])
-        cluster.start_node(node)
+        cluster.start()
         eventually(receipt.done, 3 * WITHIN_S[engine], "what waited is ordered")
         assert receipt.result() == 2
         alice.broadcast(b"x").result(WITHIN_S[engine])

@@ -18,6 +18,7 @@ from connectors.kafka.topics.data_purge import purge_data
 from connectors.takeover.agreement import AgreementSettings, inputs_of
 from connectors.takeover.takeover import Claimer, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.agreement.codec import encode
 from ordering.base.records import ENTRY, HEARTBEAT, JOIN, MESSAGE
 
 SITES = ("lax", "nyc", "sfo")
@@ -113,7 +114,7 @@ class World:
 
     def held(self) -> int:
         """Return the size in bytes of the jobs' states."""
-        return sum(len(site.group.state.to_bytes()) for site in self.sites)
+        return sum(len(encode(site.group.state)) for site in self.sites)
 
     def cost(self, site: str, first: int) -> Cost:
         of_entries, of_others = list[int](), list[int]()

@@ -11,7 +11,7 @@ import pyspark
 from py4j.java_gateway import JavaGateway, JVMView
 from py4j.protocol import Py4JJavaError
 
-from connectors.local.jars import spark_jars
+from connectors.local.jars import FOR_SPARK, jars_of
 from connectors.local.java import require_java
 from connectors.spark.session import SETTINGS
 
@@ -27,9 +27,10 @@ def bare_jvm() -> Iterator[JVMView]:
 def bare_gateway(*more: Path) -> Iterator[JavaGateway]:
     """Yield its gateway and its process (`java_process`), with `more` jars."""
     own = Path(pyspark.__file__).parent / "jars"
+    jars = [*(jar for each in FOR_SPARK for jar in jars_of(each)), *more]
     gateway = JavaGateway.launch_gateway(
         jarpath=str(next(own.glob("py4j-*.jar"))),
-        classpath=os.pathsep.join([*map(str, [*spark_jars(), *more]), f"{own}/*"]),
+        classpath=os.pathsep.join([*map(str, jars), f"{own}/*"]),
         # Hadoop starts other programs for each file: the way that costs least.
         javaopts=[
             "-XX:TieredStopAtLevel=1",

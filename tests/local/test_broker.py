@@ -16,8 +16,9 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.local.broker import EmbeddedBroker, broker_process_ids
-from connectors.local.node import Node, class_archive, failure_reason
+from connectors.local.broker import EmbeddedBroker
+from connectors.local.class_archive import class_archive
+from connectors.local.node import Node, failure_reason
 from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.leftovers import assert_nothing_is_left
 
@@ -119,11 +120,6 @@ def test_a_stopped_broker_goes_on_with_its_data_and_port(own_broker: EmbeddedBro
         assert read(again) == [b"1", b"2", b"3"]
 
 
-def test_a_node_of_a_cluster_that_was_never_started(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="was never started"):
-        EmbeddedBroker(tmp_path).start_node()
-
-
 @pytest.mark.broker
 @pytest.mark.crash
 def test_what_was_acknowledged_survives_kill_9(own_broker: EmbeddedBroker) -> None:
@@ -133,7 +129,7 @@ def test_what_was_acknowledged_survives_kill_9(own_broker: EmbeddedBroker) -> No
     own_broker.kill()
     assert own_broker.status().nodes[0].pid is None
 
-    own_broker.start_node(0)
+    own_broker.start()
     write(own_broker, b"3")
     assert read(own_broker) == [b"1", b"2", b"3"]
 
@@ -144,7 +140,6 @@ def test_status_is_seen_from_elsewhere_and_start_is_idempotent(broker: EmbeddedB
 
     assert other.status() == broker.status()
     assert other.status().running
-    assert {0: other.status().nodes[0].pid} == broker_process_ids(broker.directory)
     assert not other.start()
     with other:
         pass
@@ -154,9 +149,9 @@ def test_status_is_seen_from_elsewhere_and_start_is_idempotent(broker: EmbeddedB
 @pytest.mark.broker
 def test_java_takes_the_archive_of_classes(broker: EmbeddedBroker) -> None:
     maps = Path(f"/proc/{broker.status().nodes[0].pid}/maps")
-    if not class_archive().exists() or not maps.exists():
+    if not class_archive("broker").exists() or not maps.exists():
         pytest.skip("`make setup` has not recorded it, or there is no /proc")
-    assert str(class_archive()) in maps.read_text(encoding="utf-8")
+    assert str(class_archive("broker")) in maps.read_text(encoding="utf-8")
 
 
 @pytest.mark.broker
@@ -187,7 +182,8 @@ def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path, how: sig
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
-        pid = broker_process_ids(tmp_path)[0]
+        pid = EmbeddedBroker(tmp_path).status().nodes[0].pid
+        assert pid is not None
         parent.send_signal(how)
 
     assert wait_until_gone(pid, 15)
@@ -226,9 +222,9 @@ def test_three_nodes_take_a_rolling_restart_and_lose_nothing(tmp_path: Path) -> 
     with EmbeddedBroker(tmp_path, port=0, nodes=3) as cluster:
         create_topic(cluster, copies=3)
         for node in range(3):
-            cluster.stop_node(node)
+            cluster.kill(node, signal.SIGTERM)
             write(cluster, f"without {node}".encode())
-            cluster.start_node(node)
+            cluster.start()
         cluster.kill(1)
         write(cluster, b"after kill")
         assert read(cluster) == [b"without 0", b"without 1", b"without 2", b"after kill"]
@@ -240,7 +236,7 @@ def test_a_reused_process_id_is_not_taken_for_the_broker(tmp_path: Path) -> None
     (tmp_path / "node-0" / "pid").write_text(str(os.getpid()), encoding="ascii")
     broker = EmbeddedBroker(tmp_path)
 
-    assert broker_process_ids(tmp_path) == {}
+    assert broker.status().nodes[0].pid is None
     broker.stop()  # and stop leaves this process alone
 
 

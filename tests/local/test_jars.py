@@ -150,7 +150,7 @@ def test_a_failed_fetch_says_what_to_do_and_leaves_nothing_half_done(
     monkeypatch.setenv("ABCAST_JARS", str(tmp_path / "jars"))
 
     with pytest.raises(EnvironmentProblem, match=r"could not be fetched .*: check the network") as caught:
-        jars.broker_jars(lambda _sentence: None)
+        jars.jars_of("broker", lambda _sentence: None)
 
     assert "the registry does not answer for" in str(caught.value)
     assert not (tmp_path / "jars" / "broker").exists()
@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setenv("ABCAST_JARS", str(tmp_path / "file" / "jars"))
 
     with pytest.raises(EnvironmentProblem, match="name another directory in ABCAST_JARS"):
-        jars.spark_jars(lambda _sentence: None)
+        jars.jars_of("spark", lambda _sentence: None)
 
 
 def test_an_unknown_configuration_is_a_usage_error() -> None:

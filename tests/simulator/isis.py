@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from connectors.isis.machine import BegunAgain, Event, IsisMachine, SentDatagram, fresh_process
 from connectors.isis.wire import MAX_DATAGRAM_BYTES, unpack
+from ordering.agreement.codec import decode, encode
 from ordering.agreement.formation import ProcessIncarnation, View, first_view
 from ordering.agreement.history import Gone, History
 from ordering.agreement.hold_back import Run
@@ -165,7 +166,7 @@ class World:
         """A process starts, or comes back."""
         if self.remembers:
             if node.stored is not None:
-                self._run(node, Process(ProcessState.from_bytes(node.stored))).tick(self.now_ms - node.now_ms)
+                self._run(node, Process(decode(ProcessState, node.stored))).tick(self.now_ms - node.now_ms)
                 node.stored = None
             return
         self._begin(node, self._next_life(node))
@@ -317,7 +318,7 @@ class World:
     def _kill(self, node: Node) -> None:
         """Kill a process: a site finds its last stored state again."""
         if node.stored is None:
-            node.stored = node.process.state.to_bytes()
+            node.stored = encode(node.process.state)
         node.now_ms, node.machine = self.now_ms, None
         node.sent -= len(node.unstored)
         node.unstored = []
@@ -344,7 +345,7 @@ class World:
             return
         goes_on = self.dice.random() < 0.2 and not is_whole
         if goes_on and self.remembers and node.stored is None:
-            node.stored = node.process.state.to_bytes()
+            node.stored = encode(node.process.state)
         try:
             act(node.machine)
             if goes_on:

@@ -21,6 +21,7 @@ from connectors.takeover.agreeing import _Phase
 from connectors.takeover.fencing import check_not_fenced
 from connectors.takeover.rows import Output
 from connectors.takeover.takeover import Claimer, take_over_groups
+from ordering.agreement.codec import decode, encode
 from ordering.agreement.formation import View
 from ordering.agreement.group import Group, after_takeover, going_on
 from ordering.agreement.log import OrderedRun, ranges_of
@@ -86,7 +87,7 @@ class WatchedMachine(Agreeing):
 
     def store_and_load(self) -> None:
         """Store and load the state, as between two batches on Spark."""
-        state = GroupState.from_bytes(self.group.state.to_bytes())
+        state = decode(GroupState, encode(self.group.state))
         self.group = going_on(state, SequencerState.from_bytes(self.group.site.sequenced.state.to_bytes()))
         self.group.keep_with(self._records.offsets)
 

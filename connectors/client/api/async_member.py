@@ -246,8 +246,8 @@ class AsyncMember:
 
         All errors of `Member.deliveries` are raised when the stream is iterated, wrong arguments included.
         """
-        member = self.member
-        return AsyncStream(lambda: _deliveries(member, from_seqno, timeout, events, remember))
+        opened: Callable[..., Stream[Any]] = self.member.deliveries
+        return AsyncStream(functools.partial(opened, from_seqno, timeout, events=events, remember=remember))
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> AsyncStream[Letter]:
         """Return the letters to this member for `async for`, as `Member.inbox` gives them.
@@ -258,10 +258,3 @@ class AsyncMember:
 
     async def _submit(self, call: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._sending.submit(call))
-
-
-def _deliveries(
-    member: Member, from_seqno: int | None, timeout: float | None, events: bool, remember: bool
-) -> Stream[Any]:
-    deliveries: Callable[..., Stream[Any]] = member.deliveries
-    return deliveries(from_seqno, timeout, events=events, remember=remember)

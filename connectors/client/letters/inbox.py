@@ -84,7 +84,7 @@ class Inbox(MemberPass[Letter]):
         """Prepare a run; connect to nothing yet.
 
         After `timeout` seconds without a letter the run ends; None: never. With `from_beginning` it sets the committed
-        offset back to 0, and gives all letters that are left. Raises UsageError for a negative `timeout`.
+        offset back to 0, and gives all letters that are left.
         """
         super().__init__(connection, group, address, timeout, f"{address}'s inbox")
         self.from_beginning = from_beginning

@@ -152,11 +152,8 @@ class LetterSender:
     def _inbox_topic(self, site: str) -> str:
         topic = self._topics.get(site)
         if topic is None:
-            consumer = self.connection.consumer()
-            try:
+            with contextlib.closing(self.connection.consumer()) as consumer:
                 topic = inbox_partitions(self.connection, consumer, self.group, site)[0].topic
-            finally:
-                consumer.close()
             self._topics[site] = topic
         return topic
 

@@ -12,7 +12,6 @@ from connectors.client.memory.bookmark import Bookmark
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.values.silence import Silence
 from connectors.kafka.connection.connection import Connection
-from ordering.base.errors import UsageError
 from ordering.base.names import Address
 
 T = TypeVar("T")
@@ -22,9 +21,7 @@ class MemberPass(ABC, Generic[T]):
     """A `connectors.client.values.stream.LogPass`. `run` once; `stop` from any thread ends it within about 0.1 s."""
 
     def __init__(self, connection: Connection, group: str, address: Address, timeout: float | None, who: str) -> None:
-        """Connect to nothing yet. `who` names the log in warnings. Raises UsageError for a negative `timeout`."""
-        if timeout is not None and timeout < 0:
-            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
+        """Connect to nothing yet. `timeout` is from `values.arguments.silence`. `who` names the log in warnings."""
         self.connection = connection
         self.group = group
         self.address = address

@@ -60,7 +60,6 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.transport import Consumer
-from ordering.base.errors import UsageError
 from ordering.base.names import Address
 from ordering.participant.events import ViewChange
 
@@ -93,12 +92,7 @@ class StateTransfer:
             set_state: the application's, if it takes a state.
             current: returns the newest view.
             casts: whether the member takes part in fifo and causal order.
-
-        Raises UsageError.
         """
-        for name, function in (("get_state", get_state), ("set_state", set_state)):
-            if function is not None and not callable(function):
-                raise UsageError(f"{name} is a function, not {type(function).__name__}.")
         self.connection = connection
         self.group = group
         self.address = address

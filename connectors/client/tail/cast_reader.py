@@ -85,10 +85,10 @@ class CastTopics(NamedTuple):
 
 
 class CastReader:
-    """A reader of casts from given offsets on. `close` it. `take` and `again` are for one thread."""
+    """A reader of casts from given offsets on: its thread fills `buffer`, another thread takes. `close` it."""
 
     def __init__(self, topics: CastTopics, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
-        """Start reading. `wake` is called, in the reader's thread, when `take` has news. Raises BrokerUnreachable."""
+        """Start reading. `wake` is called, in the reader's thread, when `buffer` has news. Raises BrokerUnreachable."""
         self._consumer = topics.connection.consumer()
         self._log = SameLogConsumer(self._consumer, _changed, looks=False)
         self._topics = topics
@@ -96,7 +96,7 @@ class CastReader:
         self._looked_at = time.monotonic()
         self.is_awaited = False
         """Whether a message waits for casts that were not read yet."""
-        self._buffer = CastBuffer(offsets)
+        self.buffer = CastBuffer(offsets)
         self._read_up_to = dict(offsets)
         self._stopping = threading.Event()
         self._failing = False
@@ -106,33 +106,6 @@ class CastReader:
         self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
         self._thread.start()
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `take` would return a record, or raise."""
-        return self._buffer.has_news
-
-    @property
-    def next(self) -> Mapping[TopicPartition, int]:
-        """Return the offset behind the last taken record, by partition."""
-        return self._buffer.next
-
-    def take(self) -> list[Found]:
-        """Return the casts read since the last call. Raises the error that has ended the thread."""
-        return self._buffer.take()
-
-    def again(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read again from these offsets: `take` returns everything from there once more."""
-        self._buffer.again(offsets)
-
-    def ask_for_end(self) -> None:
-        """Ask Kafka where the site's own topic ends now."""
-        self._buffer.ask_for_end()
-
-    @property
-    def has_taken_all(self) -> bool:
-        """Whether all casts that the site's own topic had after the last `ask_for_end` were taken."""
-        return self._buffer.has_taken_all
 
     def close(self) -> None:
         """Disconnect."""
@@ -144,12 +117,12 @@ class CastReader:
             with contextlib.closing(self._consumer):
                 while not self._stopping.is_set():
                     self._look()
-                    if self._buffer.is_full:
+                    if self.buffer.is_full:
                         self._stopping.wait(POLL_S)
                     elif self._read():
                         self._see_whether_at_end()
         except Exception as error:  # noqa: BLE001 - `take` raises any error
-            self._buffer.fail(error)
+            self.buffer.fail(error)
             self._wake()
 
     def _look(self) -> None:
@@ -170,7 +143,7 @@ class CastReader:
                         "sender may move to another one, and readers that begin later may read that one first",
                         *place,
                     )
-            self._buffer.begin(new)
+            self.buffer.begin(new)
             self._read_up_to.update(dict.fromkeys(new, 0))
             self._assign()
 
@@ -179,7 +152,7 @@ class CastReader:
 
     def _see_whether_at_end(self) -> None:
         """Note when the end that was asked for is reached. Called after a poll without an error."""
-        request = self._buffer.asked
+        request = self.buffer.asked
         if not request:
             return
         if request != self._end_of_request:
@@ -196,11 +169,11 @@ class CastReader:
             self._end_of_request = request
         reads_all = bool(self._ends) and self._ends.keys() <= self._read_up_to.keys()
         if reads_all and all(self._consumer.position(place) >= end for place, end in self._ends.items()):
-            self._buffer.reach_end(request)
+            self.buffer.reach_end(request)
 
     def _read(self) -> bool:
         """Read on; return whether Kafka could be read."""
-        if offsets := self._buffer.go_back():
+        if offsets := self.buffer.go_back():
             self._read_up_to.update(offsets)
             self._assign()
         try:
@@ -229,7 +202,7 @@ class CastReader:
                 else:
                     read.append(Found(place, record.offset, cast))
         if read:
-            self._buffer.add(read)
+            self.buffer.add(read)
             self._wake()
         return True
 

@@ -74,6 +74,7 @@ class MergedLog:
         self._new_up_to = begin.new_up_to
         self._log_reader = tailer.read_from(begin.start)
         self._cast_reader = CastReader(topics, begin.offsets, tailer.wake)
+        self._casts = self._cast_reader.buffer
         self._unread: deque[OrderedRecord] = deque()
         self._held: dict[tuple[MemberIncarnation, int, int], tuple[TopicPartition, int]] = {}
         self._full_at: dict[TopicPartition, int] = {}
@@ -97,14 +98,14 @@ class MergedLog:
     def read(self, timeout: float) -> list[Found]:
         """Read on; return the casts that came, and keep the DATA for `step`. Wait up to `timeout` seconds for either.
 
-        Raises as `LogReader.poll` and `CastReader.take` do.
+        Raises as `LogReader.poll` and `CastBuffer.take` do.
         """
         if not self._unread:
-            records = self._log_reader.poll(timeout, lambda: self._cast_reader.has_news)
+            records = self._log_reader.poll(timeout, lambda: self._casts.has_news)
             self._unread.extend(map(ordered, records))
-        elif not self._cast_reader.has_news:
-            self._log_reader.pause(timeout, lambda: self._cast_reader.has_news)
-        return self._cast_reader.take()
+        elif not self._casts.has_news:
+            self._log_reader.pause(timeout, lambda: self._casts.has_news)
+        return self._casts.take()
 
     def step(self, found: Sequence[Found]) -> None:
         """Take the casts `found` and the DATA read before, and deliver every record that can be delivered."""
@@ -134,11 +135,11 @@ class MergedLog:
         self._judges_at_s = now + AGAIN_AFTER_S
         if not self._asks_for_end:
             self._asks_for_end = True
-            self._cast_reader.ask_for_end()
+            self._casts.ask_for_end()
         if self._full_at and self.merger.progress != self._progress:
             return  # casts that found no room are to be read again
         for stall in causal.stalls():
-            if stall.missing is None or (self._is_own(stall.missing) and self._cast_reader.has_taken_all):
+            if stall.missing is None or (self._is_own(stall.missing) and self._casts.has_taken_all):
                 raise CastMissing(self._why(stall))
             if not self._is_own(stall.missing):
                 warn_seldom(
@@ -175,7 +176,7 @@ class MergedLog:
             return True
         if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
             return False
-        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._cast_reader.next}
+        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._casts.next}
 
     def _read_data(self) -> None:
         while self._unread:
@@ -214,14 +215,14 @@ class MergedLog:
         if has_room or (has_moved and (is_idle or has_waited)):
             self._again_after_s = AGAIN_AFTER_S if has_room else min(2 * self._again_after_s, MAX_AGAIN_AFTER_S)
             self._progress = self.merger.progress
-            self._cast_reader.again(self._full_at)
+            self._casts.again(self._full_at)
             self.merger.causal.held.refused.clear()
             self._full_at = {}
 
     @property
     def behind(self) -> Begin:
         """Return the place where another reader goes on behind everything delivered here."""
-        offsets = dict(self._cast_reader.next)
+        offsets = dict(self._casts.next)
         for place, offset in (*self._held.values(), *self._full_at.items()):
             offsets[place] = min(offsets[place], offset)
         return Begin(self._start, self.merger.state, offsets)

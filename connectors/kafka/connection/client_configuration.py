@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.configuration import ConfigurationFile, Setting
 from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.login.properties import read_properties
 from connectors.kafka.login.security import SECRETS, Security, relative_to, warn_if_readable_by_all
@@ -27,13 +26,6 @@ SERVERS_VARIABLE = "ABCAST_BOOTSTRAP_SERVERS"
 _SERVERS = "bootstrap_servers"
 
 
-class ClientSetting(NamedTuple):
-    """A setting's value and its source."""
-
-    value: str
-    source: str
-
-
 class ClientConfiguration:
     """The effective `settings`: the fields of `Security`, and `bootstrap_servers`."""
 
@@ -43,7 +35,7 @@ class ClientConfiguration:
         Raises UsageError for a file that can't be read, an unknown setting, or a value that is no text.
         """
         file = ConfigurationFile()
-        self.settings: dict[str, ClientSetting] = {_SERVERS: ClientSetting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
+        self.settings: dict[str, Setting] = {_SERVERS: Setting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
         self._take(_table(file), f"{file.path} [{TABLE}]")
         if _SERVERS in file.values:
             self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=str(file.path))
@@ -55,7 +47,7 @@ class ClientConfiguration:
             self._take(found, str(properties))
         self._take_environment()
         if bootstrap_servers is not None:
-            self.settings[_SERVERS] = ClientSetting(bootstrap_servers, "argument")
+            self.settings[_SERVERS] = Setting(bootstrap_servers, "argument")
 
     def _take(self, values: Mapping[str, str], source: str) -> None:
         for name, value in values.items():
@@ -63,11 +55,11 @@ class ClientConfiguration:
                 if name in (secret, f"{secret}_file"):
                     self.settings.pop(secret, None)
                     self.settings.pop(f"{secret}_file", None)
-            self.settings[name] = ClientSetting(value, source)
+            self.settings[name] = Setting(value, source)
 
     def _take_environment(self) -> None:
         if servers := os.environ.get(SERVERS_VARIABLE):
-            self.settings[_SERVERS] = ClientSetting(servers, SERVERS_VARIABLE)
+            self.settings[_SERVERS] = Setting(servers, SERVERS_VARIABLE)
         for name in sorted(os.environ):
             key = name.removeprefix(PREFIX).lower()
             if not name.startswith(PREFIX) or name == FILE_VARIABLE or not os.environ[name]:

@@ -16,21 +16,16 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.login.configuration import read_toml
 from connectors.kafka.login.security import SECRETS, Security, warn_if_readable_by_all
-from ordering.base.errors import UsageError, in_short
+from ordering.base.errors import UsageError
 from ordering.base.names import check_site
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 TABLE = "kafka"
 """A site's login: its keys are the fields of `Security`."""
@@ -150,10 +145,7 @@ def read_sites(path: Path, security: Security | None = None, client_id: str = ""
 
     Raises UsageError, which names the file and the mistake.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the sites' file {path} can't be read: {in_short(error)}.") from error
+    document = read_toml(path, "the sites' file")
     common = Connection(security=security or Security(), client_id=client_id)
     try:
         return _sites(document, path.absolute(), common)

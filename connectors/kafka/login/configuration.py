@@ -11,12 +11,19 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ordering.base.errors import UsageError, in_short
 
 CONFIG_FILE = "abcast.toml"
 _SERVER = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port>\d{1,5}))?")
+
+
+class Setting(NamedTuple):
+    """A setting's value and its source."""
+
+    value: str
+    source: str
 
 
 class ConfigurationFile:
@@ -28,7 +35,7 @@ class ConfigurationFile:
         self.path = Path(named or CONFIG_FILE)
         self.values: Mapping[str, Any] = {}
         if named or self.path.exists():
-            self.values = _parse(self.path)
+            self.values = read_toml(self.path, "the configuration file")
 
 
 def configured(key: str, default: str) -> str:
@@ -56,14 +63,15 @@ def check_servers(servers: str) -> list[str]:
     return each
 
 
-def _parse(path: Path) -> Mapping[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return the tables and keys of a file. Raises UsageError, in which `what` describes the file."""
     # Import the parser only for users who have such a file.
     if sys.version_info >= (3, 11):
         import tomllib
     else:  # pragma: no cover
         import tomli as tomllib
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"the configuration file {path} can't be read: {in_short(error)}.") from error
-    return values
+        raise UsageError(f"{what} {path} can't be read: {in_short(error)}.") from error
+    return tables

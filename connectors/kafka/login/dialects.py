@@ -133,7 +133,7 @@ def for_spark(security: Security) -> dict[str, str]:
         settings["ssl.key.password"] = security.secret("key_password")
     if security.logs_in:
         settings["sasl.mechanism"] = security.mechanism
-        settings["sasl.jaas.config"] = _jaas(_LOGIN_MODULES[security.mechanism], _login_of_java(security))
+        settings["sasl.jaas.config"] = jaas(security.mechanism, _login_of_java(security))
         if security.mechanism == "OAUTHBEARER":
             settings["sasl.oauthbearer.token.endpoint.url"] = security.token_url
             settings["sasl.login.callback.handler.class"] = f"{_MODULES}.oauthbearer.OAuthBearerLoginCallbackHandler"
@@ -157,8 +157,10 @@ def _login_of_java(security: Security) -> dict[str, str]:
     return {"username": security.username, "password": security.secret("password")}
 
 
-def _jaas(module: str, options: Mapping[str, str]) -> str:
-    return " ".join([module, "required", *(f"{name}={_quoted(value)}" for name, value in options.items())]) + ";"
+def jaas(mechanism: str, options: Mapping[str, str]) -> str:
+    """Return the setting `sasl.jaas.config` of Java's client, and of brokers, for a login by this mechanism."""
+    given = (f"{name}={_quoted(value)}" for name, value in options.items())
+    return " ".join([_LOGIN_MODULES[mechanism], "required", *given]) + ";"
 
 
 def _quoted(text: str) -> str:

@@ -107,9 +107,9 @@ def _steps(server: str, security: Security, timeout_s: float) -> Iterator[ProbeS
     with _connected(server, timeout_s) as connection:
         yield ProbeStep.TCP
         if security.encrypts:
-            with _encrypted(connection, server, security, timeout_s) as connection_inside:
+            with _handshake(connection, server, security, timeout_s) as encrypted:
                 yield ProbeStep.TLS
-                _log_in(connection_inside, server, security, timeout_s)
+                _log_in(encrypted, server, security, timeout_s)
         elif _speaks_tls(server, timeout_s):
             raise _Failed(
                 f"{server} wants TLS, and the client is configured for {security.protocol}: set protocol to "
@@ -125,14 +125,11 @@ def _parts(server: str) -> tuple[str, int]:
     return host.strip("[]"), int(port or _DEFAULT_PORT)
 
 
-@contextlib.contextmanager
-def _connected(server: str, timeout_s: float) -> Iterator[socket.socket]:
+def _connected(server: str, timeout_s: float) -> socket.socket:
     try:
-        connection = socket.create_connection(_parts(server), timeout=timeout_s)
+        return socket.create_connection(_parts(server), timeout=timeout_s)
     except OSError as error:
         raise _Failed(f"{server} does not answer: {error.strerror or error}.", is_refusal=False) from None
-    with connection:
-        yield connection
 
 
 def _context(security: Security) -> ssl.SSLContext:
@@ -140,13 +137,6 @@ def _context(security: Security) -> ssl.SSLContext:
     if security.key_file:
         context.load_cert_chain(security.certificate, security.key_file, lambda: security.secret("key_password"))
     return context
-
-
-@contextlib.contextmanager
-def _encrypted(connection: socket.socket, server: str, security: Security, timeout_s: float) -> Iterator[socket.socket]:
-    encrypted = _handshake(connection, server, security, timeout_s)
-    with encrypted:
-        yield encrypted
 
 
 def _handshake(connection: socket.socket, server: str, security: Security, timeout_s: float) -> ssl.SSLSocket:

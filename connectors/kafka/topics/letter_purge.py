@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
@@ -83,33 +84,23 @@ def purge_letters(
     return [Purged(inbox, deleted, *(sum(sizes.values()) if sizes else None for sizes in (before, after)))]
 
 
+@dataclass(frozen=True, slots=True)
 class _LetterPurge:
-    """A single purge of one group's letters."""
+    """A single purge of one group's letters. `count`: the number of the inbox's partitions."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        group: str,
-        site: str,
-        metadata: MetadataClient,
-        consumer: Consumer,
-        admin: KafkaAdminClient,
-        noted: Noted,
-        count: int,
-    ) -> None:
-        self._connection = connection
-        self._group = group
-        self._site = site
-        self._metadata = metadata
-        self._consumer = consumer
-        self._admin = admin
-        self._noted = noted
-        self._count = count
+    connection: Connection
+    group: str
+    site: str
+    metadata: MetadataClient
+    consumer: Consumer
+    admin: KafkaAdminClient
+    noted: Noted
+    count: int
 
     def purge(self, place: TopicPartition, beginning: int, letters_s: float, *, dry_run: bool) -> int:
         """Purge a partition; return how many offsets were deleted, or would be. `beginning`: read before the notes."""
-        consumer, reachable = self._consumer, self._connection.reachable
-        if beginning and beginning not in self._noted.beginnings.get(place.partition, ()):
+        consumer, reachable = self.consumer, self.connection.reachable
+        if beginning and beginning not in self.noted.beginnings.get(place.partition, ()):
             return 0  # a retention has dropped records, and nothing tells which
         with reachable():
             end = int(consumer.end_offsets([place])[place])
@@ -117,7 +108,7 @@ class _LetterPurge:
         end = min(end, times.settled, beginning + MAX_RECORDS)
         entries, positions = list[InboxEntry](), dict[str, int | None]()
         try:
-            for record in read_range(self._connection, consumer, place, beginning, end):
+            for record in read_range(self.connection, consumer, place, beginning, end):
                 entries.append(self._entry(record, place.partition))
                 receiver = entries[-1].receiver
                 if receiver and receiver not in positions:
@@ -132,13 +123,13 @@ class _LetterPurge:
         if not is_whole:
             return 0  # another purge is at work
         try:
-            due = plan(entries, beginning, self._noted.bases, positions, times)
+            due = plan(entries, beginning, self.noted.bases, positions, times)
         except HistoryUnavailable as damaged:
             _logger.warning("no letters in %s-%d are deleted: %s", place.topic, place.partition, damaged)
             return 0
         if due.below <= beginning or dry_run or not self._write_notes(place.partition, due):
             return due.below - beginning if dry_run else 0
-        delete(self._admin, {place: due.below})
+        delete(self.admin, {place: due.below})
         self._delete_notes(place.partition, due)
         return due.below - beginning
 
@@ -146,8 +137,8 @@ class _LetterPurge:
         """Return a record as the rule sees it: a letter counts only in the partition that its receiver reads."""
         receiver = (record.key or b"").decode("latin-1")
         relayed = relayed_from(record)
-        is_here = is_address(receiver) and receiver.partition("/")[0] == self._site
-        is_here = is_here and partition_of(record.key, self._count) == number
+        is_here = is_address(receiver) and receiver.partition("/")[0] == self.site
+        is_here = is_here and partition_of(record.key, self.count) == number
         letter = _decoded(record) if is_here else ""
         if isinstance(letter, str):
             return InboxEntry(record.offset, relayed_from=relayed)
@@ -156,7 +147,7 @@ class _LetterPurge:
 
     def _position(self, place: TopicPartition, receiver: str) -> int | None:
         """Return the offset up to which the receiver has taken every letter; None if Kafka has none."""
-        found = self._metadata.committed(f"abcast.member.{self._group}.{receiver.replace('/', '.')}", [place])
+        found = self.metadata.committed(f"abcast.member.{self.group}.{receiver.replace('/', '.')}", [place])
         return int(found[place].offset) if found else None
 
     def _write_notes(self, number: int, due: Plan) -> bool:
@@ -174,14 +165,14 @@ class _LetterPurge:
         old = [
             key_of_base(receiver, below)
             for receiver, base in due.bases.items()
-            for below in superseded([*self._noted.bases.get(receiver, ()), base], due.below)
+            for below in superseded([*self.noted.bases.get(receiver, ()), base], due.below)
         ]
-        passed = self._noted.beginnings.get(number, set())
+        passed = self.noted.beginnings.get(number, set())
         self._write(dict.fromkeys([*old, *(key_of_beginning(number, at) for at in passed if at < due.below)]))
 
     def _write(self, notes: Mapping[bytes, bytes | None]) -> None:
-        memory = str(Topic(self._group, "memory", self._site))
-        with producing(self._connection) as producer, self._connection.reachable("WRITE", memory):
+        memory = str(Topic(self.group, "memory", self.site))
+        with producing(self.connection) as producer, self.connection.reachable("WRITE", memory):
             sent = [producer.send(memory, key=key, value=value, partition=0) for key, value in notes.items()]
             for each in sent:
                 each.get(timeout=WRITTEN_S)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 from kafka.errors import SecurityDisabledError
@@ -18,7 +18,6 @@ from ordering.base.errors import KafkaRefused, UsageError
 from ordering.base.names import Role, Topic, check_group, check_site
 
 Who = Literal["member", "observer", "sequencer", "ledger", "maintainer", "archivist", "relay"]
-WHO: tuple[Who, ...] = get_args(Who)
 
 _READ, _WRITE, _CONFIGS = "READ", "WRITE", "DESCRIBE_CONFIGS"
 _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {

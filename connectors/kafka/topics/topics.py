@@ -420,12 +420,8 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
 
 def count_partitions(connection: Connection, topic: Topic) -> int:
     """Return how many partitions a topic has, 0 if there is no such topic. Raises BrokerUnreachable."""
-    consumer = connection.consumer()
-    try:
-        with connection.reachable():
-            return len(consumer.partitions_for_topic(str(topic)) or ())
-    finally:
-        consumer.close()
+    with closing(connection.consumer()) as consumer, connection.reachable():
+        return len(consumer.partitions_for_topic(str(topic)) or ())
 
 
 def find_topics(connection: Connection) -> list[Topic]:

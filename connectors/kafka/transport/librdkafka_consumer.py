@@ -152,14 +152,11 @@ class _Consumer:
 
         Raises KafkaError.
         """
-        other = kafka_python.consumer(self._cluster, **self._settings)
-        try:
+        with contextlib.closing(kafka_python.consumer(self._cluster, **self._settings)) as other:
             other.assign([partition])
             other.seek(partition, self.position(partition))
             read = list(other.poll(timeout_ms=_KAFKA_PYTHON_MS).get(partition, ()))
             self.seek(partition, other.position(partition))
-        finally:
-            other.close()
         return {partition: cast("list[PlainRecord]", read)} if read else {}
 
     def _next(self, timeout_s: float) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
+from ordering.agreement.codec import decode
 from ordering.agreement.log import Entry, LogRow, read_on
 from ordering.agreement.site_state import GroupState, Heard, OtherLog, SiteState
 from ordering.agreement.views import Process
@@ -69,7 +70,7 @@ class OtherLogs:
             return
         self._paced[site] = entry.epoch
         with contextlib.suppress(ProtocolViolation):  # of another version
-            self._process.note_pace(site, SiteState.from_bytes(entry.state).process.suspect_after_ms)
+            self._process.note_pace(site, decode(SiteState, entry.state).process.suspect_after_ms)
 
     def forget_trail(self) -> None:
         """Drop own entries that no site will name again. Beyond `MAX_TRAIL`, drop the ones in the middle."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ordering.agreement.codec import encode
 from ordering.agreement.log import Entry, OrderedRun, OwnEntry, ReadReport, SiteMessage, ranges_of, write_told
 from ordering.agreement.site_state import GroupState, changes, stated
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS, Forwards
@@ -82,9 +83,7 @@ class OwnLog:
         if self._format == FIRST.number:
             all_told = [state.told[place] for place in sorted(state.told)]
             bare = replace(state, snapshot=b"", logs={}, told={})
-            return entry._replace(
-                letters=(*letters, write_told(all_told)) if all_told else letters, state=bare.to_bytes()
-            )
+            return entry._replace(letters=(*letters, write_told(all_told)) if all_told else letters, state=encode(bare))
         last, self._unsaid.before = self._unsaid.before, stated(state)
         if is_base:
             trail = tuple(OwnEntry(*each) for each in state.trail.items())

@@ -195,7 +195,7 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
 
         def read_casts_first(log: MergedLog, timeout: float) -> list[Found]:
             deadline = time.monotonic() + 0.2
-            while not log._cast_reader.has_news and time.monotonic() < deadline:
+            while not log._casts.has_news and time.monotonic() < deadline:
                 time.sleep(0.01)
             return read(log, timeout)
 

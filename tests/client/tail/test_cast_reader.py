@@ -76,11 +76,11 @@ def test_a_former_leader_tells_no_end(known: int) -> None:
     taken = list[int]()
 
     def takes_all() -> bool:
-        taken.extend(found.cast.local_seqno for found in reader.take())
-        return reader.has_taken_all
+        taken.extend(found.cast.local_seqno for found in reader.buffer.take())
+        return reader.buffer.has_taken_all
 
     try:
-        reader.ask_for_end()
+        reader.buffer.ask_for_end()
         eventually(takes_all, 10, "the end is reached")
         assert taken == [1, 2, 3]
     finally:
@@ -104,7 +104,7 @@ def test_added_partitions_are_read(
         taken = list[tuple[int, int]]()
 
         def has_taken(*expected: tuple[int, int]) -> bool:
-            taken.extend((found.place.partition, found.cast.local_seqno) for found in reader.take())
+            taken.extend((found.place.partition, found.cast.local_seqno) for found in reader.buffer.take())
             return set(expected) <= set(taken)
 
         def cast(partition: int, number: int) -> None:

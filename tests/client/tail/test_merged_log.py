@@ -25,9 +25,10 @@ OF_A, OF_B = TopicPartition("casts", 0), TopicPartition("casts", 1)
 
 
 class Reading:
-    """A double of `CastReader`: it reads partitions by one record each time, from the offsets that it is told."""
+    """A double of `CastReader` and its buffer: each time, it reads one record of each partition."""
 
     def __init__(self, logs: Mapping[TopicPartition, Sequence[Cast]]) -> None:
+        self.buffer = self
         self.logs = logs
         self.next = dict.fromkeys(logs, 0)
         self.has_news = True

@@ -16,7 +16,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from connectors.local.jars import broker_jars
+from connectors.local.jars import jars_of
 from connectors.local.java import require_java
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError
@@ -34,7 +34,7 @@ COUNT = 150
 def limited(broker: EmbeddedBroker) -> Iterator[str]:
     """Yield a client id from which the broker takes `BYTES_PER_S`."""
     command = [
-        *(str(require_java()), "-cp", ":".join(map(str, broker_jars())), "kafka.admin.ConfigCommand"),
+        *(str(require_java()), "-cp", ":".join(map(str, jars_of("broker"))), "kafka.admin.ConfigCommand"),
         *("--bootstrap-server", broker.bootstrap_servers, "--entity-type", "clients", "--entity-name", "limited"),
         "--alter",
     ]

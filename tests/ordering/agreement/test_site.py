@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from ordering.agreement.codec import decode, encode
 from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.group import Group, going_on
 from ordering.agreement.log import (
@@ -176,7 +177,7 @@ def test_a_job_that_goes_on_keeps_its_pace() -> None:
         nyc.site.take(Heard("sfo", entry.number, entry.epoch, entry))
     nyc.end_step()
     begun = nyc.site.process.in_flight
-    state = GroupState.from_bytes(nyc.state.to_bytes())
+    state = decode(GroupState, encode(nyc.state))
     assert state.has_heard
     again = going_on(state, nyc.site.sequenced.state)
     again.site.take(Arrived(place("nyc"), 10, 10))
@@ -611,7 +612,7 @@ def test_values_are_stored_and_found_again() -> None:
     cluster.settle(3)
     for name, site in cluster.sites.items():
         state = site.state
-        assert SiteState.from_bytes(state.to_bytes()) == state
+        assert decode(SiteState, encode(state)) == state
         for entry in cluster.logs[name]:
             assert Entry.from_bytes(entry.to_bytes()) == entry
             for letter in entry.letters:
@@ -628,15 +629,15 @@ def test_equal_states_give_equal_bytes() -> None:
         replace(first_state("g", "lax", SITES), places={each.name: each for each in order})
         for order in (places, places[::-1])
     ]
-    assert states[0].to_bytes() == states[1].to_bytes()
-    assert SiteState.from_bytes(states[0].to_bytes()) == states[1]
+    assert encode(states[0]) == encode(states[1])
+    assert decode(SiteState, encode(states[0])) == states[1]
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"[1,2]", b"null", b"\xff"])
 def test_what_is_no_entry_is_refused(raw: bytes) -> None:
     for kind in (Entry, SiteState):
         with pytest.raises(ProtocolViolation):
-            kind.from_bytes(raw)
+            decode(kind, raw)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordering.base.errors import ProtocolViolation
 from ordering.base.reader import Reader, Seal, Verdict, epoch_of, with_seal
 from ordering.base.records import EPOCH, MESSAGE
 
@@ -94,12 +93,6 @@ def test_an_epoch_that_has_decided_nothing_leaves_no_seal(decided: list[int]) ->
         epoch_of(all_of_them, seqno) for seqno in range(first + 1)
     ]
     assert len(table) <= 1 + sum(map(bool, decided))
-
-
-def test_a_gap_is_a_violation() -> None:
-    Reader(1, 5).expect(5)
-    with pytest.raises(ProtocolViolation, match="gap: DATA ends at seqno 5, but 6 was decided"):
-        Reader(1, 5).expect(6)
 
 
 class Log:
