@@ -145,7 +145,7 @@ class HomeCopy:
         if last is not None and self._has_hole(last):
             raise EndLost(f"{self.copy.topic} has lost records that were copied: copying them again.")
         if not self._begins and self.home.state().seqno:  # else the home's first write may have been interrupted
-            self._begins = check_beginning(self.copy)
+            self._begins = check_beginning(self.copy, self.home)
         self._end, self._last = end, last or self._last
 
     def _has_hole(self, last: StoredRecord) -> bool:

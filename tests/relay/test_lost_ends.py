@@ -287,6 +287,17 @@ def test_seals_alone_are_no_beginning(ends: Ends) -> None:
         relay.job.check()
 
 
+def interrupted(ends: Ends) -> Carrier:
+    """Interrupt the home's first write, and have a relay carry its end, which is ahead of seqno 1."""
+    relay = ends.start()
+    home = TopicPartition(str(Topic("g", "data", "nyc")), 0)
+    source = Source(str(Topic("g", "forward", "nyc")), 0, 1)
+    ends.kafkas["nyc"].topics.append(home, *encode_data(Data(MESSAGE, 1, 2, 0, "nyc/a", 1, 2, source=source)))
+    relay.carry()
+    assert (MESSAGE, 2) in [(data.kind, data.seqno) for data in ends.records("sfo")]
+    return relay
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_records_ahead_of_seqno_1_are_no_hole_if_it_follows(ends: Ends, last: bool) -> None:
     """The home's first write was interrupted, and the copy has its end; or an earlier version's relay went on in a
@@ -294,13 +305,7 @@ def test_records_ahead_of_seqno_1_are_no_hole_if_it_follows(ends: Ends, last: bo
 
     `last`: a look comes before seqno 1.
     """
-    relay = ends.start()
-    home = TopicPartition(str(Topic("g", "data", "nyc")), 0)
-    source = Source(str(Topic("g", "forward", "nyc")), 0, 1)
-    ahead = encode_data(Data(MESSAGE, 1, 2, 0, "nyc/a", 1, 2, source=source))
-    ends.kafkas["nyc"].topics.append(home, *ahead)
-    relay.carry()
-    assert (MESSAGE, 2) in [(data.kind, data.seqno) for data in ends.records("sfo")]
+    relay = interrupted(ends)
     if last:
         relay.job.check()
     ends.take_over()
@@ -309,6 +314,39 @@ def test_records_ahead_of_seqno_1_are_no_hole_if_it_follows(ends: Ends, last: bo
     relay.job.check()
     ends.start()
     assert ends.effective("sfo") == ends.effective("nyc")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_copy_of_an_interrupted_first_write_alone_goes_on(ends: Ends, has_ended: bool) -> None:
+    """The relay looks, or begins anew, when the home has seqno 1 and the copy does not."""
+    relay = interrupted(ends)
+    ends.take_over()
+    ends.order(2)
+    if has_ended:
+        relay = ends.start()
+    relay.job.check()
+    relay.carry()
+    relay.job.check()
+    ends.start()
+    assert len(ends.effective("sfo")) == 2
+    assert ends.effective("sfo") == ends.effective("nyc")
+
+
+@pytest.mark.parametrize("wrong", ["record", "epoch"])
+def test_a_copy_that_has_more_than_the_interrupted_write_is_refused(ends: Ends, wrong: str) -> None:
+    """A record that is not ahead of seqno 1 at home, or an epoch behind that of seqno 1: readers would skip seqno 1."""
+    relay = interrupted(ends)
+    ends.take_over()
+    ends.order(2)
+    if wrong == "record":
+        other = Data(MESSAGE, 1, 3, 0, "nyc/a", 1, 3, source=Source(str(Topic("g", "forward", "nyc")), 0, 2))
+    else:
+        ends.take_over()
+        other = next(data for data in reversed(ends.records("nyc")) if not data.payload)
+    ends.kafkas["sfo"].topics.append(TopicPartition(COPY, 0), *encode_data(other))
+    for act in (ends.start, relay.job.check):
+        with pytest.raises((UsageError, UnservableGroups), match="begins in the middle"):
+            act()
 
 
 def test_a_new_copy_of_an_idle_home_is_whole(ends: Ends) -> None:
