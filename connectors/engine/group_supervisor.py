@@ -164,7 +164,7 @@ class GroupSupervisor:
         while not self._failed.empty():
             group, epoch, error = self._failed.get()
             if group in self._maintenance.forward and self._state.epochs.get(group) == epoch:
-                self._suspend(group, error)
+                self._suspend(group, error, has_claimed=True)
         # This comes first: a question about a deleted topic takes seconds.
         self._find_changes()
         self._suspend_unservable(self._maintenance.check_not_fenced)
@@ -201,10 +201,10 @@ class GroupSupervisor:
             self._changes.put(Taken(gone=frozenset({group})))
             self._suspend(group, error)
 
-    def _suspend(self, group: str, error: AbcastError) -> None:
+    def _suspend(self, group: str, error: AbcastError, *, has_claimed: bool = False) -> None:
         if group in self._maintenance.forward:
             self._release(group)
-        self._state.suspended.suspend(group, error)
+        self._state.suspended.suspend(group, error, has_claimed=has_claimed)
 
     def _to_be_ticked(self) -> dict[str, int]:
         """Return the groups to tick, each with its last written seqno.

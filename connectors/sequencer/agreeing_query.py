@@ -52,7 +52,7 @@ from connectors.kafka.codec.inputs import Input, Neighbours
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.sequencer import kept_records, stored_state
 from connectors.sequencer.kept_records import KeptRecords, StoredChunk
-from connectors.sequencer.query import Decide, assert_first_attempt, in_blocks
+from connectors.sequencer.query import Decide, in_blocks, named_errors
 from connectors.sequencer.runs import RUN_SCHEMA, frame_of, unpack_headers
 from connectors.sequencer.spill_store import SpillStore
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
@@ -180,7 +180,6 @@ def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, spill_of:
     """Return the function of the stateful operator. `spill_of`: makes the spill store of a group."""
 
     def agree(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
-        assert_first_attempt()
         spill = spill_of(key[0])
         if not stored.exists:
             spill.clear()
@@ -190,7 +189,7 @@ def agreer(initial: Mapping[str, StoredGroup], neighbours: Neighbours, spill_of:
         yield from step.decided()
         stored.update(tuple(step.stored()))
 
-    return agree
+    return named_errors(agree)
 
 
 class GroupStep:

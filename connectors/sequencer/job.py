@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.groups.retrying import LogThrottle
+from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
+from connectors.kafka.groups.suspended_groups import LONGEST_WAIT_S
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.shard import SequencerShard
@@ -147,10 +148,10 @@ class SequencerJob:
             if not (is_own and has_others):
                 raise error
             if shard.failed_for() == 0 and shard.throttle.is_due(str(error)):
-                _logger.error("%s: %s Trying again every %g s.", shard.job.name, error, RETRY_S)
+                _logger.error("%s: %s Trying again in %g s.", shard.job.name, error, shard.wait_s)
             if not isinstance(error, Fenced):  # the other sequencer reports on groups that it serves
                 self.options.troubles.put(shard.job.name, dict.fromkeys(shard.groups, str(error)))
-            if shard.failed_for() >= RETRY_S:
+            if shard.failed_for() >= shard.wait_s:
                 shard.start()
         if any(shard.job.ready.is_set() for shard in self._shards):
             self.ready.set()
@@ -162,6 +163,9 @@ class _ShardThread:
     def __init__(self, job: SequencerShard) -> None:
         self.job = job
         self.throttle = LogThrottle()
+        self.wait_s = RETRY_S
+        """The wait between the last failure and the next start."""
+        self._costly_failures = 0
         self.start()
 
     @property
@@ -170,6 +174,8 @@ class _ShardThread:
 
     def start(self) -> None:
         self.failure: BaseException | None = None
+        self.job.has_claimed = False
+        self._started = time.monotonic()
         self._first_seen: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"abcast-{self.job.name}", daemon=True)
         self._thread.start()
@@ -178,14 +184,18 @@ class _ShardThread:
         try:
             self.job.run()
         except BaseException as error:  # noqa: BLE001 - handed to the job's thread
+            is_costly = self.job.has_claimed and not getattr(error, "retriable", False)
+            has_worked = time.monotonic() - self._started >= HEALTHY_S
+            self._costly_failures = 0 if has_worked or not is_costly else self._costly_failures + 1
+            self.wait_s = min(RETRY_S * 2 ** min(max(0, self._costly_failures - 1), 30), LONGEST_WAIT_S)
             self.failure = error
 
     def failed_for(self) -> float:
         """Return the seconds since the first call after the failure."""
+        now = time.monotonic()
         if self._first_seen is None:
-            self._first_seen = time.monotonic()
-            return 0.0
-        return time.monotonic() - self._first_seen
+            self._first_seen = now
+        return now - self._first_seen
 
     def join(self) -> None:
         self._thread.join(_JOIN_S)

@@ -57,7 +57,7 @@ from connectors.sequencer.runs import (
 from connectors.sequencer.stored_state import StoredState, load, store
 from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
-from ordering.base.errors import ProtocolViolation
+from ordering.base.errors import AbcastError, ProtocolViolation
 from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE, DeadLetter, Link, Malformed, Partition, Source
@@ -158,12 +158,32 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
 
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that come from the code or from a group's records, not from the machine."""
+
+
+def named_errors(decide: Decide) -> Decide:
+    """Make each error of `decide` name its group, so that the job goes on without that group alone.
+
+    `connectors.spark.query_failure` reads the name. Otherwise the error would end the query for all groups, each time.
+    """
+
+    def named(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
+        assert_first_attempt()
+        try:
+            yield from decide(key, chunks, stored)
+        except AbcastError as error:
+            raise type(error)(f"group {key[0]}: {error}") from error
+        except _FAULTS as error:
+            raise ProtocolViolation(f"group {key[0]}: it can't be ordered ({error!r}).") from error
+
+    return named
+
 
 def decider(initial: Mapping[str, bytes], site: str) -> Decide:
     """Return the function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
-        assert_first_attempt()
         before = StoredState(*map(bytes, stored.get)) if stored.exists else StoredState(initial[key[0]], b"")
         state, opening = begin_batch(load(key[0], before))
         for record in opening:
@@ -179,7 +199,7 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
             yield run_of(state.group, record)
         stored.update(tuple(store(state, before)))
 
-    return decide
+    return named_errors(decide)
 
 
 def decide_chunk(

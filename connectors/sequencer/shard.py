@@ -92,6 +92,8 @@ class SequencerShard(StreamingJob):
         self.groups = None if groups is None else frozenset(groups)
         self._epochs = {} if epochs is None else epochs
         self._worker = worker
+        self.has_claimed = False
+        """Whether groups were claimed since this was last reset."""
         self._query: StreamingQuery | None = None
         self._maintenance: GroupMaintenance | None = None
         self._stale: set[str] = set()  # groups whose membership has changed since it was read
@@ -141,6 +143,7 @@ class SequencerShard(StreamingJob):
             ledger=LedgerEnd(self.options.data / "ledger"),
         )
         states = take_over_groups(claimer, forward)
+        self.has_claimed = True
         self._maintenance, self._seen_batch = (
             GroupMaintenance(connection, site, self._epochs, "spark", self.options.troubles),
             -1,

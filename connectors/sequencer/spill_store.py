@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 
-class WaitsElsewhere(LookupError):
+class WaitsElsewhere(RuntimeError):
     """The executor does not have the waiting records."""
 
 

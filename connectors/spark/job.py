@@ -41,7 +41,7 @@ from connectors.kafka.transport import Record
 from connectors.spark.batch_bound import BatchBound
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.kafka_source import isolation_of, source_options
-from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain, unwritten_topic
+from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain, failed_group, unwritten_topic
 from connectors.spark.running_query import STUCK_S, RunningQuery
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
@@ -278,10 +278,13 @@ class StreamingJob(ABC):
                     directory.check()  # first: a missing table may have been in it
                     if isinstance(error, AbcastError):
                         raise
+                    reason = explain(error, self.options.work)
                     if isinstance(error, StreamingQueryException):
                         self.check()
                         _raise_unwritten(error, topics, self.options.connection)
-                    raise explain(error, self.options.work) from error
+                        if len(topics) > 1 and failed_group(reason) in topics:
+                            raise UnservableGroups({failed_group(reason): reason}) from error
+                    raise reason from error
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from connectors.spark.codec import LATER_FORMAT
 from connectors.spark.data_directory import disk_full
-from ordering.base.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable, LaterVersion
+from ordering.base.errors import (
+    AbcastError,
+    Disagreement,
+    EnvironmentProblem,
+    HistoryChanged,
+    HistoryUnavailable,
+    LaterVersion,
+    ProtocolViolation,
+)
 from ordering.base.formats import Format, later_format
 from ordering.base.names import Topic
 
@@ -39,8 +47,11 @@ _TOO_LITTLE_SPACE = 1024 * 1024
 _OWN_ERROR = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
 _LATER_FORMAT = re.compile(rf"{re.escape(LATER_FORMAT)} (\S+) (\d+) ?([0-9a-z.+-]*)")
 _EXPIRED = re.compile(r"Expiring \d+ record\(s\) for (\S+)-\d+:")
+_OF_GROUP = re.compile(r"group (\S+): ")
 _OWN = {each.__name__: each for each in (EnvironmentProblem, HistoryUnavailable, Disagreement, LaterVersion)}
 """The errors of abcast's code inside a query that end the job. After any other, another query is tried."""
+_OF_ONE_GROUP = {**_OWN, ProtocolViolation.__name__: ProtocolViolation, HistoryChanged.__name__: HistoryChanged}
+"""The same for an error that names its group (`failed_group`): only that group is left out."""
 
 
 def explain(error: Exception, data: Path) -> AbcastError:
@@ -54,9 +65,17 @@ def explain(error: Exception, data: Path) -> AbcastError:
     if (met := _LATER_FORMAT.search(text)) is not None:
         return later_format(met[1], Format(int(met[2]), met[3]))
     own = _OWN_ERROR.match(reason)
-    if own is not None and own[1] in _OWN:
-        return _OWN[own[1]](own[2])
+    if own is not None:
+        known = _OF_ONE_GROUP if _OF_GROUP.match(own[2]) else _OWN
+        if own[1] in known:
+            return known[own[1]](own[2])
     return QueryFailed(f"the query failed ({reason}).")
+
+
+def failed_group(error: AbcastError) -> str:
+    """Return the group that an error inside a query names as its own (`connectors.sequencer.query`); "" for none."""
+    met = None if error.retriable else _OF_GROUP.match(str(error))
+    return met[1] if met is not None else ""
 
 
 def unwritten_topic(error: Exception) -> Topic | None:

@@ -19,7 +19,7 @@ from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.sequencer.agreeing_shard import AgreeingShard
-from connectors.sequencer.job import SequencerJob
+from connectors.sequencer.job import RETRY_S, SequencerJob
 from connectors.sequencer.shard import HANGS_S, SequencerShard
 from connectors.spark.job import JobOptions, QueryFailed
 from connectors.takeover.agreement import AgreementSettings, known_state
@@ -27,7 +27,7 @@ from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.streaming import working
 from ordering.agreement.site_state import SiteState
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, TopicMissing, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable, TopicMissing, UsageError
 from ordering.base.names import Topic
 from ordering.base.records import Partition
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
@@ -267,10 +267,50 @@ def test_what_a_shard_has_left_out_is_tried_again(
     monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     with working([job]):
-        eventually(lambda: "Trying again every" in caplog.text)
+        eventually(lambda: "Trying again in" in caplog.text)
         eventually(lambda: taken == [["g"]])
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
         eventually(lambda: taken == [["g"], ["h"]])
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_group_that_fails_behind_its_claim_is_claimed_seldom(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, passes: bool
+) -> None:
+    """The wait doubles if the error will not pass by itself: each claim stays in EPOCH, with a snapshot in DATA."""
+    monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.1)
+    monkeypatch.setattr("connectors.sequencer.job.LONGEST_WAIT_S", 0.5)
+    monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
+    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.kafka.groups.retrying.BACKOFF_S", ())
+    del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
+    waits = list[float]()
+
+    def make(*_: object, groups: frozenset[str], **__: object) -> SequencerShard:
+        shard = shard_of(kafka, tmp_path, groups)
+
+        def decide(topics: object, states: Mapping[str, SequencerState]) -> Any:
+            if "g" in states:
+                shard._ends.wait(WAIT)
+                raise QueryFailed("stopped")
+            waits.append(
+                next((each.wait_s for each in sequencer._shards if each.job is shard), RETRY_S)
+            )  # or not there yet
+            raise QueryFailed("it may pass.") if passes else HistoryUnavailable("it can't be read.")
+
+        monkeypatch.setattr(shard, "decide", decide)
+        return shard
+
+    monkeypatch.setattr("connectors.sequencer.job.SequencerShard", make)
+    spark: Any = None
+    sequencer = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
+    topics = [Topic("g", "data", "nyc")]
+    monkeypatch.setattr(sequencer, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
+    with working([sequencer]):
+        eventually(lambda: len(sequencer._shards) == 1)
+        topics.append(Topic("h", "data", "nyc"))
+        eventually(lambda: len(waits) >= 6)
+    assert waits[1:6] == ([0.1] * 5 if passes else [0.1, 0.2, 0.4, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("error", [UsageError("DATA of g has 2 partitions."), Fenced("another serves g.")])

@@ -32,6 +32,7 @@ from jobs.terminal.streaming import JobThread, raise_failures
 from ordering.base.errors import (
     AbcastError,
     BrokerUnreachable,
+    Disagreement,
     EnvironmentProblem,
     Fenced,
     HistoryUnavailable,
@@ -385,6 +386,22 @@ def test_a_group_of_which_kafka_takes_nothing_is_left_out(
     job = _Unwritten(tmp_path, expired)
     job.run()
     assert list(job.suspended.reasons) == (["h"] if answers else [])
+
+
+@pytest.mark.parametrize("error", [HistoryUnavailable, Disagreement, ProtocolViolation])
+def test_a_group_whose_error_ends_the_query_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[AbcastError]
+) -> None:
+    """The next query has the other groups alone."""
+    monkeypatch.setattr(RunningQuery, "stop", lambda *_: None)
+    failed = StreamingQueryException(
+        "[STREAM_FAILED] Query terminated with exception: [PYTHON_EXCEPTION] Traceback (most recent call last):\n"
+        '  File "/abcast/connectors/sequencer/query.py", line 45, in named\n'
+        f"{error.__module__}.{error.__name__}: group h: it can't go on.\n SQLSTATE: 38000"
+    )
+    job = _Unwritten(tmp_path, failed)
+    job.run()
+    assert job.suspended.reasons == {"h": "group h: it can't go on."}
 
 
 class _Serving(StreamingJob):

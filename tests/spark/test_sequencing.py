@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.codec import decode_data
 from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, encode_decided, read_by_few, sequence
 from connectors.spark.forward_rows import forward_rows
+from connectors.spark.query_failure import explain, failed_group
+from ordering.base.errors import ProtocolViolation
 from ordering.base.records import EPOCH, Forward, Link, Malformed, Partition
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
 from ordering.membership.settings import Settings
@@ -54,6 +57,23 @@ def of_senders(lengths: Mapping[str, int], *, partitions: int = 1, group: str = 
                 )
                 ends[partition] += 1
     return rows
+
+
+class Broken(SequencerState):
+    """A state that no worker can load."""
+
+    def to_bytes(self) -> bytes:
+        return b"no state"
+
+
+def test_an_error_of_a_group_names_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Otherwise it would end the query of all groups."""
+    rows = source_frame(spark, [*of_senders({"local/a": 2}), *of_senders({"local/b": 2}, group="h")])
+    with pytest.raises(PySparkException) as raised:
+        decide(rows, START, Broken("h", epoch=1)).collect()
+    error = explain(raised.value, tmp_path)
+    assert isinstance(error, ProtocolViolation)
+    assert failed_group(error) == "h"
 
 
 def assert_decided(spark: SparkSession, frame: DataFrame, expected: Iterable[SinkRow]) -> None:

@@ -18,6 +18,10 @@ from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
 from ordering.base.errors import AbcastError, Fenced
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+LONGEST_WAIT_S = 3600.0
+"""The longest wait of a group whose failures each cost a claim, and will not pass by themselves: the log keeps claims,
+and a snapshot for each.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -25,7 +29,7 @@ _logger = logging.getLogger(__name__)
 @dataclass
 class _Trouble:
     """The state of one group. `why`: the trouble now; "" if it is served, since `since`. `is_served`: by another
-    sequencer.
+    sequencer. `costly`: the failures since it was healthy that each cost a claim.
     """
 
     why: str = ""
@@ -33,6 +37,7 @@ class _Trouble:
     is_served: bool = False
     since: float = 0.0
     failures: int = 0
+    costly: int = 0
     throttle: LogThrottle = field(default_factory=LogThrottle)
 
 
@@ -47,12 +52,16 @@ class SuspendedGroups:
         self._waits_s = waits_s
         self._troubles: dict[str, _Trouble] = {}
 
-    def suspend(self, group: str, error: AbcastError) -> None:
-        """Suspend a group, or count another failure of a suspended one. Log the error, if it is new or due again."""
+    def suspend(self, group: str, error: AbcastError, *, has_claimed: bool = False) -> None:
+        """Suspend a group, or count another failure of a suspended one. Log the error, if it is new or due again.
+
+        `has_claimed`: the attempt to serve the group cost a claim.
+        """
         trouble = self._troubles.setdefault(group, _Trouble())
         now = time.monotonic()
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
         trouble.failures = 1 if is_new else trouble.failures + 1
+        trouble.costly = (0 if is_new else trouble.costly) + (has_claimed and not error.retriable)
         trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
         trouble.is_served = isinstance(error, Fenced)
         if is_new:
@@ -66,7 +75,10 @@ class SuspendedGroups:
         trouble = self._troubles.get(group)
         if trouble is None or not trouble.why:
             return True
-        return time.monotonic() - trouble.since >= self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
+        wait_s = self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
+        if trouble.costly > len(self._waits_s):
+            wait_s = max(wait_s, min(wait_s * 2 ** min(trouble.costly - len(self._waits_s), 30), LONGEST_WAIT_S))
+        return time.monotonic() - trouble.since >= wait_s
 
     def resume(self, groups: Iterable[str]) -> None:
         """Mark the groups as served again."""

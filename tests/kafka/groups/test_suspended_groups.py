@@ -1,0 +1,57 @@
+"""The waits before a group that can't be served is tried again."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from connectors.kafka.groups.retrying import HEALTHY_S
+from connectors.kafka.groups.suspended_groups import LONGEST_WAIT_S, WAITS_S, SuspendedGroups
+from ordering.base.errors import AbcastError, BrokerUnreachable, Disagreement
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time, in a list of one element."""
+    now = [0.0]
+    monkeypatch.setattr("connectors.kafka.groups.suspended_groups.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def tries(suspended: SuspendedGroups, now: list[float], error: AbcastError, *, has_claimed: bool) -> list[float]:
+    """Return the times of a day at which the group is tried, if it fails each time."""
+    suspended.suspend("g", error, has_claimed=has_claimed)
+    begun, found = now[0], list[float]()
+    while now[0] - begun < DAY_S:
+        now[0] += 0.5
+        if suspended.is_due("g"):
+            found.append(now[0])
+            suspended.suspend("g", error, has_claimed=has_claimed)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "has_claimed", "fewest", "most"),
+    [
+        (Disagreement("it can't go on."), True, 24, 40),
+        (Disagreement("it can't go on."), False, 2_870, 2_890),
+        (BrokerUnreachable("nothing is written."), True, 2_870, 2_890),
+    ],
+    ids=["costly", "free", "passing"],
+)
+def test_claims_without_an_effect_become_rare(
+    now: list[float], error: AbcastError, *, has_claimed: bool, fewest: int, most: int
+) -> None:
+    """EPOCH keeps each claim, and DATA a snapshot for each. A failure that may pass is worth more."""
+    suspended = SuspendedGroups("sequence")
+    found = tries(suspended, now, error, has_claimed=has_claimed)
+    assert fewest <= len(found) <= most
+    assert max(later - earlier for earlier, later in itertools.pairwise(found)) <= LONGEST_WAIT_S
+    suspended.resume(["g"])
+    now[0] += HEALTHY_S
+    began = now[0]
+    assert tries(suspended, now, error, has_claimed=has_claimed)[0] - began == WAITS_S[0]
