@@ -174,7 +174,7 @@ def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
 
 
 class TestJustTakenOver:
-    """What the takeover has seen, or written, is lost before the sequencer does anything."""
+    """Lose the records that the takeover has seen, or written, before the sequencer does anything."""
 
     @pytest.fixture
     def by(self, kafka: MemoryConnection) -> Claimer:
