@@ -2,8 +2,8 @@
 
 It drives any machine (`ordering.machine`). A `Deciders` makes the machines of a job.
 
-An error of one group (a failed or uncertain write, lost records, a wrong log) ends the work on that group alone. The
-group is taken over again later, and the others go on. If it was the last group, its error ends the attempt.
+Invariant: an error of one group (a failed or uncertain write, lost records, a wrong log) ends the work on that group
+alone. The group is taken over again later, and the others go on. If it was the last group, its error ends the attempt.
 
 The loop waits for no write of a group that is late. Such a group takes no step, and holds a bounded number of records.
 Time is measured with a monotonic clock.

@@ -131,6 +131,19 @@ def test_while_the_others_records_are_purged(kafka: Kafka, what: tuple[str, ...]
         assert len(kafka.topics.partitions[epoch]) == claims, "it was taken over anew"
 
 
+def test_while_its_log_is_made_anew_and_tells_no_offsets(kafka: Kafka) -> None:
+    """Each poll says that the position is out of range, and nothing says where the log begins."""
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        for group in (*GROUPS, *GROUPS):
+            kafka.send(group)
+        eventually(lambda: all(map(kafka.is_ordered, GROUPS)), 20)
+        kafka.topics.take_away(name("forward"), OFFSETS)
+        kafka.topics.make_anew([name("forward")])
+        the_other_is_ordered(kafka, 3 * QUICK_S)
+        the_other_is_ordered(kafka)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", TOPICS)

@@ -61,6 +61,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "retention": frozenset({"takeover", "two", "ledger", "purge"}),
     "isis": frozenset({"isis", "views"}),
     "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge"}),
+    "groups": frozenset({"takeover", "away", "cut", "retention", "hostile"}),
 }
 """The features that each history of a world has."""
 POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
@@ -155,6 +156,7 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "retention": retained,
     "isis": processes,
     "isis-sites": sites,
+    "groups": lambda _: set(),
 }
 
 

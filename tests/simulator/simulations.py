@@ -24,7 +24,7 @@ from tests.simulator import (
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders import Orders
-from tests.world import agreeing, agreeing_mutations, membership, membership_mutations
+from tests.world import agreeing, agreeing_mutations, groups, groups_mutations, membership, membership_mutations
 
 
 def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -108,6 +108,14 @@ SIMULATIONS: Mapping[str, Simulation] = {
             agreeing_mutations.MUTATIONS,
             60,
             agreeing.explain,
+        ),
+        Simulation(
+            "groups",
+            "groups that share a job, one of them in trouble",
+            groups.run,
+            groups_mutations.MUTATIONS,
+            60,
+            groups.explain,
         ),
     )
 }

@@ -258,15 +258,21 @@ class SameLogConsumer:
         """Read on where the broker has dropped only records that were read.
 
         Only these partitions are asked about: another one may be away. Raises OffsetOutOfRangeError for the partitions
-        with unread records dropped, and the error that `changed` makes.
+        with unread records dropped, and the error that `changed` makes. A reader without looks reads many partitions,
+        and none until it gets on here: if Kafka tells it nothing of some, that is an OffsetOutOfRangeError, too.
         """
-        asked = self._look_at_ends(places) or places
+        told = self._look_at_ends(places)
+        asked = {place: self._next[place] for place in told or places}
         # If the end is unknown now, the log may grow past its reader before it is known.
         self._doubted |= places & self._last.keys()
         self._back -= places
+        if not told and not self._looks:
+            raise OffsetOutOfRangeError(asked)
         try:
             beginnings = self._consumer.beginning_offsets(list(asked))
         except KafkaError:
+            if not self._looks:
+                raise OffsetOutOfRangeError(asked) from None
             return  # the next poll asks again
         self._beginnings.update(beginnings)
         unread = {
