@@ -23,7 +23,8 @@ offsets, where a run or a repeat ends within it. The JVM makes DATA of a block's
 or the task fails. The agreement sees only offsets: its cost is per run, not per message.
 
 The driver's clock gives the time (Spark's rate source), a row a second, which also begins a batch when there is no
-other input. The core bounds the advance of time in a step, as in the other engine.
+other input. The core bounds the advance of time in a step, as in the other engine. If that clock is set, the job begins
+a new query (`ClockSet` of the shard).
 
 Bounds. A partition whose waiting records take more than `BUFFER_BYTES` of `connectors.sequencer.kept_records` is *left
 out*: its rows are skipped. So are the rows of other sites' logs while the site is behind. When there is room again, the

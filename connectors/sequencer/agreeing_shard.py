@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -46,6 +48,10 @@ from ordering.base.names import Topic
 from ordering.base.records import Partition
 from ordering.sequencer.state import SequencerState
 
+MOST_BACK_S = 3.0
+"""The seconds by which the clock may be set back: for so long, the group's time stops."""
+MOST_AHEAD_S = 60.0
+"""The seconds by which the clock may be set ahead between two checks: a batch has a row for each, and each group."""
 _REPORTS = "reports"
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +61,13 @@ class QueryInputLost(AbcastError):
     """Retention was faster than the start of the query: the next query finds where to read on."""
 
     retriable = True
+
+
+class ClockSet(AbcastError):
+    """The machine's clock was set, so the query's rows with the time stay away, or are very many."""
+
+    retriable = True
+    is_failure = False
 
 
 class RoomAgain(AbcastError):
@@ -88,6 +101,7 @@ class AgreeingShard(SequencerShard):
         self._agreement = agreement
         self._positions: dict[TopicPartition, int] = {}
         self._has_room = False
+        self._clock_s = -math.inf
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Return the topics to read of the shard's groups that have FORWARD and DATA at the site."""
@@ -130,7 +144,7 @@ class AgreeingShard(SequencerShard):
         session, at_once = self.session(len(groups))
         read = session.readStream.format("kafka").options(**source).load()
         rows = with_time(forward_rows(read, site, agreed=True, headers_only=True), seconds(session), groups)
-        self._positions, self._has_room = {}, False
+        self._positions, self._has_room, self._clock_s = {}, False, _clock_s()
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)
         role = F.col("role")
@@ -173,10 +187,22 @@ class AgreeingShard(SequencerShard):
         return {place: start for starts in each_apart(groups, of_group).values() for place, start in starts.items()}
 
     def check(self) -> None:
-        """Make the checks of every shard. Raises RoomAgain, too."""
+        """Make the checks of every shard. Raises RoomAgain and ClockSet, too."""
+        self._check_clock()
         super().check()
         if self._has_room:
             raise RoomAgain("too many records waited for the other sites, so some were not read: reading them now.")
+
+    def _check_clock(self) -> None:
+        """Raise ClockSet if the wall clock was set back, or far ahead.
+
+        Spark's rate source has a row for each second up to the highest time that it has seen. Behind a clock that was
+        set back by an hour, the group's time would stop for an hour, and the other sites would go on without this one.
+        """
+        now, highest = _clock_s(), self._clock_s
+        self._clock_s = max(now, highest)
+        if now < highest - MOST_BACK_S or (now > highest + MOST_AHEAD_S and highest > -math.inf):
+            raise ClockSet(f"the clock of this machine was set by {now - highest:+.0f} s: taking over again.")
 
     def see(self, observed: dict[str, Any]) -> None:
         """Log the notices of steps, and note their positions."""
@@ -191,3 +217,8 @@ class AgreeingShard(SequencerShard):
     def considered(self) -> dict[TopicPartition, int]:
         """Return the first offsets of the site's own FORWARD that are not considered, by the last steps' reports."""
         return dict(self._positions)
+
+
+def _clock_s() -> float:
+    """Return the wall clock's advance over a steady clock, in seconds: it changes only if the wall clock is set."""
+    return time.time() - time.monotonic()

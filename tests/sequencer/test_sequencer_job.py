@@ -18,7 +18,7 @@ from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import UNREAD_HEADER, PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
-from connectors.sequencer.agreeing_shard import AgreeingShard
+from connectors.sequencer.agreeing_shard import AgreeingShard, ClockSet
 from connectors.sequencer.job import RETRY_S, SequencerJob
 from connectors.sequencer.shard import HANGS_S, SequencerShard
 from connectors.spark.job import JobOptions, QueryFailed
@@ -239,6 +239,33 @@ def test_so_does_a_shard_that_agrees(
     for group, is_claimed in zip(GROUPS, (True, False), strict=True):
         with DataLog(kafka, group, "nyc") as data:
             assert bool(data.epochs.read().claims) is is_claimed
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "begins_anew"), [((-3600,), True), ((-2, -2), True), ((1e9,), True), ((-1,), False)]
+)
+def test_a_clock_that_is_set_begins_a_new_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_s: tuple[float, ...], *, begins_anew: bool
+) -> None:
+    """Spark makes the rows with the time by the clock: none until it has caught up, or one for each second skipped."""
+    now, steady = [1e9], [0.0]
+    monkeypatch.setattr(
+        "connectors.sequencer.agreeing_shard.time",
+        SimpleNamespace(time=lambda: now[0], monotonic=lambda: steady[0]),
+    )
+    agreement, spark = AgreementSettings(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
+    shard = AgreeingShard(spark, JobOptions(MemoryConnection(), "nyc", tmp_path), agreement=agreement)
+    shard.check()
+    for _ in range(1000):
+        now[0], steady[0] = now[0] + 60, steady[0] + 60
+        shard.check()
+    with pytest.raises(ClockSet) if begins_anew else nullcontext() as raised:
+        for step in steps_s:
+            now[0], steady[0] = now[0] + step + 1, steady[0] + 1
+            shard.check()
+    if raised is not None:
+        assert raised.value.retriable
+        assert not raised.value.is_failure
 
 
 def test_what_a_shard_has_left_out_is_tried_again(
