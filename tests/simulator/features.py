@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
-from tests.simulator import cuts, hub, isis, retention, schedule, sites_schedule
+from tests.simulator import cuts, isis, retention, schedule, sites_schedule
 from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing
+from tests.world import agreeing, hub
 from tests.world import membership as members
 
 FEATURES = {

@@ -10,8 +10,6 @@ from ordering.base.errors import AbcastError
 from ordering.checker.anomalies import Anomaly
 from tests.simulator import (
     cuts,
-    hub,
-    hub_mutations,
     isis,
     isis_mutations,
     log_mutations,
@@ -24,7 +22,16 @@ from tests.simulator import (
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders import Orders
-from tests.world import agreeing, agreeing_mutations, groups, groups_mutations, membership, membership_mutations
+from tests.world import (
+    agreeing,
+    agreeing_mutations,
+    groups,
+    groups_mutations,
+    hub,
+    hub_mutations,
+    membership,
+    membership_mutations,
+)
 
 
 def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -82,7 +89,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
     for each in (
         Simulation("group", "groups with one sequencer at a time", run_group, mutations.MUTATIONS, 400, explain_group),
         Simulation("sites", "meshes of sites", run_mesh, mesh_mutations.MUTATIONS, 60, explain_mesh),
-        Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60),
+        Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60, hub.explain),
         Simulation(
             "membership",
             "histories of joins, leaves and flushes",

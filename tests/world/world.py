@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 from connectors.kafka.connection.sites import Direction, Sites
@@ -25,7 +25,6 @@ REPEATS = 0.1
 RELAY_ENDS = 0.01
 """Probability that a relay is killed."""
 FAR_BACK = 12
-MOST_CARRIED = 40
 
 
 class WorldSite(Protocol):
@@ -43,6 +42,8 @@ class World(Generic[AnySite]):
 
     sites: Mapping[str, AnySite]
     file: Sites
+    most_carried = 40
+    """The most records of a partition that a relay copies at a time."""
 
     def __init__(self, seed: int, actions: Mapping[str, int]) -> None:
         """`actions`: the names of the methods to choose from, without their first character, with their weights."""
@@ -77,6 +78,14 @@ class World(Generic[AnySite]):
         self.tell(f"{who} ends: {type(error).__name__}: {error}")
         self.seen[f"{type(error).__name__}: {error}"[:100]] += 1
 
+    @contextmanager
+    def noting(self, who: str) -> Iterator[None]:
+        """Note the error that the block ends with."""
+        try:
+            yield
+        except AbcastError as error:
+            self.note_error(who, error)
+
     def act(self) -> None:
         """Do one action at one site."""
         [kind] = self.dice.choices(list(self._actions), list(self._actions.values()))
@@ -89,6 +98,17 @@ class World(Generic[AnySite]):
         self.actors.pass_time(elapsed_ms)
         for at in self.sites.values():
             at.kafka.mishap(at.kafka.places(roles), mishaps)
+
+    @contextmanager
+    def unanswered(self, share: float) -> Iterator[None]:
+        """Let this share of a producer's records get no answer, in all Kafkas."""
+        for at in self.sites.values():
+            at.kafka.unanswered = share
+        try:
+            yield
+        finally:
+            for at in self.sites.values():
+                at.kafka.unanswered = 0.0
 
     # Links
 
@@ -127,7 +147,7 @@ class World(Generic[AnySite]):
             if self.dice.random() < REPEATS:
                 relay.go_back(self.dice.randrange(1, FAR_BACK))
             with suppress(TooLarge):  # it tries again
-                relay.carry(self.dice.randrange(1, MOST_CARRIED))
+                relay.carry(self.dice.randrange(1, self.most_carried))
 
     def is_blind(self, relay: Carrier) -> bool:
         """Whether the relay does not look at its source now."""

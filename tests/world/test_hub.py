@@ -10,11 +10,12 @@ import pytest
 from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
 from tests.relay.carrying import Carrier
-from tests.simulator import hub
-from tests.simulator.hub import GROUP, OPERATOR, Hub, playing
-from tests.simulator.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, RECREATED_UNSEEN
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.seeds import blocks
+from tests.world import hub
+from tests.world.hub import HubWorld, playing
+from tests.world.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, RECREATED_UNSEEN
+from tests.world.hub_sites import GROUP
 
 SEEDS = 600
 FAST_SEEDS = 12
@@ -39,32 +40,32 @@ def test_there_is_one_order_in_many_hubs(seeds: range) -> None:
 # Schedules that are rare, and showed a fault once.
 
 
-def order(world: Hub, site: str, count: int) -> None:
+def order(world: HubWorld, site: str, count: int) -> None:
     """Order at least so many messages of its own members."""
-    for _ in range(count):
-        world.send(world.sites[site])
-    next(job for job in world.jobs if job.site == site).decide(None)
-    world.deliver(world.sites[site])
+    world.sites[site].send(world.sites[site].senders[0], count)
+    decide(world, site)
+    world._deliver(site)
 
 
-def relay(world: Hub, source: str, target: str) -> Carrier:
-    before = len(world.relays)
-    while len(world.relays) == before:  # its appends fail now and then
-        world.start_relay(Direction(source, target))
-    return world.relays[-1]
+def decide(world: HubWorld, site: str) -> None:
+    """Decide all of FORWARD: a poll returns a part of it."""
+    for _ in range(20):
+        next(job for job in world.jobs if job.site == site).decide(None)
 
 
-def start(world: Hub, site: str) -> None:
-    """A sequencer."""
-    while not any(job.site == site for job in world.jobs):  # its appends fail now and then
-        world.start(site)
+def relay(world: HubWorld, source: str, target: str) -> Carrier:
+    """Start a relay, at the first append that is answered."""
+    way = Direction(source, target)
+    while (relay := world._started(way)) is None:
+        pass
+    return relay
 
 
-def make_home(world: Hub, site: str, *, cut_off: Sequence[str]) -> None:
-    world.newest, world.is_promoting = world.file(site), True
-    world.cuts |= {frozenset((OPERATOR, name)) for name in cut_off}
+def make_home(world: HubWorld, site: str, *, cut_off: Sequence[str]) -> None:
+    world.newest, world.is_promoting = world.file_of(site), True
+    world.cut_operator_off(cut_off)
     world.files[site] = world.newest
-    world.promote(0.0)
+    world.promote()
     assert not world.is_promoting
 
 
@@ -88,10 +89,10 @@ def test_two_homes_fill_one_copy(mutation: Mutation) -> None:
         to_copy = relay(world, new, copy)
         order(world, old, 3)
         late.carry()
-        start(world, new)
+        world.start(new)
         order(world, new, 5)
         to_copy.carry()
-        world.deliver(world.sites[copy])
+        world._deliver(copy)
         world.end()
         found = {anomaly.name for anomaly in world.anomalies}
     assert found & LAST_SEQNO_ONLY.anomalies if mutation is not NONE else not found
@@ -109,10 +110,10 @@ def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation) -> None:
             relay(world, old, site).carry()
         make_home(world, first, cut_off=[])
         make_home(world, second, cut_off=[first])
-        start(world, second)
+        world.start(second)
         order(world, second, 2)
         for _ in range(10):  # its appends fail now and then
-            world.start_relay(Direction(first, second))
+            world._started(Direction(first, second))
         with DataLog(world.sites[second].connection, GROUP, second) as data:
             move = data.epochs.read().move
             assert move is not None
@@ -132,15 +133,15 @@ def test_a_copy_is_recreated_while_its_relay_runs(mutation: Mutation, looks: boo
         order(world, home, 5)
         carrier = relay(world, home, copy)
         carrier.carry()
-        world.look(carrier)
+        world.look(carrier.job.direction)
         world.may_cut = True
         world.make_anew(copy)
         for _ in range(3):
             order(world, home, 5)
         carrier.carry()
         if looks:
-            world.look(carrier)
-            assert (carrier in world.relays) == (mutation is not NONE)
+            world.look(carrier.job.direction)
+            assert bool(world.relays) == (mutation is not NONE)
         world.end()
         found = {anomaly.name for anomaly in world.anomalies}
     assert found & RECREATED_UNSEEN.anomalies if mutation is not NONE else not found

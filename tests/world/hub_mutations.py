@@ -13,8 +13,9 @@ from connectors.relay.job import Relay
 from ordering.base.reader import epoch_of
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
 from ordering.sequencer.state import SequencerState
-from tests.simulator.hub import FALSE_RECEIPT, STUCK
 from tests.simulator.mutation import Mutation
+from tests.world.hub import FALSE_RECEIPT
+from tests.world.hub_actions import STUCK
 
 _PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
 _HOME = "connectors.takeover.fencing.check_is_home"
@@ -58,25 +59,24 @@ MUTATIONS = (
         "A promotion fences the old home without a claim or a seal",
         _TWO_HOMES,
         ((f"{_PROMOTION}.fence", move_only),),
-        from_seed=60,
+        from_seed=25,
     ),
     Mutation(
         "fence-half-done",
         "A promotion takes an old home with a move for sealed",
         _TWO_HOMES,
         ((f"{_PROMOTION}._is_sealed", lambda _: True),),
+        from_seed=20,
     ),
-    Mutation(
-        "no-fence", "A promotion lets the old home go on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),), from_seed=60
-    ),
-    Mutation("home-unseen", "A sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=112),
+    Mutation("no-fence", "A promotion lets the old home go on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),)),
+    Mutation("home-unseen", "A sequencer does not look for moves", ANY, ((_HOME, nothing),), from_seed=20),
     Mutation("fence-if-claimed", "A promotion overlooks a home that has not started", ANY, ((_DECIDED, is_claimed),)),
     Mutation(
         "same-epochs",
         "Two promotions that do not see each other use the same epochs",
         ANY,
         ((f"{_PROMOTION}._epochs_above", next_epochs),),
-        from_seed=170,
+        from_seed=125,
     ),
     Mutation(
         "no-rest",
