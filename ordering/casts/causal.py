@@ -314,11 +314,11 @@ class CausalReceiver:
         ends = set(index).difference(record.members)
         gone = [member for member in self.members if member in ends]
         settled = tuple(Settled(member, agreed[index[member]]) for member in gone)
-        self.ended.settle(settled, {} if self.is_new else {member: vector[index[member]] for member in gone})
-        before = agreed if self.is_new else vector
+        self.ended.settle(self.view, settled, {} if self.is_new else dict(zip(self.members, vector, strict=True)))
         self.view, self.members, self.is_new = record.view, record.members, record.view < self.new_before
         self._index = {member: place for place, member in enumerate(record.members)}
-        self._vector = [before[index[member]] if member in index else 0 for member in record.members]
+        # Not `vector`: another reader than a member's hub may have delivered casts that are not agreed.
+        self._vector = [agreed[index[member]] if member in index else 0 for member in record.members]
         self.cut.begin_view(self._vector)
         self._clocks = ClockReader({})
         self._dropped += self.held.begin_view(record.view, len(record.members), self._place)

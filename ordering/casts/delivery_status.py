@@ -40,7 +40,7 @@ def fate_of_record(hub: CausalReceiver, record: Cast | OrderedRecord) -> Deliver
     if record.view > hub.view:
         return DeliveryStatus.NOT_YET
     is_over = record.view < hub.view
-    delivered = (hub.ended.delivered if is_over else hub.delivered_of)(record.member)
+    delivered = hub.ended.delivered(record.member, record.view) if is_over else hub.delivered_of(record.member)
     if delivered is None or delivered >= record.local_seqno:
         return DeliveryStatus.DELIVERED
     return DeliveryStatus.NEVER if is_over else DeliveryStatus.NOT_YET
@@ -54,7 +54,7 @@ def fate_of_state(hub: CausalReceiver, state: CausalState) -> DeliveryStatus:
         is_there = not hub.is_new and all(map(le, state.vector, hub.vector))
         return DeliveryStatus.DELIVERED if is_there else DeliveryStatus.NOT_YET
     for member, count in zip(state.members, state.vector, strict=True):
-        delivered = hub.ended.delivered(member)
+        delivered = hub.ended.delivered(member, state.view)
         if delivered is not None and count > delivered:
             return DeliveryStatus.NEVER
     return DeliveryStatus.DELIVERED

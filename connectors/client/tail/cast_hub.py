@@ -206,7 +206,7 @@ class CastHub:
             places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
         deadline = time.monotonic() + FLUSH_S
-        start, state = self._tailer.end()
+        start, state = end = self._tailer.end()
         while state.membership.flush.id:  # the members' answers in it have to be read: they tell the vector
             try:
                 with DataLog(self.connection, self.group, self.site) as log:
@@ -218,8 +218,9 @@ class CastHub:
                         "has ended. Does a sequencer run (`abcast status`)? Then try again."
                     ) from None
                 time.sleep(POLL_S)
-                start, state = self._tailer.end()
-        return Begin(start, newcomer(state, since_now()), offsets)
+                start, state = end = self._tailer.end()
+        # The place before a flush may lie before views whose casts are below the offsets.
+        return Begin(start, newcomer(state, since_now()), offsets, new_up_to=end[1].seqno)
 
     def _run(self, log: MergedLog, stopping: threading.Event) -> None:
         try:

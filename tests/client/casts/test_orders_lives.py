@@ -18,11 +18,12 @@ from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail import cast_hub, merged_log, sharing
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog, Start
 from connectors.testing import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import Blocked, HistoryUnavailable, ProtocolViolation, Superseded
 from ordering.base.names import Topic
+from ordering.base.reader import Reader
 from ordering.base.records import EPOCH, FLUSH_OK, JOIN, MESSAGE, Forward
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
@@ -237,6 +238,23 @@ def test_a_flush_that_does_not_end_and_whose_beginning_is_gone(
         with a.flush(timeout=WAIT), pytest.raises(Blocked, match="has lost its beginning"):
             b.connect(timeout=WAIT)
         b.connect(timeout=WAIT)
+
+
+def test_a_start_in_a_flush_that_reads_from_before_the_view(
+    connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records without a seqno, and repeated ones in a copy, let the search for the flush's start go back too far."""
+    monkeypatch.setattr(DataLog, "outside_of_a_flush", lambda log, _: (Start(0, Reader()), log.state(0)))
+    assert isinstance(connection, MemoryConnection)
+    elsewhere = MemoryConnection(topics=connection.topics, timeout=11)
+    with with_casts(connection, flushing, "a") as a, with_casts(elsewhere, flushing, "b") as b:
+        a.connect(timeout=WAIT)
+        for _ in range(3):
+            a.broadcast(b"before", order="causal", timeout=WAIT).result(WAIT)
+        with a.flush(timeout=WAIT):
+            b._sending.start()
+        b.connect(timeout=WAIT)
+        b.broadcast(b"behind", order="causal", timeout=5.0).result(WAIT)
 
 
 @pytest.mark.parametrize("casts", [True, False])

@@ -131,18 +131,31 @@ class TestViews:
     def test_entries_come_and_go(self) -> None:
         """A remaining member keeps its number, a new one begins at 0, and a former one's entry is dropped."""
         receiver = member()
-        for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH)):
+        ok = total(3, B, ",2", kind=FLUSH_OK)
+        for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH), ok):
             receiver.step(record)
         again = MemberIncarnation("s/a", 2)
-        view = OrderedRecord(3, VIEW, view=2, members=(B, C, again))
+        view = OrderedRecord(4, VIEW, view=2, members=(B, C, again))
         settled = (Settled(A, 0),)
         assert receiver.step(view).deliveries == (view._replace(settled=settled),)
         assert receiver.vector == (2, 0, 0)
         assert (receiver.ended.agreed(A), receiver.ended.agreed(B)) == (0, None)
         assert receiver.step(fifo(A, 2)) == CastStep(CastVerdict.OVER)
-        receiver.step(total(4, kind=STOP_FLUSH))
+        receiver.step(total(5, kind=STOP_FLUSH))
         assert receiver.step(fifo(again, 1, view=2)).verdict is CastVerdict.ACCEPT
         assert receiver.step(fifo(B, 3)) == CastStep(CastVerdict.OVER)
+
+    def test_a_cast_behind_the_agreed_ones_is_no_cast_of_the_next_view(self) -> None:
+        """B was killed with its third cast in flight, and goes on by its outbox. This reader has read that cast."""
+        receiver = member()
+        for record in (fifo(B, 1), fifo(B, 2), fifo(B, 3), total(2, kind=START_FLUSH)):
+            receiver.step(record)
+        for seqno, of in enumerate((A, B, C), 3):
+            receiver.step(total(seqno, of, ",2", kind=FLUSH_OK))
+        receiver.step(OrderedRecord(6, VIEW, view=2, members=(A, B, C), is_in_flush=True))
+        receiver.step(total(7, kind=STOP_FLUSH))
+        assert receiver.vector == (0, 2, 0)
+        assert receiver.step(fifo(B, 3, view=2)).deliveries == (fifo(B, 3, view=2),)
 
     def test_a_flush_delivers_what_is_agreed_and_nothing_else(self) -> None:
         """C is dead. B had delivered its first cast, and no member its second."""
@@ -199,7 +212,8 @@ class TestAFullQueue:
         assert receiver.step(large._replace(view=2)).verdict is CastVerdict.HOLD
         assert receiver.step(fifo(B, 2)) == CastStep(CastVerdict.FULL)
         receiver.step(OrderedRecord(2, START_FLUSH))
-        receiver.step(OrderedRecord(3, VIEW, view=2, members=(A, B)))
+        receiver.step(total(3, A, "2", kind=FLUSH_OK))
+        receiver.step(OrderedRecord(4, VIEW, view=2, members=(A, B)))
         assert [*half_empty, receiver.held.budget.is_half_empty] == [False, True, True]
 
     def test_what_need_not_wait_is_taken(self) -> None:
