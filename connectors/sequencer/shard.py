@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sending import append_all
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import topic_missing
 from connectors.kafka.topics.topics import check_topics
@@ -212,8 +212,7 @@ class SequencerShard(StreamingJob):
             return False
         refused = place, record.offset, record.timestamp
         if refused not in self._refused:
-            for written_to, letter in outputs:
-                append(self.options.connection, written_to, letter)
+            append_all(self.options.connection, outputs)
             self._refused.add(refused)
         self._states[group] = state
         return True

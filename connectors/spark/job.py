@@ -32,7 +32,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_backlog import backlog_of_groups
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.retrying import LogThrottle, Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
@@ -143,6 +143,7 @@ class StreamingJob(ABC):
         """The seconds for which the current batch has made no progress."""
         self.suspended = SuspendedGroups(self.name, self.waits_s)
         """Groups that can't be served now; the others go on without them."""
+        self._throttle = LogThrottle()
         self._batches = BatchBound(self, options.connection, options.max_batch_records)
 
     def stop(self) -> None:
@@ -213,7 +214,8 @@ class StreamingJob(ABC):
         except GROUP_ERRORS as error:  # it was the last one
             if not self.suspended.may_pass:
                 raise
-            _logger.warning("%s: %s Waiting for other groups.", self.name, error)
+            if self._throttle.is_due(str(error)):
+                _logger.warning("%s: %s Waiting for other groups.", self.name, error)
             self._ends.wait(LAST_S)
 
     def try_again(self, group: str) -> None:

@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
-from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sending import append_all
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.transport import kafka_python
@@ -24,6 +24,7 @@ from connectors.spark.job import BatchTooLarge, JobOptions
 from connectors.takeover.agreement import ISIS, AgreementSettings
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.rows import Output
 from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
@@ -366,12 +367,12 @@ def test_a_large_record_gets_one_dead_letter_while_another_group_fails(
     names = [topic for topics in FORWARD.values() for topic in topics]
     kafka.topics.append(TopicPartition(name("forward", "fine"), 0), b"nyc/a", None, LARGE)
 
-    def refusing(connection: MemoryConnection, topic: str, record: Any) -> int:
-        if topic == name("dead-letter", "fine"):
+    def refusing(connection: MemoryConnection, outputs: list[Output]) -> None:
+        if any(topic == name("dead-letter", "fine") for topic, _ in outputs):
             raise KafkaRefused("no right to it")
-        return append(connection, topic, record)
+        append_all(connection, outputs)
 
-    monkeypatch.setattr("connectors.sequencer.shard.append", refusing)
+    monkeypatch.setattr("connectors.sequencer.shard.append_all", refusing)
     shard._batches.shrink(BatchTooLarge("a batch did not fit into memory."))
     for round_ in range(3):
         shard._begin({group: SequencerState(group, epoch=1 + round_) for group in GROUPS})

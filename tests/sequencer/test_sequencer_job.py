@@ -122,6 +122,26 @@ def test_a_record_that_fits_into_no_memory_is_refused_with_the_bad_ones_before_i
     assert job._states["g"].positions == {Partition(*place): 4}
 
 
+def test_many_bad_records_before_one_that_fits_into_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dead letters are written side by side by one producer. One after the other, they would take hours."""
+    kafka, opened = MemoryConnection(), list[None]()
+    kafka.create("g", "nyc")
+    place, dead = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("forward", "dead-letter"))
+    job = SequencerShard(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
+    job._states = {"g": SequencerState("g", epoch=1)}
+    bad = [PlainRecord(place.topic, 0, offset, 9, b"no address", b"", []) for offset in range(3000)]
+    producer = MemoryConnection.producer
+
+    def counted(connection: MemoryConnection, **settings: Any) -> Any:
+        opened.append(None)
+        return producer(connection, **settings)
+
+    monkeypatch.setattr(MemoryConnection, "producer", counted)
+    assert job.skips(place, bad, PlainRecord(place.topic, 0, 3000, 9, None, None, [(UNREAD_HEADER, b"")]))
+    assert len(kafka.topics.partitions[dead]) == 3001
+    assert len(opened) == 1
+
+
 def test_only_the_group_that_changed_is_read_back(
     job: SequencerShard, reports: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,14 @@
-"""Append records to a topic, and wait for each."""
+"""Append records to topics, and wait until Kafka has stored them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.transport import Producer
+from connectors.kafka.transport import Producer, Sent
 
 Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
@@ -15,6 +16,8 @@ Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 WRITTEN_S = 30.0
 """The seconds within which Kafka must have stored a record, unless the caller gives another limit."""
 _CLOSED_S = 10.0
+_UNDER_WAY = 1000
+"""The most records on their way to Kafka at once."""
 
 
 @contextmanager
@@ -25,6 +28,28 @@ def producing(connection: Connection, **settings: Any) -> Iterator[Producer]:
         yield producer
     finally:
         producer.close(timeout=_CLOSED_S)
+
+
+def append_all(connection: Connection, records: Iterable[tuple[str, Record]]) -> None:
+    """Append records, each to partition 0 of its topic, and wait until Kafka has stored all of them.
+
+    Raises BrokerUnreachable, KafkaRefused: then some may be stored.
+    """
+    under_way = deque[tuple[str, Sent]]()
+
+    def await_first() -> None:
+        topic, sent = under_way.popleft()
+        with connection.reachable("WRITE", topic):
+            sent.get(timeout=WRITTEN_S)
+
+    with producing(connection) as producer:
+        for topic, (key, value, headers) in records:
+            with connection.reachable("WRITE", topic):
+                under_way.append((topic, producer.send(topic, key=key, value=value, headers=headers, partition=0)))
+            if len(under_way) >= _UNDER_WAY:
+                await_first()
+        while under_way:
+            await_first()
 
 
 def append(
