@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
-from tests.simulator import cuts, isis, retention, schedule, sites_schedule
+from tests.simulator import cuts, isis, retention, sites_schedule
 from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, hub
+from tests.world import agreeing, group, hub
 from tests.world import membership as members
 
 FEATURES = {
@@ -68,15 +68,15 @@ POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limi
 """The features that powers of a Kafka in memory are."""
 
 
-def group(seed: int) -> set[str]:
-    shape, _, _, actions = schedule.history(seed)
-    kinds = {action.kind for action in actions}
-    return on(
-        flight=shape.depth > 1,
-        outbox=shape.outboxes,
+def a_group(seed: int) -> set[str]:
+    what = group.history(seed)
+    kinds = {action.kind for action in what.actions}
+    return {POWERS[power] for power in what.shape.powers} | on(
+        flight=what.shape.depth > 1,
+        outbox=what.shape.outboxes,
         forget="forget" in kinds,
         hostile="poison" in kinds,
-        counts=shape.later,
+        counts=what.shape.later,
     )
 
 
@@ -147,7 +147,7 @@ def on(**features: object) -> set[str]:
 
 
 DRAWN: Mapping[str, Callable[[int], set[str]]] = {
-    "group": group,
+    "group": a_group,
     "sites": mesh,
     "hub": a_hub,
     "membership": membership,

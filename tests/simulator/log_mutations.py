@@ -21,8 +21,8 @@ from ordering.checker.anomalies import DIVERGENT, GAP, LOST
 from ordering.sequencer.state import SequencerState
 from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT
 from tests.simulator.mutation import Mutation
-from tests.simulator.mutations import CountlessReader
-from tests.simulator.world import WRONG_STATE
+from tests.world.group import WRONG_STATE
+from tests.world.group_mutations import CountlessReader
 
 
 def from_there_on(log: SameLogConsumer, positions: Mapping[Any, int]) -> None:

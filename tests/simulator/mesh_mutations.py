@@ -14,9 +14,9 @@ from ordering.base.records import MESSAGE, SKIP, Data, Forward
 from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from tests.simulator.mutation import Mutation
-from tests.simulator.mutations import EpochBlindReader
 from tests.simulator.rules import Rules
-from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
+from tests.world.group import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
+from tests.world.group_mutations import EpochBlindReader
 
 
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:

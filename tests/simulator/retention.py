@@ -26,7 +26,7 @@ from ordering.base.names import Topic
 from ordering.checker.anomalies import Anomaly
 from tests.simulator.cuts import DATA, GROUP, SITE, STUCK, Cuts
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.world import WRONG_STATE
+from tests.world.group import WRONG_STATE
 from tests.world.jobs import Job
 
 EPOCH = str(Topic(GROUP, "epoch", SITE))

@@ -14,10 +14,8 @@ from tests.simulator import (
     isis_mutations,
     log_mutations,
     mesh_mutations,
-    mutations,
     orders_mutations,
     retention,
-    schedule,
     sites_schedule,
 )
 from tests.simulator.mutation import NONE, Mutation
@@ -25,6 +23,8 @@ from tests.simulator.orders import Orders
 from tests.world import (
     agreeing,
     agreeing_mutations,
+    group,
+    group_mutations,
     groups,
     groups_mutations,
     hub,
@@ -32,15 +32,6 @@ from tests.world import (
     membership,
     membership_mutations,
 )
-
-
-def run_group(seed: int, mutation: Mutation) -> list[Anomaly]:
-    return schedule.run(schedule.history(seed), mutation)
-
-
-def explain_group(seed: int, mutation: Mutation, anomaly: str) -> str:
-    """Return the shortest history that still breaks the same."""
-    return schedule.describe(schedule.shrink(schedule.history(seed), anomaly, mutation), anomaly)
 
 
 def mesh_of(seed: int, mutation: Mutation) -> sites_schedule.MeshHistory:
@@ -87,7 +78,9 @@ class Simulation(NamedTuple):
 SIMULATIONS: Mapping[str, Simulation] = {
     each.name: each
     for each in (
-        Simulation("group", "groups with one sequencer at a time", run_group, mutations.MUTATIONS, 400, explain_group),
+        Simulation(
+            "group", "groups with one sequencer at a time", group.run, group_mutations.MUTATIONS, 200, group.explain
+        ),
         Simulation("sites", "meshes of sites", run_mesh, mesh_mutations.MUTATIONS, 60, explain_mesh),
         Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60, hub.explain),
         Simulation(

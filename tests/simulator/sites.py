@@ -28,7 +28,7 @@ from tests.simulator.rules import Rules
 from tests.simulator.sites_broker import SiteBroker, SiteSequencer
 from tests.simulator.sites_relays import Relay, from_ledger
 from tests.simulator.sites_senders import Sender
-from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
+from tests.world.group import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 
 SEQUENCERS = 2
 HEALING_ROUNDS = 60

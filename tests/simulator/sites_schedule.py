@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from ordering.checker.anomalies import Anomaly
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.schedule import drop_actions
 from tests.simulator.sites import Mesh, MeshShape, hang_together
+from tests.world.shrinking import drop_actions
 
 WEIGHTS = {
     "broadcast": 12,

@@ -1,0 +1,670 @@
+"""A group with one sequencer at a time, in a world: jobs of the process engine, members, deliverers and the ledger's
+writers as they ship (`tests.world.group_actors`), on the Kafka of `tests.world.wires`.
+
+Jobs act call by call, take over at the same time, sleep through others' epochs, are killed between any two calls; their
+writes are cut, late, lost in the middle. Members' records are lost, late and repeated; members are killed, and started
+with earlier outboxes. Operators forget senders, purge FORWARD, add partitions; strangers write to FORWARD and DATA. In
+some histories Kafka has powers (`tests.world.powers`). Then all faults end, and everything must be ordered.
+
+    python -m tests.simulator --group --seeds 2000
+
+A history is a row of actions, each with its own dice: the others stay the same when one is left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.epochs import Claim, StrayClaim, decode
+from connectors.kafka.log import log_state
+from connectors.kafka.topics.purge import purge_group
+from connectors.kafka.topics.senders import forget_senders, known_senders
+from connectors.testing.memory_topics import WRITES
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
+from ordering.base.reader import Reader, Seal, Verdict, with_seal
+from ordering.base.records import FORGET, MESSAGE, Data
+from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
+from ordering.checker.checker import Checker
+from ordering.membership.forgetting import from_payload
+from ordering.membership.membership import ReceivedRow
+from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.state import SequencerState
+from tests.simulator.mutation import NONE, Mutation
+from tests.world.group_actors import (
+    GROUP,
+    SITE,
+    Deliverer,
+    Disk,
+    GroupJob,
+    GroupMember,
+    LedgerWriter,
+    StillTailer,
+    Table,
+)
+from tests.world.kafka import WorldConnection, WorldKafka, partition
+from tests.world.shrinking import drop_actions
+from tests.world.stepping import InTurn, Process
+from tests.world.wires import RUSH, OnItsWay, WiredConnection, WiredKafka, WiredProducer
+from tests.world.world import World
+
+DATA, CLAIMS, FORWARD = (partition(role, SITE) for role in ("data", "epoch", "forward"))
+JOBS = 3
+SETTLING_ROUNDS = 12
+SETTLING_CALLS = 400
+CALLS_TO_A_WRITE = 30
+AT_ONCE = 0.4
+"""Probability that leftovers arrive right behind a takeover."""
+LATE_JOINERS = 3
+DAY_MS = 25 * 3_600_000
+UNKNOWN_MESSAGE = "unknown-message"
+"""A message was ordered that nobody has broadcast."""
+WRONG_STATE = "wrong-state"
+"""A state rebuilt from DATA differs from DATA; a process that goes on from it will break a promise."""
+STUCK = "stuck"
+"""A process met an error that it must not meet, such as a ProtocolViolation."""
+WEIGHTS = {
+    "broadcast": 14,
+    "network": 22,
+    "resend": 6,
+    "member_read": 10,
+    "member_crash": 2,
+    "poison": 1,
+    "add_partition": 1,
+    "start": 4,
+    "race": 3,
+    "sequence": 36,
+    "job_crash": 3,
+    "task_failure": 4,
+    "leftover": 4,
+    "broken_write": 3,
+    "deliver": 7,
+    "deliverer_crash": 3,
+    "ledger": 6,
+    "ledger_commit": 2,
+    "ledger_crash": 1,
+}
+WORK = ("broadcast", "network", "resend", "member_read", "sequence", "deliver", "ledger")
+"""Actions that are no faults: they happen in every history."""
+COUNT = 160
+POWERS = ((), (), (), ("clock", "away", "marker"))
+
+
+class Action(NamedTuple):
+    """An action: its target (modulo the number of targets), and the seed of its dice."""
+
+    kind: str
+    who: int = 0
+    dice: int = 0
+
+
+class Shape(NamedTuple):
+    """The size of a world."""
+
+    members: int = 2
+    partitions: int = 1
+    deliverers: int = 2
+    outboxes: int = 0b01
+    batch_rows: int = 8
+    bad_network: int = 12
+    """Percent of the records that are lost, late, and repeated."""
+    steps: int = 10
+    """Most calls of a job at once: the fewer, the more two of them mix."""
+    depth: int = 1
+    """Batches of a job that may be in flight."""
+    haste: float = 0.5
+    """See `WiredKafka.haste`."""
+    later: int = 0
+    """Percent of batches in which the jobs, of a later version, write a record of an unknown kind."""
+    columns_from: int = 1 << 30
+    """The smallest batch that is decided by columns."""
+    snapshot_every: int = 8
+    window: int = 2048
+    powers: tuple[str, ...] = ()
+
+
+class History(NamedTuple):
+    """The whole history of a seed."""
+
+    seed: int
+    shape: Shape
+    actions: tuple[Action, ...]
+
+
+def history(seed: int, mutation: Mutation = NONE) -> History:
+    """Return the history of a seed. A broken rule has the features that it needs, and no others of later versions."""
+    dice = random.Random(seed)
+    shape = Shape(
+        members=dice.randint(1, 3),
+        partitions=dice.randint(1, 3),
+        deliverers=dice.randint(1, 3),
+        outboxes=dice.randrange(8),
+        batch_rows=dice.choice((3, 8, 30)),
+        bad_network=dice.choice((0, 5, 20)),
+        steps=dice.choice((6, 15, 40)),
+        depth=dice.choice((1, 1, 2, 4)),
+        haste=dice.choice((0.3, 0.7)),
+        snapshot_every=dice.choice((3, 8, 30, 1000)),
+        window=dice.choice((1, 5, 2048)),
+    )
+    # A fault is absent, rare or common in a whole history: what needs one fault often and another never happens, too.
+    weights = [weight if kind in WORK else weight * dice.choice((0, 1, 1, 4)) for kind, weight in WEIGHTS.items()]
+    kinds = dice.choices(list(WEIGHTS), weights, k=COUNT)
+    # In most histories one job does the work; the others come, pause and go.
+    who = dice.choice(((0, 0, 0, 0, 1, 2), (0, 0, 0, 1, 1, 2), (0, 1, 2)))
+    actions = [Action(kind, dice.choice(who), dice.getrandbits(48)) for kind in kinds]
+    for extra, times in (("backup", (0, 0, 2, 6)), ("restore", (0, 0, 2, 6)), ("forget", (0, 0, 6))):
+        for _ in range(dice.choice(times)):
+            actions.insert(dice.randrange(len(actions)), Action(extra, dice.choice(who), dice.getrandbits(48)))
+    later, columns_from, powers = dice.choice((0, 0, 10, 60)), dice.choice((1, 1 << 30)), dice.choice(POWERS)
+    if mutation is NONE:
+        shape = shape._replace(columns_from=columns_from, powers=powers)
+    shape = shape._replace(later=later if mutation.has("later") else 0)
+    return History(seed, shape, (Action("start"), *actions))
+
+
+class Known(NamedTuple):
+    """The state that a prefix of DATA tells, read record by record from its beginning, without any snapshot."""
+
+    epoch: int = 0
+    seqno: int = 0
+    received: Mapping[str, ReceivedRow] = MappingProxyType({})
+    seals: tuple[Seal, ...] = ()
+
+    def after(self, record: Data) -> Known:
+        """Return the state after a record."""
+        verdict, known = Reader(self.epoch, self.seqno).judge(record), self
+        if verdict is Verdict.CONTROL and record.epoch > self.epoch:
+            known = self._replace(epoch=record.epoch, seals=with_seal(self.seals, Seal(record.epoch, self.seqno + 1)))
+        elif verdict is Verdict.TAKE:
+            received = dict(self.received)
+            if record.sender:
+                received[record.sender] = ReceivedRow(record.incarnation, record.local_seqno)
+            if record.kind == FORGET:
+                for row in from_payload(record.payload) or ():
+                    if received.get(row.sender) == row[1:]:
+                        del received[row.sender]
+            known = self._replace(seqno=record.seqno + record.count - 1, received=received)
+        return known
+
+    @classmethod
+    def of(cls, state: SequencerState) -> Known:
+        """Return what a state tells."""
+        return cls(state.epoch, state.seqno, dict(state.received), state.seals)
+
+    def in_short(self) -> Known:
+        """Drop the seals of epochs without a decision, which a ledger does not know."""
+        epochs = {seal.first_seqno: seal.epoch for seal in sorted(self.seals)}
+        return self._replace(seals=tuple(sorted(Seal(epoch, first) for first, epoch in epochs.items())))
+
+
+@dataclass
+class _Site:
+    kafka: WorldKafka
+    connection: WorldConnection
+
+
+class GroupWorld(World[_Site]):
+    """A group, and everybody in it. `apply` any actions, then `heal`, then `check`."""
+
+    def __init__(self, what: History) -> None:
+        super().__init__(what.seed, {})
+        self.shape = shape = what.shape
+        self.kafka = kafka = WiredKafka(what.seed, self.actors, shape.powers)
+        kafka.leftovers, kafka.haste, kafka.batch_rows = [], shape.haste, shape.batch_rows
+        self.operator = WiredConnection.of(kafka, Process("operator"))
+        self.sites = {SITE: _Site(kafka, self.operator)}
+        self.operator.create(GROUP, SITE, shape.partitions)
+        self._append, kafka.topics.append = kafka.topics.append, self._noted  # type: ignore[method-assign]
+        self.known = [Known()]
+        """By the end of the prefix of DATA."""
+        self.jobs: list[GroupJob | None] = [None] * JOBS
+        self.starts = 0
+        self.disk = Disk()
+        self.members = [
+            GroupMember(kafka, self.disk, name, has_outbox=bool(shape.outboxes >> index & 1))
+            for index, name in enumerate("abc"[: shape.members])
+        ]
+        self.deliverers = [Deliverer(kafka, f"deliverer {number}") for number in range(shape.deliverers)]
+        self.table = Table()
+        self.ledgers = [LedgerWriter(kafka, self.table) for _ in range(2)]
+
+    # What the world sees
+
+    def _noted(self, place: TopicPartition, *record: Any) -> Any:
+        """Append a record, and note what DATA tells."""
+        stored = self._append(place, *record)
+        told: object = ""
+        if place == DATA:
+            data = decode_data(stored.key, stored.value, stored.headers)
+            self.known.append(self.known[-1].after(data))
+            told = f"epoch {data.epoch} seqno {data.seqno} {data.kind} {data.id if data.sender else ''}"
+        elif place.topic == FORWARD.topic:
+            told = f"{stored.headers[0][1].decode() if stored.headers else ''} {stored.key!r}"
+        role = place.topic.split(".")[-2]
+        self.tell(f"    {role} {place.partition}:{stored.offset} {told}  ({self.actors.actor or 'late'})")
+        return stored
+
+    def state_at(self, log: Any, end: int) -> SequencerState:
+        """Compute a state as it ships, and compare it with the prefix of DATA."""
+        state = log_state.state_at(log, end)
+        told, known = Known.of(state).in_short(), self.known[end].in_short()
+        if told != known:
+            self.blame(WRONG_STATE, f"the state below offset {end} is {told}, and not {known}.")
+        return state
+
+    def note_takeover(self, job: GroupJob, state: SequencerState) -> None:
+        """Check that a job that goes on has all that it needs of FORWARD. Leftovers of others may arrive at once."""
+        begins = self.kafka.topics.beginnings
+        lacks = [place for place, offset in begins.items() if state.positions.get(place, 0) < offset]
+        self.tell(f"{job.process.name} sequences in epoch {state.epoch}, after seqno {state.seqno}")
+        if [place for place in lacks if place.topic == FORWARD.topic] and self._newest_epoch() == state.epoch:
+            self.blame(WRONG_STATE, f"epoch {state.epoch} has to read what was purged of {lacks}.")
+        if self.dice.random() < AT_ONCE:
+            self._leftover(self.dice.randrange(JOBS))
+
+    def _newest_epoch(self) -> int:
+        for record in reversed(self.kafka.topics.partitions[CLAIMS]):
+            entry = None
+            try:
+                entry = decode("", record.offset, record.value, record.headers, 0)
+            except StrayClaim:
+                continue
+            if isinstance(entry, Claim):
+                return entry.epoch
+        return 0
+
+    def apply(self, action: Action) -> None:
+        """Let it happen; an action that has no object now does nothing."""
+        self.dice = self.actors.dice = random.Random(action.dice)
+        self.tell(f"{action.kind} {action.who}")
+        self.pass_time(self.dice.randint(0, 60), ("forward", "data", "epoch"), 0.1)
+        try:
+            getattr(self, f"_{action.kind}")(action.who)
+        except BrokerUnreachable as error:
+            self.note_error(action.kind, error)
+        except AbcastError as error:
+            self.blame(STUCK, f"{action.kind} {action.who}: {type(error).__name__}: {error}")
+
+    # Members and their network
+
+    def _member(self, who: int) -> GroupMember:
+        return self.members[who % len(self.members)]
+
+    def _broadcast(self, who: int) -> None:
+        member = self._member(who)
+        with self.actors.acting(str(member.address)):
+            member.start()
+            for _ in range(self.dice.randint(1, 5)):
+                member.broadcast()
+
+    def _resend(self, who: int) -> None:
+        """Let a member think that its records have been long on their way."""
+        member = self._member(who)
+        with self.actors.acting(str(member.address)):
+            self.actors.sleep(1.0)
+            member.turn()
+
+    def _network(self, who: int) -> None:
+        """Let some records of a member arrive: in order, twice, or never."""
+        for _ in range(self.dice.randint(1, 8)):
+            producers = self._member(who).producers
+            if not producers:
+                return
+            producer = self.dice.choice(producers)
+            if self._is_bad():
+                rest = producer.lose(1)
+                self._let_arrive(rest, self.dice.randint(0, len(rest)), 1.0)
+                self.kafka.abandon(rest)
+            elif self._is_bad():
+                self.kafka.leftovers.append(list(producer.wire[:3]))
+                producer.arrive(3)
+            else:
+                producer.arrive(1)
+
+    def _is_bad(self) -> bool:
+        return self.dice.randrange(100) < self.shape.bad_network
+
+    def _member_read(self, who: int) -> None:
+        member = self._member(who)
+        with self.actors.acting(str(member.address)):
+            member.start()
+            member.application.read()
+            member.turn()
+
+    def _member_crash(self, who: int) -> None:
+        self._member(who).crash()
+
+    def _backup(self, who: int) -> None:
+        self.disk.back_up(self._member(who).outbox)
+
+    def _restore(self, who: int) -> None:
+        self._member(who).crash(backup=self.dice.randrange(8))
+
+    def _poison(self, _: int) -> None:
+        """Write as a stranger, to FORWARD and DATA. An operator purges FORWARD."""
+        topics = self.kafka.topics
+        if self.dice.random() < 0.3:
+            topics.append(DATA, b"stray", b"", [])
+        if self.dice.random() < 0.5:
+            purge_group(self.operator, GROUP, SITE, dead_letters_s=1e9)
+        place = FORWARD._replace(partition=self.dice.randrange(len(topics.numbers(FORWARD.topic))))
+        topics.append(place, b"nobody", b"poison", [])
+
+    def _add_partition(self, _: int) -> None:
+        count = len(self.kafka.topics.numbers(FORWARD.topic))
+        if count < 4:
+            self.kafka.topics.partitions[FORWARD._replace(partition=count)] = []
+
+    def _forget(self, who: int) -> None:
+        """Ask to forget a member, a day after its row was looked at, or at once."""
+        if self.dice.random() < 0.7:
+            self.actors.pass_time(DAY_MS)
+        address = str(self._member(who).address)
+        rows = [each.row for each in known_senders(self.operator, GROUP, SITE) if each.address == address]
+        forget_senders(self.operator, GROUP, SITE, rows, timeout_s=0.0)
+
+    # Jobs
+
+    def _start(self, who: int) -> None:
+        """Start a job, whether or not another one runs."""
+        if self.jobs[who % JOBS] is None:
+            self.starts += 1
+            is_blind = self.dice.random() < 0.3
+            name, shape = f"job {self.starts}", self.shape
+            self.jobs[who % JOBS] = GroupJob(
+                self.kafka, name, self.note_takeover, is_blind=is_blind, depth=shape.depth, later=shape.later
+            )
+
+    def _race(self, who: int) -> None:
+        """Let two jobs take over at the same time, call by call."""
+        rivals = (who, who + 1)
+        for slot in rivals:
+            self._start(slot)
+        for _ in range(self.dice.randint(20, 150)):
+            self._step(self.dice.choice(rivals), 1)
+
+    def _sequence(self, who: int) -> None:
+        self._step(who, self.dice.randint(1, self.shape.steps))
+
+    def _step(self, who: int, calls: int) -> None:
+        job = self.jobs[who % JOBS]
+        if job is None:
+            return
+        with self.actors.acting(job.process.name):
+            if job.process.step(calls):
+                return
+        self.jobs[who % JOBS] = None
+        job.process.kill()
+        error = job.process.error
+        if not isinstance(error, AbcastError):
+            raise error or AssertionError("a job ends by itself")
+        self.note_error(job.process.name, error)
+        if not isinstance(error, Fenced) and not error.retriable:
+            self.blame(STUCK, f"{job.process.name}: {type(error).__name__}: {error}")
+
+    def _job_crash(self, who: int) -> None:
+        """kill -9, mostly in the middle of a write: records on their way may still arrive."""
+        if self.dice.random() < 0.7:
+            self._writing(who, 1)
+        self._kill(who)
+
+    def _kill(self, who: int) -> None:
+        job, self.jobs[who % JOBS] = self.jobs[who % JOBS], None
+        if job is not None:
+            job.process.kill()
+
+    def _task_failure(self, who: int) -> None:
+        """In the middle of a write the oldest record fails, or all do: the job takes over again. The rest may come."""
+        producer = self._writing(who, 1)
+        if producer is not None:
+            self.kafka.abandon(producer.lose(self.dice.randrange(2)))
+
+    def _broken_write(self, who: int) -> None:
+        """In the middle of a write something is lost, and all the rest arrives at once."""
+        producer = self._writing(who, 2)
+        if producer is not None:
+            for each in producer.lose(self.dice.randint(1, 2)):
+                self.kafka.write(each)
+            self._sequence(who)
+
+    def _writing(self, who: int, records: int) -> WiredProducer | None:
+        """Let a job go on until it has so many records on their way; return the producer."""
+        haste, self.kafka.haste = self.kafka.haste, 0.0
+        found = None
+        for _ in range(CALLS_TO_A_WRITE):
+            job = self.jobs[who % JOBS]
+            wires = [each for each in job.process.producers if len(each.wire) >= records] if job is not None else []
+            if job is None or (wires and self.dice.random() < 0.6):
+                found = wires[0] if wires else None
+                break
+            self._step(who, 1)
+        self.kafka.haste = haste
+        return found
+
+    def _leftover(self, who: int) -> None:
+        """Let leftovers of a dead process or a closed producer arrive in part."""
+        left = self.kafka.leftovers = [each for each in self.kafka.leftovers if each]
+        if left:
+            self._let_arrive(left[who % len(left)], self.dice.randint(1, 4), 0.85)
+
+    def _let_arrive(self, wire: list[OnItsWay], count: int, share: float) -> None:
+        """Let some of the first records arrive. A member's record may come once more."""
+        again = list[OnItsWay]()
+        for each in wire[:count]:
+            if self.dice.random() < share and not self.kafka.topics.lacks(each.sent.topic_partition, WRITES):
+                self.kafka.write(each)
+                if each.sent.topic_partition.topic == FORWARD.topic and self._is_bad():
+                    again.append(each)
+        del wire[:count]
+        if again:
+            self.kafka.leftovers.append(again)
+
+    # Readers
+
+    def _deliver(self, who: int) -> None:
+        self.deliverers[who % len(self.deliverers)].read()
+
+    def _deliverer_crash(self, who: int) -> None:
+        self.deliverers[who % len(self.deliverers)].cursor = None
+
+    def _ledger(self, who: int) -> None:
+        ledger = self.ledgers[who % len(self.ledgers)]
+        ledger.read(self.dice.randint(1, 16))
+        if self.dice.random() < 0.6:
+            ledger.commit()
+
+    def _ledger_commit(self, who: int) -> None:
+        self.ledgers[who % len(self.ledgers)].commit()
+
+    def _ledger_crash(self, who: int) -> None:
+        self.ledgers[who % len(self.ledgers)].crash()
+
+    # The end
+
+    def heal(self) -> None:
+        """No more faults: one job, a network that works, and time enough for everything to arrive."""
+        self.tell("all faults end")
+        self.dice = self.actors.dice = random.Random(0)
+        self.kafka.heal()
+        for log in self.kafka.logs.values():
+            log.skew_ms = 0
+        self.kafka.haste, self.kafka.batch_rows = 1.0, 500
+        try:
+            self._settle()
+        except AbcastError as error:
+            self.blame(STUCK, f"healing: {type(error).__name__}: {error}")
+
+    def _settle(self) -> None:
+        for who in range(JOBS):
+            self._kill(who)
+        self._settle_job()
+        for wire in list(self.kafka.leftovers):
+            self._let_arrive(wire, RUSH, 1.0)
+        for _ in range(SETTLING_ROUNDS):
+            self.pass_time(1_000, ("data",), 0.0)
+            for member in self.members:
+                with self.actors.acting(str(member.address)):
+                    member.start()
+                    member.turn()
+                    for producer in member.producers:
+                        producer.arrive()
+            self._settle_job()
+            for member in self.members:
+                member.turn()
+            if self.jobs[0] is not None and all(member.is_idle for member in self.members):
+                break
+        for ledger in self.ledgers:
+            ledger.crash()
+            ledger.read(RUSH)
+            ledger.commit()
+        self._join_late()
+        for reader in [*self.deliverers, *(member.application for member in self.members)]:
+            reader.catch_up()
+
+    def _settle_job(self) -> None:
+        """Let a job write all that it has decided. A claim that has come late may have ended the last one."""
+        self._start(0)
+        for _ in range(SETTLING_CALLS // 20):
+            self._step(0, 20)
+            job = self.jobs[0]
+            if job is None or (job.pipeline is not None and not job.pipeline.in_flight):
+                break
+
+    def _join_late(self) -> None:
+        """Start deliverers just before decisions across a seal: where a reader is easiest to mislead."""
+        known = self.known[-1]
+        for seal in known.seals[-LATE_JOINERS:]:
+            sealed_at = next(at for at, each in enumerate(self.known) if each.epoch == seal.epoch)
+            # `after` begins at the offset that equals the seqno: once before the seal, once right behind it.
+            for seqno in sorted({max(0, seal.first_seqno - 3), seal.first_seqno - 1, sealed_at}):
+                if seqno <= known.seqno:
+                    deliverer = Deliverer(self.kafka, f"late joiner at epoch {seal.epoch} after {seqno}")
+                    deliverer.resume(seqno)
+                    self.deliverers.append(deliverer)
+
+    def check(self) -> list[Anomaly]:
+        """Return every broken promise: of the logs, by the checker, and of the world's actors."""
+        checker, reader, effective = Checker(causal=True), Reader(), list[Data]()
+        for stored in self.kafka.topics.partitions[DATA]:
+            record = decode_data(stored.key, stored.value, stored.headers)
+            checker.data(SITE, record)
+            if reader.judge(record) is Verdict.TAKE:
+                effective.append(record)
+        readers = [*self.deliverers, *(member.application for member in self.members)]
+        for each in readers:
+            for seqno, message, payload in each.delivered:
+                if message.sender:
+                    checker.delivery(each.name, seqno, message, payload)
+            if each.last_seqno < reader.last_seqno:
+                self.blame(GAP, f"{each.name} is stuck at {each.last_seqno} of {reader.last_seqno}.")
+        for row in self.table.rows:
+            checker.ledger(row.seqno, row.id, row.payload)
+        if len(self.table.rows) < reader.last_seqno:
+            self.blame(GAP, f"the ledger has {len(self.table.rows)} of {reader.last_seqno} rows.")
+        self._check_messages([record for record in effective if record.kind == MESSAGE], checker)
+        self._check_job()
+        return [*checker.finish(), *self.anomalies]
+
+    def _check_messages(self, messages: Sequence[Data], checker: Checker) -> None:
+        ordered: dict[bytes, Data] = {}
+        sent = set().union(*(member.sent for member in self.members))
+        for record in messages:
+            if record.payload not in sent:
+                self.blame(UNKNOWN_MESSAGE, f"{record.id} was never broadcast.")
+            if record.payload in ordered:
+                self.blame(DUPLICATE, f"{record.id} and {ordered[record.payload].id} are the same message.")
+            ordered.setdefault(record.payload, record)
+        for member in self.members:
+            if not member.is_idle:
+                self.blame(LOST, f"{member.address} still has unordered messages.")
+            for payload, owed in member.owed.items():
+                found = ordered.get(payload)
+                seqno = owed.receipt._number if owed.receipt is not None else 0
+                if found is None or (seqno and found.seqno != seqno):
+                    self.blame(LOST, f"{payload!r} is owed, its receipt says {seqno}, and DATA has {found}.")
+                else:
+                    checker.sent(found.id, owed.after, payload)
+
+    def _check_job(self) -> None:
+        job, told = self.jobs[0], absorb(SequencerState(GROUP), self._data())
+        if job is None or job.pipeline is None:
+            self.blame(STUCK, f"no job goes on: {dict(self.seen)}")
+            return
+        state = job.pipeline.state
+        if (state.epoch, state.seqno, state.received) != (told.epoch, told.seqno, told.received):
+            self.blame(DIVERGENT, "the sequencer's state is not what DATA tells.")
+
+    def _data(self) -> Iterator[Data]:
+        return (decode_data(each.key, each.value, each.headers) for each in self.kafka.topics.partitions[DATA])
+
+    def close(self) -> None:
+        """End all processes."""
+        for who in range(JOBS):
+            self._kill(who)
+        for member in self.members:
+            member.process.kill()
+
+
+@contextmanager
+def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
+    """Provide a world in which a history can be played."""
+    world = GroupWorld(what)
+    patches: dict[str, Any] = {
+        "ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS": what.shape.snapshot_every,
+        "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
+        "connectors.kafka.log.log_state._FIRST_WINDOW": what.shape.window,
+        "connectors.kafka.log.seqno_search._FIRST_STEP": what.shape.window,
+        "connectors.engine.batch.COLUMNS_FROM": what.shape.columns_from,
+        "connectors.kafka.log.data_log.state_at": world.state_at,
+        "connectors.takeover.takeover.SideBySide": InTurn,
+        "connectors.engine.job.yield_to_rival": lambda *_: False,
+        "connectors.client.tail.sharing.LogTailer": StillTailer,
+        "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,
+        "secrets.randbelow": lambda below: world.actors.dice.randrange(below),
+        "time.time_ns": lambda: world.actors.now_ms * 1_000_000,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(world.actors.installed())
+        for target, replacement in patches.items():
+            stack.enter_context(patch(target, replacement))
+        stack.enter_context(mutation.broken())
+        stack.callback(world.close)
+        yield world
+
+
+def play(what: History, mutation: Mutation = NONE) -> tuple[list[Anomaly], list[str]]:
+    """Play a history; return what it breaks, and its story."""
+    with playing(what, mutation) as world:
+        for action in what.actions:
+            world.apply(action)
+        world.heal()
+        return world.check(), world.story
+
+
+def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Play the history of a seed; return what it breaks."""
+    return play(history(seed, mutation), mutation)[0]
+
+
+def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
+    """Drop as many actions as can be dropped while the anomaly `name` stays."""
+
+    def fails(actions: Sequence[Action]) -> bool:
+        return any(found.name == name for found in play(what._replace(actions=tuple(actions)), mutation)[0])
+
+    return what._replace(actions=tuple(drop_actions(what.actions, fails)))
+
+
+def explain(seed: int, mutation: Mutation, name: str) -> str:
+    """Return the shortest history that still breaks the same, event by event."""
+    shortest = shrink(history(seed, mutation), name, mutation)
+    return "\n".join([f"{name} needs no more than this ({shortest.shape}):", *play(shortest, mutation)[1]])

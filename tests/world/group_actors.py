@@ -1,0 +1,452 @@
+"""The actors of a group's world, as they ship: a job of the process engine, members, deliverers, writers of the ledger.
+
+A job is all of `connectors.engine.job`; its supervisor takes a turn before each turn of the loop. A member is a
+`connectors.client.incarnation.sender`: its tailer, which has a thread in the product, takes a turn when the world says
+so, and its outbox is a SQLite database in memory, which outlives the process. A ledger's writer has the reading rule of
+`connectors.ledger.table`; the table is a model of Delta's compare-and-set.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from kafka.structs import TopicPartition
+
+from connectors.client.incarnation.callbacks import Callbacks
+from connectors.client.incarnation.incarnations import Incarnations
+from connectors.client.incarnation.sender import Sender
+from connectors.client.memory.outbox import Outbox
+from connectors.client.tail.log_tailer import LogTailer
+from connectors.client.values.receipt import Receipt
+from connectors.client.values.sending_limits import SendingLimits
+from connectors.engine.group_supervisor import WATCH_S, GroupSupervisor, Taken
+from connectors.engine.job import EngineJob, Sequencers
+from connectors.engine.options import EngineOptions
+from connectors.engine.sequencing import Sequencing
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.effective import Effective
+from connectors.ledger.table import _RuleFollower
+from connectors.takeover.rows import Output
+from ordering.base.errors import HistoryUnavailable, Superseded
+from ordering.base.formats import ADDITIONS
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.names import Address
+from ordering.base.records import Data, MessageId
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.state import SequencerState
+from tests.world.jobs import write_later
+from tests.world.stepping import Process, Stepped
+from tests.world.wires import WiredConnection, WiredKafka, WiredProducer
+
+GROUP, SITE = "g", "s"
+TABLE_RECORDS = 30
+RESEND_AFTER_S = 0.5
+BACKUPS = 4
+
+
+class GroupJob(EngineJob):
+    """A job of the process engine, without a thread for its supervisor."""
+
+    machine: Sequencing | None = None
+
+    def __init__(
+        self,
+        kafka: WiredKafka,
+        name: str,
+        has_taken_over: Callable[[GroupJob, SequencerState], None],
+        *,
+        is_blind: bool,
+        depth: int,
+        later: int,
+    ) -> None:
+        """`is_blind`: it looks for no newer epochs. `later`: percent of its batches with a record of a later kind."""
+        self.process = Stepped(name, self.run)
+        self.has_taken_over, self.depth = has_taken_over, depth
+        super().__init__(EngineOptions(WiredConnection.of(kafka, self.process), SITE))
+        self._stop = _Stop(kafka, self.process)
+        self.kafka, self.is_blind, self.later = kafka, is_blind, later
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The group's pipeline; None if the job does not sequence it."""
+        return self.machine.pipeline if self.machine is not None else None
+
+    def _supervisor(self) -> GroupSupervisor:
+        self.machine = None
+        return _Supervisor(self.options, self._state, self.is_blind)
+
+    def _deciders(self) -> Sequencers:
+        return _LaterSequencers(self)
+
+
+class _Stop(threading.Event):
+    """An event that nobody sets. A wait for it is a step."""
+
+    def __init__(self, kafka: WiredKafka, process: Stepped) -> None:
+        super().__init__()
+        self._actors, self._process = kafka.actors, process
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the time pass for the process."""
+        self._actors.sleep(timeout or 0.0)
+        self._process.call()
+        return False
+
+
+class _Supervisor(GroupSupervisor):
+    def __init__(self, options: EngineOptions, state: Any, is_blind: bool) -> None:
+        super().__init__(options, state)
+        self._is_blind, self._looked_at = is_blind, time.monotonic()
+
+    def start(self) -> None:
+        """Start no thread."""
+
+    def changes(self) -> Iterator[Taken]:
+        """Take a turn, then yield the changes."""
+        looks = not self._is_blind and time.monotonic() - self._looked_at >= WATCH_S
+        if looks:
+            self._looked_at = time.monotonic()
+        self.turn(looks=looks)
+        yield from super().changes()
+
+
+class _LaterSequencers(Sequencers):
+    """The makers of sequencers of a later version."""
+
+    def __init__(self, job: GroupJob) -> None:
+        super().__init__(SITE)
+        self._job = job
+
+    def machine(self, state: SequencerState) -> Sequencing:
+        self._job.has_taken_over(self._job, state)
+        self._job.machine = _LaterSequencing(state, self._job)
+        return self._job.machine
+
+
+class _LaterSequencing(Sequencing):
+    def __init__(self, state: SequencerState, job: GroupJob) -> None:
+        super().__init__(state, SITE)
+        self._job = job
+        self.pipeline = replace(self.pipeline, depth=job.depth)
+
+    def decide(self, state: SequencerState, held: Any) -> tuple[SequencerState, list[Output]]:
+        state, outputs = super().decide(state, held)
+        dice = self._job.kafka.actors.dice
+        if state.format < ADDITIONS.number or dice.randrange(100) >= self._job.later:
+            return state, outputs
+        state, record = write_later(state, dice.choice((1, 1, 2, 3, 7)))
+        return state, [*outputs, self.topics.encode(record, None)]
+
+
+@dataclass
+class Deliverer:
+    """An application that reads deliveries, dies, and reads on after the last one that it wrote down."""
+
+    kafka: WiredKafka
+    name: str
+    delivered: list[tuple[int, MessageId, bytes]] = field(default_factory=list)
+    cursor: DataCursor | None = None
+
+    @property
+    def last_seqno(self) -> int:
+        """The last seqno that it has passed."""
+        return self.cursor.reader.last_seqno if self.cursor is not None else self.reached
+
+    @property
+    def reached(self) -> int:
+        """The last seqno that it wrote down."""
+        return self.delivered[-1][0] if self.delivered else 0
+
+    def resume(self, seqno: int | None = None) -> None:
+        """Read on behind a seqno, by default the last one written down."""
+        connection = WiredConnection.of(self.kafka, Process(self.name))
+        with DataLog(connection, GROUP, SITE) as log:
+            start = log.after(self.reached if seqno is None else seqno)
+        self.cursor = DataCursor(connection.consumer(), TopicPartition(str(log.topic), 0), start)
+
+    def read(self) -> Sequence[Effective]:
+        """Read what a poll returns."""
+        if self.cursor is None:
+            self.resume()
+        assert self.cursor is not None
+        found = self.cursor.poll(0.0)
+        self.delivered += [(each.seqno, MessageId(*_id(each)), each.value or b"") for each in found]
+        return found
+
+    def catch_up(self) -> None:
+        """Read to the end."""
+        while self.read() or (self.cursor is not None and self.cursor.position < self.cursor.end()):
+            pass
+
+
+def _id(each: Effective) -> tuple[str, int, int]:
+    return each.sender, each.incarnation, each.local_seqno
+
+
+class StillTailer(LogTailer):
+    """A tailer without a thread."""
+
+    _cursor: DataCursor | None = None
+
+    def acquire(self, cursor: DataCursor | None = None) -> bool:
+        """Acquire a reference."""
+        self.check()
+        self._users += 1
+        if self._cursor is None:
+            self._cursor = cursor or self.cursor(self.end()[0])
+            self.cache.open(self._cursor.position)
+        return self._cursor is cursor
+
+    def release(self) -> None:
+        """Release a reference."""
+        self._users -= 1
+        if not self._users and self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+            self._end.close()
+
+    def turn(self) -> None:
+        """Do what the thread does in a turn."""
+        if self._cursor is None or self.has_failed:
+            return
+        try:
+            records = self._cursor.poll(0.0)
+        except HistoryUnavailable as gone:
+            self._cursor = self._start_anew(self._cursor, gone, self._stopping)
+            return
+        except Exception as error:  # noqa: BLE001 - any error must reach the listeners
+            self._fail(error, self._stopping)
+            return
+        with self.notifying:
+            self._notify(records)
+
+
+class _File(sqlite3.Connection):
+    """A database that outlives its processes."""
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """Execute a statement. A copy of a database in memory can't have WAL."""
+        return super().execute(sql.replace("journal_mode = WAL", "journal_mode = MEMORY"), *values)
+
+    def copy(self) -> _File:
+        """Return a copy."""
+        other = _File(":memory:", isolation_level=None, check_same_thread=False)
+        self.backup(other)
+        return other
+
+    def close(self) -> None:
+        """Keep it."""
+
+
+@dataclass
+class Disk:
+    """The files of all outboxes, with backups of them."""
+
+    files: dict[str, _File] = field(default_factory=dict)
+    backups: dict[str, list[_File]] = field(default_factory=dict)
+
+    def connect(self, path: object, **settings: Any) -> sqlite3.Connection:
+        """Open a file, in the place of `sqlite3.connect`."""
+        if str(path) not in self.files:
+            self.files[str(path)] = _File(":memory:", **settings)
+        return self.files[str(path)]
+
+    def back_up(self, path: str) -> None:
+        """Copy the file to where a power failure, or an operator, finds it again."""
+        if path in self.files:
+            self.backups[path] = [*self.backups.get(path, ()), self.files[path].copy()][-BACKUPS:]
+
+    def restore(self, path: str, number: int) -> None:
+        """Put a backup in the file's place."""
+        if backups := self.backups.get(path):
+            self.files[path] = backups[number % len(backups)].copy()
+
+
+@dataclass
+class Owed:
+    """A message that was accepted: it has to be ordered, unless the member gives it up."""
+
+    after: int
+    """The last seqno delivered before."""
+    receipt: Receipt | None
+
+
+class GroupMember:
+    """A member's name through all its processes."""
+
+    sender: Sender | None = None
+
+    def __init__(self, kafka: WiredKafka, disk: Disk, name: str, *, has_outbox: bool) -> None:
+        self.kafka, self.disk = kafka, disk
+        self.address = Address(SITE, name)
+        self.outbox = f"/outbox/{name}" if has_outbox else ""
+        self.application = Deliverer(kafka, str(self.address))
+        self.process = Process("")
+        self.owed: dict[bytes, Owed] = {}
+        self.sent: set[bytes] = set()
+        self.lives = 0
+        self._ends: list[Any] = []
+
+    def start(self) -> None:
+        """Start a process, unless one runs. Raises BrokerUnreachable."""
+        if self.sender is not None:
+            return
+        self.lives += 1
+        self.process = Process(f"{self.address.name}-{self.lives}")
+        limits = SendingLimits(TABLE_RECORDS, 1 << 20, RESEND_AFTER_S)
+        incarnations = Incarnations(self.address, limits)
+        if self.outbox:
+            incarnations.outbox = Outbox(self.outbox, GROUP, str(self.address))
+        sender = Sender(self.connection, GROUP, incarnations, Callbacks(str(self.address)))
+        sender._rejoin.start = self._ends.append  # type: ignore[method-assign,assignment]
+        try:
+            sender.start()
+        except Superseded:  # the operator does as the error says
+            self.disk.files.pop(self.outbox, None)
+            self.owed.clear()
+            self.start()
+            return
+        self.sender = sender
+
+    @property
+    def connection(self) -> WiredConnection:
+        """The process's way to Kafka."""
+        return WiredConnection.of(self.kafka, self.process)
+
+    @property
+    def producers(self) -> list[WiredProducer]:
+        """The producers with records on their way."""
+        return [producer for producer in self.process.producers if producer.wire]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all messages are ordered."""
+        forwarder = self.sender.forwarder if self.sender is not None else None
+        return forwarder is not None and not forwarder.has_pending and not self._ends
+
+    def broadcast(self) -> None:
+        """Broadcast a message, if the member takes it now."""
+        forwarder = self.sender.forwarder if self.sender is not None else None
+        if forwarder is None or forwarder.has_ended or not forwarder._pending_messages.table.has_room(100):
+            return
+        payload = f"{self.address} {len(self.sent)}".encode()
+        self.sent.add(payload)
+        self.owed[payload] = Owed(self.application.reached, forwarder.broadcast(payload, (), 0.0))
+
+    def turn(self) -> None:
+        """Let the tailer take a turn, and the next incarnation begin if it is time."""
+        if self.sender is None or (forwarder := self.sender.forwarder) is None:
+            return
+        forwarder._subscription._tailer.turn()  # type: ignore[attr-defined]
+        while self._ends:
+            self.sender._rejoin._begin_anew(self._ends.pop())
+        for payload, owed in list(self.owed.items()):
+            if owed.receipt is not None and owed.receipt._error is not None:
+                del self.owed[payload]
+        if forwarder.has_ended and forwarder is self.sender.forwarder:
+            self.crash(gives_up=True)
+
+    def crash(self, *, gives_up: bool = False, backup: int | None = None) -> None:
+        """Die. Messages that are not ordered survive in the outbox only: in that of now, or in a backup."""
+        self.process.kill()
+        self.sender = None
+        self._ends.clear()
+        if gives_up:
+            self.disk.files.pop(self.outbox, None)
+        elif backup is not None:
+            self.disk.restore(self.outbox, backup)
+        kept = set[bytes]()
+        if self.outbox in self.disk.files:
+            kept = {row for (row,) in self.disk.files[self.outbox].execute("SELECT payload FROM pending")}
+        for payload, owed in list(self.owed.items()):
+            is_ordered = owed.receipt is not None and owed.receipt._number
+            if not is_ordered and payload not in kept:
+                del self.owed[payload]
+            elif not is_ordered:
+                owed.receipt = None
+        self.application.cursor = None
+
+
+class Table:
+    """The ledger's table: a commit names the version that it was made from."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.rows: list[Data] = []
+
+    @property
+    def last_seqno(self) -> int:
+        """The last seqno; 0 without rows."""
+        return self.rows[-1].seqno if self.rows else 0
+
+    def append(self, version: int, rows: Sequence[Data]) -> bool:
+        """Append rows, unless another writer has since `version`."""
+        if version != self.version:
+            return False
+        self.version += 1
+        self.rows += rows
+        return True
+
+
+class LedgerWriter:
+    """A writer of the ledger: reads a batch of DATA, looks at the table, commits. Two may run."""
+
+    def __init__(self, kafka: WiredKafka, table: Table) -> None:
+        self.kafka, self.table = kafka, table
+        self._batch: list[Data] = []
+        self._known = 0, 0
+        self._follower: _RuleFollower | None = None
+        self._next = 0
+
+    def _log(self) -> DataLog:
+        return DataLog(WiredConnection.of(self.kafka, Process("ledger")), GROUP, SITE)
+
+    def crash(self) -> None:
+        """Forget everything."""
+        self._follower, self._batch = None, []
+
+    def read(self, count: int) -> None:
+        """Read a batch of so many offsets, once the last one is committed."""
+        with closing(self._log()) as log:
+            if self._follower is None:
+                self._look()
+                start = log.after(self._known[1])
+                self._next, self._batch = start.offset, []
+                self._follower = _RuleFollower(GROUP, start, lambda _: log.beginning())
+            if self._batch:
+                return
+            until = min(log.end(), self._next + count)
+            stored = list(log.records(self._next, until))
+        if stored:
+            data = [each.data for each in stored]
+            numbers = partial(np.array, dtype=np.int64)
+            taken = self._follower.accept(
+                numbers([each.offset for each in stored]),
+                np.array([each.kind in WITHOUT_SEQNO for each in data], dtype=np.bool_),
+                numbers([each.epoch for each in data]),
+                numbers([each.seqno for each in data]),
+                numbers([each.count for each in data]),
+            )
+            for each in (record for record, is_taken in zip(data, taken.tolist(), strict=True) if is_taken):
+                self._batch += [replace(each, seqno=each.seqno + at, count=1) for at in range(each.count)]
+        self._next = until
+
+    def _look(self) -> None:
+        self._known = self.table.version, self.table.last_seqno
+
+    def commit(self) -> None:
+        """Append the rows that the table lacks. If another writer was faster, look at the table for the next try."""
+        version, last = self._known
+        missing = [row for row in self._batch if row.seqno > last]
+        if not missing or self.table.append(version, missing):
+            self._batch = []
+        self._look()

@@ -1,0 +1,39 @@
+"""A group with one sequencer at a time, in a world: seeds keep the promises, and a failure can be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.checker.anomalies import FIFO_VIOLATION
+from tests.simulator.seeds import blocks
+from tests.world import group
+from tests.world.group_mutations import MUTATIONS
+
+SEEDS = 2_000
+FAST_SEEDS = 5
+
+
+def check(seeds: range) -> None:
+    for seed in seeds:
+        assert group.run(seed) == [], f"python -m tests.simulator --group --seed {seed}"
+
+
+def test_every_promise_holds() -> None:
+    check(range(FAST_SEEDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 100, SEEDS))
+def test_every_promise_holds_for_longer(seeds: range) -> None:
+    """Whatever crashes, repeats, comes late or comes twice."""
+    check(seeds)
+
+
+def test_shrinking_keeps_the_anomaly_and_drops_the_rest() -> None:
+    mutation = next(each for each in MUTATIONS if each.name == "not-lower")
+    seed = next(seed for seed in range(10) if FIFO_VIOLATION in {found.name for found in group.run(seed, mutation)})
+    shrunk = group.shrink(group.history(seed, mutation), FIFO_VIOLATION, mutation)
+    found, story = group.play(shrunk, mutation)
+    assert FIFO_VIOLATION in {anomaly.name for anomaly in found}
+    assert len(shrunk.actions) <= 12
+    assert any("broadcast" in line for line in story)
