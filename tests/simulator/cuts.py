@@ -12,9 +12,8 @@ does what errors say. What must hold:
 * no reader raises without a reason;
 * at last all waiting messages are ordered, once, and each reader has all.
 
-Not here: a cut between a takeover and the first record that its job writes, which no start refuses. Nor a reader that
-had a lost record last and looks again only after a purge of that offset: nothing is left to compare. It begins anew,
-as after HistoryUnavailable.
+Not here: a reader that had a lost record last and looks again only after a purge of that offset: nothing is left to
+compare. It begins anew, as after HistoryUnavailable.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_nobody_goes_on_in_silence_in_many_histories(seeds: range) -> None:
     assert {"HistoryChanged", "a start: HistoryChanged", "a job: HistoryChanged", "a batch: InputLost"} <= seen
 
 
-@pytest.mark.parametrize("seed", [700_297, 700_885])
+@pytest.mark.parametrize("seed", [700_297, 700_885, 712_200, 714_211])
 def test_what_seeds_have_found(seed: int) -> None:
     check(range(seed, seed + 1))
 

@@ -61,14 +61,15 @@ def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
     `number`; and that entry's offset. Without such an entry, return all of the log's, and 0.
 
     An entry certainly counts below the floor of every claim of a higher epoch: none of their seals precedes it, and a
-    job writes its entries in order. Raises HistoryUnavailable if retention has dropped the entry.
+    job writes its entries in order. If DATA has lost its end in between, numbers of its epoch are missing before it.
+    Raises HistoryUnavailable if retention has dropped the entry.
     """
     claims, beginning = data.epochs.read().claims, data.beginning()
     tail: list[Data] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
         stored = [each for each in data.records(start, below) if each.data.kind in WITHOUT_SEQNO]
         for index in range(len(stored) - 1, -1, -1):
-            if stored[index].data.local_seqno <= number and _counts_for_certain(stored[index], claims):
+            if stored[index].data.local_seqno <= number and _counts_for_certain(stored[: index + 1], claims):
                 return stored[index].offset, [*(each.data for each in stored[index:]), *tail]
         tail = [*(each.data for each in stored), *tail]
     if beginning > 0:
@@ -79,7 +80,11 @@ def _since(data: DataLog, end: int, number: int) -> tuple[int, list[Data]]:
     return 0, tail
 
 
-def _counts_for_certain(stored: StoredRecord, claims: Sequence[Claim]) -> bool:
-    if stored.data.kind != ENTRY:
+def _counts_for_certain(stored: Sequence[StoredRecord], claims: Sequence[Claim]) -> bool:
+    """Whether the last of these records is an entry that certainly counts."""
+    offset, entry = stored[-1].offset, stored[-1].data
+    if entry.kind != ENTRY or not all(claim.floor > offset for claim in claims if claim.epoch > entry.epoch):
         return False
-    return all(claim.floor > stored.offset for claim in claims if claim.epoch > stored.data.epoch)
+    of_epoch = (each.data for each in stored if each.data.kind == ENTRY and each.data.epoch == entry.epoch)
+    numbers = {each.local_seqno for each in of_epoch}
+    return len(numbers) == entry.local_seqno - min(numbers) + 1

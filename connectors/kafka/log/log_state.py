@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from connectors.kafka.connection.ranges import windows_back
@@ -62,6 +63,8 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
             "If a sequencer runs, its next snapshot has the state: set retention.ms and retention.bytes to -1 at "
             "once. If none runs, go on in a new group: the ledger keeps its messages of this one."
         )
+    if tail and _is_own_snapshot(tail[0].data, epochs):  # behind a loss of all before it: nothing leads to it
+        tail = tail[1:]
     return absorb(SequencerState(log.topic.group), (stored.data for stored in tail))
 
 
@@ -81,26 +84,35 @@ def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
 def _is_snapshot_in_force(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
     """Whether the record at the index is a snapshot in force. The records before it must not contradict it."""
     offset, data, claims = records[index].offset, records[index].data, epochs.claims
-    # A record copied from an earlier home is not this topic's own.
-    if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
+    if not _is_own_snapshot(data, epochs):
         return False
     is_known = all(claim.floor > offset for claim in claims if claim.epoch > data.epoch) or any(
         note.epoch == data.epoch and note.offset > offset for note in epochs.notes
     )
-    return is_known and not _is_contradicted(data, records[:index], epochs)
+    return is_known and not _is_contradicted(records, index, epochs)
 
 
-def _is_contradicted(snapshot: Data, before: Sequence[StoredRecord], epochs: Epochs) -> bool:
-    """Whether records before a snapshot have a higher epoch, or the last one of its epoch does not lead to its seqno.
+def _is_own_snapshot(data: Data, epochs: Epochs) -> bool:
+    """Whether the record is a snapshot of this topic's own, and was not copied from an earlier home."""
+    return data.kind == EPOCH and bool(data.payload) and bool(epochs.claims) and data.epoch >= epochs.claims[0].epoch
 
-    A seal leads to the seqno in its note.
+
+def _is_contradicted(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
+    """Whether records before a snapshot have a higher epoch, or those of its epoch do not lead to its seqno.
+
+    They have no gap. A seal leads to the seqno in its note. The seal itself lies at the floor of its claim, or behind.
     """
-    own = [stored for stored in before if stored.data.seqno or stored.data.kind == EPOCH]
+    snapshot = records[index].data
+    own = [stored for stored in records[:index] if stored.data.seqno or stored.data.kind == EPOCH]
     if any(stored.data.epoch > snapshot.epoch for stored in own):
         return True
-    last = next((stored for stored in reversed(own) if stored.data.epoch == snapshot.epoch), None)
-    if last is None:
-        return False
+    own = [stored for stored in own if stored.data.epoch == snapshot.epoch]
+    numbered = [stored.data for stored in own if stored.data.seqno]
+    if any(later.seqno > data.seqno + data.count for data, later in pairwise(numbered)):
+        return True
+    if not own:
+        return any(claim.floor >= records[0].offset for claim in epochs.claims if claim.epoch == snapshot.epoch)
+    last = own[-1]
     if last.data.seqno:
         led_to = [last.data.seqno + last.data.count - 1]
     elif last.data.payload:

@@ -90,24 +90,30 @@ def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "seqno"),
+    ("epoch", "kept", "seqno"),
     [
-        pytest.param(FIRST, 2, id="some messages are lost"),
-        pytest.param((*FIRST, *SECOND), 2, id="all messages of the epoch are lost"),
-        pytest.param((*FIRST, SECOND[0]), 2, id="the opening snapshot is lost, too"),
-        pytest.param((*FIRST, snapshot(state(1, 2, Seal(1, 1)))), 2, id="all messages behind a snapshot are lost"),
+        pytest.param(1, FIRST, 2, id="some messages are lost"),
+        pytest.param(1, (*FIRST, snapshot(state(1, 2, Seal(1, 1)))), 2, id="all messages behind a snapshot are lost"),
+        pytest.param(2, (*FIRST, *SECOND), 2, id="all messages of the epoch are lost"),
+        pytest.param(2, (*FIRST, SECOND[0]), 2, id="the opening snapshot is lost, too"),
+        pytest.param(2, FIRST, 2, id="the seal is lost, too"),
+        pytest.param(2, FIRST[:3], 1, id="a message before the seal is lost, too"),
+        pytest.param(1, (), 0, id="all is lost"),
+        pytest.param(1, (*FIRST, data(1, 4)), 2, id="a message has followed"),
     ],
 )
-def test_a_snapshot_behind_lost_records_is_no_base(kept: tuple[Data, ...], seqno: int) -> None:
+def test_a_snapshot_behind_lost_records_is_no_base(epoch: int, kept: tuple[Data, ...], seqno: int) -> None:
     """Messages up to 4 were written. DATA loses its end, and the sequencer goes on with a snapshot."""
-    epoch = kept[-1].epoch
     hidden = snapshot(state(epoch, 4, *(Seal(1, 1), Seal(2, 3))[:epoch]))
     log = log_of(*kept, hidden, data(epoch, 5), floors=(0, 4)[:epoch])
     log.broker.notes += [Note(1, 1, 0), Note(5, 2, 2)][:epoch]
     assert log.state().seqno == seqno
     assert (found := snapshot_below(log, log.end(), 5)) is None or found.state.seqno <= seqno
-    log.broker.beginning = len(kept)
-    assert log.state().seqno == 5, "nothing else is left to tell"
+
+
+def test_a_snapshot_that_a_purge_has_kept_is_a_base() -> None:
+    log = log_of(*FIRST, snapshot(state(1, 2, Seal(1, 1))), data(1, 3), floors=(0,), beginning=4)
+    assert log.state().seqno == 3
 
 
 def test_a_snapshot_hides_no_epoch_without_a_claim() -> None:
