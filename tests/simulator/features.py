@@ -55,7 +55,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "group": frozenset({"takeover", "two", "ledger", "purge"}),
     "sites": frozenset({"mesh", "takeover", "two"}),
     "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
-    "membership": frozenset({"views", "takeover", "purge", "outbox"}),
+    "membership": frozenset({"views", "takeover", "retention", "purge", "outbox"}),
     "orders": frozenset({"casts", "views", "flush"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
     "retention": frozenset({"takeover", "two", "ledger", "purge"}),

@@ -279,7 +279,8 @@ class Process:
             call()
             if is_answer and self.now.phase is Part.QUIET is not before:
                 self._check_answered()
-        if self.calls.endswith("B") != self.now.owes_unblock:
+        is_in_block = self.calls.endswith("B")
+        if is_in_block != self.now.owes_unblock or (is_in_block and self.now.is_dead):
             self.world.blame(UNPAIRED, f"{self.life} has had the calls {self.calls}, {self.now.phase.value}")
 
     def _check_answered(self) -> None:

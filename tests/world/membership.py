@@ -54,8 +54,8 @@ UNANSWERED = 0.05
 ROLES = ("forward", "relayed")
 ACTIONS = {
     "work": 40, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
-    "sequencer_crash": 3, "wait": 4, "pause": 4, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
-    "purge": 2, "restart": 2, "settings": 1,
+    "sequencer_crash": 3, "wait": 4, "sleep": 4, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
+    "purge": 2, "restart": 2, "settings": 3, "strand": 2,
 }  # fmt: skip
 """The actions, with their weights."""
 
@@ -132,13 +132,16 @@ class MembershipWorld(MembershipJobs):
 
     def _join(self) -> None:
         """A new process: a member, or a stranger for a while."""
-        name = self.dice.choice("abcdefg")
-        if self.known().seqno and len(self.alive) < 5 and all(process.name != name for process in self.alive):
-            outbox = self._file() if self.dice.random() < 0.6 else None
-            self._begin(name, outbox, joins=self.dice.random() < 0.8)
+        self._newcomer(joins=self.dice.random() < 0.8)
 
-    def _file(self) -> Path:
-        return self.directory / f"{len(self.processes)}.outbox"
+    def _newcomer(self, *, joins: bool) -> Process | None:
+        """Start a process, if it may be started; return it if it lives."""
+        name = self.dice.choice("abcdefg")
+        if not self.known().seqno or len(self.alive) >= 5 or any(process.name == name for process in self.alive):
+            return None
+        file = self.directory / f"{len(self.processes)}.outbox"
+        self._begin(name, file if self.dice.random() < 0.6 else None, joins=joins)
+        return self.processes[-1] if self.processes[-1].is_alive else None
 
     def _begin(self, name: str, outbox: Path | None, *, joins: bool, before: Process | None = None) -> None:
         process = Process(self, name, outbox, before)
@@ -232,15 +235,49 @@ class MembershipWorld(MembershipJobs):
                     process.beat()
         self._look()
 
-    def _pause(self) -> None:
-        """Somebody is not heard for long, and then is: it was suspected wrongly."""
-        paused = self._one()
-        for _ in range(5):
-            self._pass(1_000, paused)
+    def _sleep(self) -> None:
+        """Somebody sleeps: just started perhaps, or in a flush. It is suspected, and may miss what retention drops."""
+        started = self._newcomer(joins=True) if self.dice.random() < 0.3 else None
+        sleeper = started or self._one()
+        if sleeper is None:
+            return
+        if self.dice.random() < 0.3:
+            self._flush()
             self._sequence()
-        if paused is not None and paused.is_alive:
-            with self._acting(paused):
-                paused.broadcast()  # it knows of nothing yet
+            self._turn(sleeper, 100)
+        is_long = started is not None or self.dice.random() < 0.3
+        for _ in range(12 if is_long else 5):
+            self._pass(1_000, sleeper)
+            for process in self.alive if is_long else ():
+                if process is not sleeper:
+                    self._turn(process, 100)
+            self._sequence()
+        if is_long and self.dice.random() < 0.7:
+            self._sequencer_crash()
+            self._sequence()
+            self._purge()
+        if sleeper.is_alive:
+            with self._acting(sleeper):
+                sleeper.broadcast()  # it knows of nothing yet
+
+    def _strand(self) -> None:
+        """A stranger asks to join behind messages that a group does not take any more. It may be open again soon."""
+        if self.settings.closed or self.known().membership.settings != self.settings:
+            return
+        process = self._newcomer(joins=False)
+        if process is None:
+            return
+        self._settings()
+        for _ in range(4):
+            self._sequence()
+        if self.dice.random() < 0.3:
+            self._settings()
+        with self._acting(process):
+            for _ in range(2):
+                process.broadcast()
+            process.join()
+        if process.is_alive:
+            self._turn(process, 5)
 
     def _backlog(self) -> None:
         """The sequencer falls behind by more than a flush may take."""

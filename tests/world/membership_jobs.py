@@ -166,7 +166,9 @@ class MembershipJobs(MembershipChecks):
             self.append(ADMIN, 1, self.changes, SETTINGS, settings.to_json())
 
     def _purge(self) -> None:
-        """Drop the part of DATA that no start needs. Processes that have not read it have missed it."""
+        """Drop the parts of DATA and FORWARD that no start needs. Processes that have not read that have missed it."""
         if not self.kafka.topics.away:
             with self.actors.acting("operator"), suppress(HistoryUnavailable):
                 purge_data(self.connection, GROUP, SITE, kept_s=0.0, in_ledger=MAX_NUMBER, lacking=lambda *_: "")
+                for place, offset in self.known().positions.items():
+                    self.kafka.log(*place).drop(offset)
