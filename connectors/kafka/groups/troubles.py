@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from ordering.base.names import Topic
 
 SEQUENCER = "sequence"
+
+Value = TypeVar("Value", bound=Collection[str])
 
 
 class Troubles:
@@ -15,24 +18,28 @@ class Troubles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of_jobs: dict[str, Mapping[str, str]] = {}
+        self._of_jobs: dict[str, dict[str, str]] = {}
         self._ended: dict[str, str] = {}
         self._served: dict[str, frozenset[str]] = {}
 
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
         """Set the groups that a job goes on without, and the reasons; replaces the earlier ones."""
         with self._lock:
-            self._of_jobs[job] = dict(reasons)
+            _set(self._of_jobs, job, dict(reasons))
 
     def serve(self, job: str, groups: Collection[str]) -> None:
         """Set the groups that a job serves now, even if another of the sequencer's jobs has suspended them."""
         with self._lock:
-            self._served[job] = frozenset(groups)
+            _set(self._served, job, frozenset(groups))
 
     def end(self, job: str, why: str) -> None:
-        """Note why a job has ended while the process goes on: `of` then says so, in place of the groups it left out."""
-        with self._lock:
-            self._ended[job] = why
+        """Note why a job has ended while the process goes on: `of` then says so, in place of the groups it left out.
+
+        Nothing is noted of a sequencer's job, which is tried again, or was the last one.
+        """
+        if not job.startswith(SEQUENCER):
+            with self._lock:
+                self._ended[job] = why
 
     def suspended(self, topics: Collection[Topic], site: str) -> dict[str, str]:
         """Return the groups that the sequencer goes on without, and why, if they have an EPOCH, which a sign needs."""
@@ -49,10 +56,17 @@ class Troubles:
     def of(self, group: str) -> str:
         """Return what jobs other than the sequencer don't do for the group; "" if nothing is wrong."""
         with self._lock:
-            sentences = [f"{job} has ended: {why}" for job, why in self._ended.items() if not job.startswith(SEQUENCER)]
+            sentences = [f"{job} has ended: {why}" for job, why in self._ended.items()]
             sentences += [
                 f"{job} does not serve it: {reasons[group]}"
                 for job, reasons in self._of_jobs.items()
                 if group in reasons and not job.startswith(SEQUENCER) and job not in self._ended
             ]
         return " ".join(sentences)
+
+
+def _set(of_jobs: dict[str, Value], job: str, value: Value) -> None:
+    """Set a job's value. An empty one is dropped: a sequencer on Spark opens ever new jobs."""
+    of_jobs.pop(job, None)
+    if value:
+        of_jobs[job] = value
