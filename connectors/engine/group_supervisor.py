@@ -235,6 +235,7 @@ class GroupSupervisor:
         )
         for group in gone:
             self._release(group)
+        for group in gone | (suspended.reasons.keys() - topics.keys()):  # made anew, it is a new group
             suspended.forget(group)
         if gone:
             _logger.info("sequence: groups with deleted topics: %s", ", ".join(sorted(gone)))

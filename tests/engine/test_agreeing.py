@@ -772,6 +772,34 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
         eventually(is_back, 20)
 
 
+def test_a_suspended_group_that_is_made_anew_is_taken_at_once(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait was that of the former group."""
+    kafka.create("h", "nyc")
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: None)
+    monkeypatch.setattr(SuspendedGroups.__init__, "__defaults__", ((300.0,),))
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    with closing(supervisor_of(kafka, SITES, finder)) as supervisor:
+        supervisor.report_failure("h", supervisor.take_all().states["h"].epoch, ProtocolViolation("it failed."))
+        supervisor._look()
+        assert list(supervisor._state.suspended.reasons) == ["h"]
+        of_h = {topic: 1 for topic in topics if topic.group == "h"}
+        for topic in of_h:
+            del topics[topic]
+        supervisor._look()
+        topics |= of_h
+
+        def is_back() -> bool:
+            supervisor._look()
+            supervisor._finish_takeovers()
+            return list(supervisor._maintenance.forward) == ["g", "h"]
+
+        eventually(is_back, 20)
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_failure_of_an_earlier_epoch_suspends_no_group(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
