@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from kafka.structs import TopicPartition
 
+from connectors.ledger.row import GROUP, OLD_GROUP
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.sequencer.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
@@ -69,6 +71,57 @@ def test_each_seqno_once(scenario: Scenario) -> None:
     seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
     assert sorted(seqnos) == list(range(1, len(sent) + 1))
     rivals[1].stop()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_killed_while_it_renames_a_column(scenario: Scenario) -> None:
+    """The tables have the column of 0.1.0. The start is killed at new files of Delta's log, before the commit that
+    renames the column and behind it. In the end the ledger has every row once, in the right column.
+    """
+    tables = [scenario.data / name for name in ("ledger", "views")]
+    with SequencerThread(scenario.connection, scenario.group, scenario.site):
+        load = scenario.load("alice")
+        process = scenario.job("ledger")
+        eventually(lambda: ledger_seqno(tables[0], scenario.group) > 50, 60, "the ledger has rows")
+        process.stop()
+        for table in tables:
+            set_back(table)
+        killed_at: list[tuple[int, int]] = []
+        for files in (1, 2, 3):  # more than the last kill has left
+            process = scenario.job("ledger", ready=False)
+            more = in_log(tables[0]) + files
+            eventually(lambda more=more: in_log(tables[0]) >= more, 60, "Delta writes", 0.0005)  # type: ignore[misc]
+            process.kill()
+            killed_at.append((versions(tables[0] / "_delta_log"), in_log(tables[0])))
+        print(f"killed with so many versions, and files of the log: {killed_at}")
+        process = scenario.job("ledger")
+        sent = load.finish()
+        assert scenario.verify(sent, ledger=tables[0]) == len(sent)
+        process.stop()
+    rows = DeltaTable(tables[0]).to_pyarrow_table(columns=[GROUP, "seqno"]).to_pylist()
+    assert sorted(row["seqno"] for row in rows) == list(range(1, len(sent) + 1))
+    assert {row[GROUP] for row in rows} == {scenario.group}
+    for table in tables:
+        names = DeltaTable(table).to_pyarrow_table().column_names
+        assert OLD_GROUP not in names
+        assert GROUP in names
+
+
+def set_back(path: Path) -> None:
+    """Make a table anew as 0.1.0 has it: with the group in the column `group`."""
+    table = DeltaTable(path)
+    names = {GROUP: OLD_GROUP}
+    rows = table.to_pyarrow_table()
+    rows = rows.rename_columns([names.get(name, name) for name in rows.column_names])
+    partitions = [names.get(name, name) for name in table.metadata().partition_columns]
+    shutil.rmtree(path)
+    write_deltalake(path, rows, partition_by=partitions or None)
+
+
+def in_log(path: Path) -> int:
+    """Return the number of files in a table's log, unfinished ones included."""
+    return sum(1 for _ in (path / "_delta_log").iterdir())
 
 
 @pytest.mark.soak

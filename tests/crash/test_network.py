@@ -98,9 +98,11 @@ def test_the_faults_are_real(network: Network) -> None:
             server.kill()
 
 
+@pytest.mark.parametrize("engine", ["process", "spark"])
 @pytest.mark.timeout(900)
-def test_one_broker_is_cut_off(scenario: Scenario, network: Network) -> None:
+def test_one_broker_is_cut_off(scenario: Scenario, network: Network, engine: str) -> None:
     """The leader of DATA loses the two others for CUT_S, and its clients still reach it: one order, nobody lost."""
+    scenario.engine = engine
     process = scenario.sequencer()
     loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
     observer = scenario.observer("olga")

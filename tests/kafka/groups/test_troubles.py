@@ -1,4 +1,4 @@
-"""What the jobs of a process can't do now."""
+"""The groups that the jobs of a process can't serve, as signs of life tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ordering.base.names import Topic
 
 
 def test_jobs_that_are_over_leave_nothing() -> None:
-    """A sequencer on Spark opens a job for each new group, for years; each sign of life reads what is kept of them."""
+    """A sequencer on Spark opens a job for each new group, for years; each sign of life reads all entries."""
     troubles = Troubles()
     for number in range(1000):
         name = f"sequence-{number}"

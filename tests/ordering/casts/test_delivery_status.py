@@ -50,7 +50,7 @@ def test_a_record_of_a_life_that_is_gone() -> None:
     receiver = hub(CAST, *without_c("0,0,1"))
     assert fate_of_record(receiver, CAST) is DeliveryStatus.DELIVERED
     assert fate_of_record(receiver, NEXT) is DeliveryStatus.NEVER
-    # a remaining member's casts are all agreed, but for those of a process that was killed, and goes on by its outbox
+    # a remaining member's casts are all agreed, except for a process that was killed and goes on by its outbox
     assert fate_of_record(receiver, Cast(*A, 7, view=1)) is DeliveryStatus.NEVER
     newcomer = CausalReceiver(receiver.state)
     assert fate_of_record(newcomer, NEXT) is DeliveryStatus.DELIVERED  # began behind it
