@@ -15,7 +15,7 @@ from connectors.kafka.log.epoch_log import EpochLog, Epochs
 from connectors.kafka.log.stored_record import StoredRecord
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.formats import FORMATS
-from ordering.base.names import ADMIN_NAME, Topic
+from ordering.base.names import Topic
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, Data, Forward, Malformed, Partition, Source
 from ordering.membership.forgetting import from_payload
@@ -95,11 +95,6 @@ class Broker:
         self.forward[partition].append(Forward(sender, incarnation, local_seqno, payload, source))
         return source
 
-    def append_forget(self, partition: int, incarnation: int, payload: bytes) -> None:
-        """An operator's."""
-        source, admin = self.next_source(partition), f"{SITE}/{ADMIN_NAME}"
-        self.forward[partition].append(Forward(admin, incarnation, 1, payload, source, kind=FORGET))
-
     def append_malformed(self, partition: int, reason: str) -> Source:
         source = self.next_source(partition)
         self.forward[partition].append(Malformed(source, reason))
@@ -142,8 +137,6 @@ class SimulatedLog(DataLog):
         self.broker = broker
         self.topic = Topic(GROUP, "data", SITE)
         self.epochs = SimulatedEpochs(self)
-        self.stale_claims: list[Claim] | None = None
-        """The claims as it reads them when a mutation breaks the rule that they are read after the end."""
 
     def beginning(self) -> int:
         return self.broker.beginning
@@ -174,8 +167,7 @@ class SimulatedEpochs(EpochLog):
 
     def read(self, *, again: bool = False) -> Epochs:
         del again  # its EPOCH only grows
-        broker, stale = self.log.broker, self.log.stale_claims
-        return Epochs(SITE, list(broker.claims) if stale is None else stale, list(broker.notes))
+        return Epochs(SITE, list(self.log.broker.claims), list(self.log.broker.notes))
 
     def bases_where(self, is_low: Callable[[SequencerState], bool]) -> Iterator[SequencerState]:
         return iter(())

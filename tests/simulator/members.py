@@ -8,31 +8,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from connectors.client.incarnation.incarnations import Beginning, HandedOver, Incarnations, Unsent
+from connectors.client.incarnation.incarnations import Incarnations, is_same
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.outbox import Outbox
 from connectors.client.values.sending_limits import SendingLimits
 from ordering.base.errors import Superseded
 from ordering.base.names import Address
-from ordering.base.records import FORGET, MESSAGE, Data, Headers, MessageId
+from ordering.base.records import MESSAGE, Data, Headers, MessageId
 from ordering.checker.checker import Checker
-from ordering.membership.membership import MemberIncarnation
-from ordering.participant.forward_table import ForwardTable, Pending, carried_over
-from ordering.participant.participant import Participant, step
-from ordering.participant.participant_events import Began, RowKnown
-from ordering.participant.participant_table import ParticipantPhase
-from ordering.sequencer.state import SequencerState
+from ordering.participant.forward_table import ForwardTable, Pending
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.readers import Cursor
-from tests.simulator.rules import Rules
 
 TABLE_RECORDS = 30
 WIRE_RECORDS = 40
-BACKUPS = 4
 
 
 class MemoryOutbox:
-    """A model of the file of `connectors.client.memory.outbox`, with backups of it."""
+    """A model of the file of `connectors.client.memory.outbox`."""
 
     path = Path("outbox")
 
@@ -59,13 +52,6 @@ class MemoryOutbox:
             self.rows = [row for row in self.rows if row.local_seqno > local_seqno]
             self.acknowledged, self.seqno = local_seqno, self.seqno if seqno is None else seqno
 
-    def copy(self) -> MemoryOutbox:
-        """A backup."""
-        other = MemoryOutbox()
-        other.incarnation, other.acknowledged, other.seqno = self.incarnation, self.acknowledged, self.seqno
-        other.rows = list(self.rows)
-        return other
-
 
 class MemoryOfNumbers:
     """In the place of `IncarnationNumbers`: the last number, kept in memory."""
@@ -89,19 +75,16 @@ class MemoryOfNumbers:
 class Member:
     """A member's name through all its incarnations."""
 
-    def __init__(self, broker: Broker, rules: Rules, name: str, *, outbox: bool) -> None:
+    def __init__(self, broker: Broker, name: str, *, outbox: bool) -> None:
         self.broker = broker
-        self.rules = rules
         self.address = f"{SITE}/{name}"
         self.outbox = MemoryOutbox() if outbox else None
-        self.backups: list[MemoryOutbox] = []
         self.numbers = MemoryOfNumbers()
         self.incarnation = 0
-        self.participant = Participant(MemberIncarnation(self.address, 0))
         self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
         self.wire: list[tuple[int, int, bytes]] = []
         """Sent and not yet appended: (incarnation, local seqno, payload). A crash leaves it as it is."""
-        self.cursor = Cursor(broker, rules)
+        self.cursor = Cursor(broker)
         self.accepted: dict[MessageId, tuple[int, bytes]] = {}
         """Accepted messages that it has not given up, with the last seqno delivered before, and the payload."""
         self.delivered: list[tuple[int, MessageId, bytes]] = []
@@ -121,8 +104,7 @@ class Member:
             self.outbox = MemoryOutbox()
             lives.outbox = cast(Outbox, self.outbox)
             life = lives.begin(cast(IncarnationNumbers, self.numbers), state, None, self._history)
-        self.lives = lives
-        self._live(life, state)
+        self.incarnation, self.table = life.incarnation, life.table
         self._rename()
 
     def _rename(self) -> None:
@@ -141,7 +123,7 @@ class Member:
 
     def _history(self, seqno: int) -> Iterator[Data]:
         """Return the sender's effective messages behind a seqno."""
-        cursor = Cursor(self.broker, Rules())
+        cursor = Cursor(self.broker)
         cursor.resume(seqno)
         yield from (data for data in cursor.read(len(self.broker.data)) if data.sender == self.address)
 
@@ -157,16 +139,11 @@ class Member:
         self.accepted[message] = self.cursor.last_seqno, payload
         self.broadcast_ever.add((message, payload))
         self._send(message.local_seqno, payload)
-        if not self.rules.keep_forward_table:
-            self.table.acknowledge(self.table.last)
         return True
 
     def resend(self) -> None:
         """Everything in the table, again, in increasing order of local seqnos."""
-        pending = list(self.table.pending())
-        if not self.rules.resend_in_order:
-            pending.reverse()
-        for entry in pending:
+        for entry in self.table.pending():
             self._send(entry.local_seqno, entry.payload)
 
     def _send(self, local_seqno: int, payload: bytes) -> None:
@@ -191,11 +168,8 @@ class Member:
         is_over = False
         for record in self.cursor.read(count):
             if record.kind != MESSAGE:
-                self._take_control(record)
                 continue
             self.delivered.append((record.seqno, record.id, record.payload))
-            if record.sender == self.address and not self.participant.has_row:
-                self.participant = self.rules.step(self.participant, RowKnown()).participant
             if is_over or record.sender != self.address or record.incarnation < self.incarnation:
                 continue
             if record.incarnation == self.incarnation and self._is_ours(record):
@@ -208,51 +182,19 @@ class Member:
             self._give_up()
             self.crash()
 
-    def _take_control(self, record: Data) -> None:
-        """Let a forgotten member's messages go on in a new incarnation, by the shipped machine and rule."""
-        if record.kind != FORGET:
-            return
-        data = Data(FORGET, 0, record.seqno, record.view, payload=record.payload)
-        self.participant = self.rules.step(self.participant, data).participant
-        if self.participant.phase is not ParticipantPhase.FORGOTTEN:
-            return
-        carried = [HandedOver(carried_over(entry, self.incarnation), None) for entry in self.table.pending()]
-        state = SimulatedLog(self.broker).state()
-        try:
-            left = Unsent(carried, record.seqno, joins=False)
-            life = self.lives.begin(cast(IncarnationNumbers, self.numbers), state, left, self._history)
-        except Superseded:
-            self._give_up()
-            self._begin()
-            return
-        self._live(life, state)
-        self._rename()
-
-    def _live(self, life: Beginning, state: SequencerState) -> None:
-        self.incarnation, self.table = life.incarnation, life.table
-        here = MemberIncarnation(self.address, life.incarnation)
-        self.participant = step(Participant(here), Began(here, state)).participant
-
     def _is_ours(self, record: Data) -> bool:
         if record.local_seqno <= self.table.acknowledged:
             return True
         ours = next((entry for entry in self.table.pending() if entry.local_seqno == record.local_seqno), None)
-        return ours is not None and self.rules.is_same(ours, record.kind, record.payload, record.headers)
+        return ours is not None and is_same(ours, record.kind, record.payload, record.headers)
 
     def _give_up(self) -> None:
         """Superseded: each receipt without a result has failed."""
         for entry in self.table.pending():
             self.accepted.pop(MessageId(self.address, self.incarnation, entry.local_seqno), None)
 
-    def back_up(self) -> None:
-        """The outbox is copied to where a power failure, or an operator, finds it again."""
-        if self.outbox is not None:
-            self.backups = [*self.backups, self.outbox.copy()][-BACKUPS:]
-
-    def crash(self, backup: int | None = None) -> None:
-        """Die and start again; with `backup`, the outbox is one of some time ago."""
-        if self.outbox is not None and self.backups and backup is not None:
-            self.outbox = self.backups[backup % len(self.backups)].copy()
+    def crash(self) -> None:
+        """Die and start again."""
         self._begin()
         self.cursor.resume(self.delivered[-1][0] if self.delivered else 0)
 

@@ -114,10 +114,8 @@ class Script:
         options = dict(word.split("=") for word in words if "=" in word)
         self.broker = Broker(int(options.get("partitions", 1)))
         names = [word for word in words if "=" not in word]
-        rules = Rules()
-        self.rules = rules
         self.members = {
-            name.removesuffix("-"): Member(self.broker, rules, name.removesuffix("-"), outbox=not name.endswith("-"))
+            name.removesuffix("-"): Member(self.broker, name.removesuffix("-"), outbox=not name.endswith("-"))
             for name in names
         }
         self.sequencers: dict[str, Sequencer] = {}
@@ -178,7 +176,7 @@ class Script:
     # Sequencers.
 
     def _do_start(self, name: str) -> None:
-        self.sequencers[name] = Sequencer(self.broker, self.rules, Dice(0), zombie=False, batch_rows=1000)
+        self.sequencers[name] = Sequencer(self.broker, Rules(), Dice(0), zombie=False, batch_rows=1000)
 
     def _advance(self, name: str, done: Callable[[str], bool]) -> list[str]:
         while True:
@@ -244,7 +242,7 @@ class Script:
     # Readers.
 
     def _do_deliver(self, name: str) -> list[str]:
-        deliverer = self.deliverers.setdefault(name, Deliverer(self.broker, self.rules, name))
+        deliverer = self.deliverers.setdefault(name, Deliverer(self.broker, name))
         before = len(deliverer.delivered)
         deliverer.read(len(self.broker.data))
         return self._delivered(deliverer.delivered[before:])

@@ -5,8 +5,7 @@ A write that fails ends the attempt (Spark's query, or the process engine's), an
 Of what the failed attempt had not written yet a part may be lost and the rest arrive all the same: at once, or later,
 also behind somebody else's seal (`World.leftovers`).
 
-With a depth of 1 a batch is decided when the one before it is written, as Spark does it. With more it is the process
-engine: batches are decided while others are in flight, as `ordering.sequencer.pipeline` lets it.
+A batch is decided when the one before it is written, as on Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
-from connectors.kafka.codec.epochs import Claim, Note
+from connectors.kafka.codec.epochs import Note
 from connectors.takeover.survey import find_state
 from ordering.base.formats import ADDITIONS
 from ordering.base.reader import Seal, with_seal
@@ -29,9 +28,6 @@ from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 from tests.world.jobs import write_later
-
-NOT_YET = 1 << 60
-"""The floor of a claim that has none."""
 
 
 @dataclass
@@ -53,7 +49,6 @@ class Sequencer:
         *,
         zombie: bool,
         batch_rows: int,
-        depth: int = 1,
         later: int = 0,
     ) -> None:
         self.broker = broker
@@ -63,7 +58,6 @@ class Sequencer:
         """Never looks whether it is fenced."""
         self.batch_rows = batch_rows
         self.log = SimulatedLog(broker)
-        self.depth = depth if rules.one_attempt else 1
         self.later = later
         """Percentage of batches in which it writes a record of a later version."""
         self.pipeline: Pipeline | None = None
@@ -90,16 +84,8 @@ class Sequencer:
     def fail(self) -> list[Data]:
         """Let a write fail; return its unwritten part. The next step belongs to a new attempt."""
         rest = self.outputs
-        if not self.rules.takes_over_anew and self.pipeline is not None:
-            self.in_flight = []
-            self.pipeline = replace(self.pipeline, in_flight=())
-        elif self.rules.one_attempt:
-            self.in_flight = []
-            self._life = self._run()
-        elif self.in_flight and self.pipeline is not None:
-            self.in_flight = []
-            self.pipeline = replace(self._before, in_flight=())
-            self._decide(*self._begun)
+        self.in_flight = []
+        self._life = self._run()
         return rest
 
     @property
@@ -111,9 +97,9 @@ class Sequencer:
         state = yield from self._take_over()
         if state is None:
             return
-        self.pipeline = Pipeline.after_takeover(state, self.depth)
+        self.pipeline = Pipeline.after_takeover(state, depth=1)
         while True:
-            begun, rows = self.rules.begin(self.pipeline), self._plan()
+            begun, rows = self.pipeline.begin(), self._plan()
             if begun is not None and (not self.in_flight or (rows and self.dice.chance(50))):
                 if not self.zombie and self.broker.newest_epoch() > state.epoch:
                     return
@@ -134,22 +120,14 @@ class Sequencer:
     def _decide(self, begun: SequencerState, opening: tuple[Data, ...]) -> None:
         """Attempt the batch. Each attempt must give the same, in whatever order Spark hands over the rows."""
         assert self.pipeline is not None
-        self._before, self._begun = self.pipeline, (begun, opening)
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
         later = random.Random(self.dice.number) if self.later else None
-        if self.rules.sort_rows:
-            self.rows.sort(key=lambda record: record.source)
-        else:
-            self.dice.shuffle(self.rows)
+        self.rows.sort(key=lambda record: record.source)
         cut = self.dice.below(len(self.rows) + 1)
-        state, outputs = begun, list[Data | DeadLetter]()
-        if self.rules.snapshot_first or not self.rows:
-            outputs += opening
+        state, outputs = begun, list[Data | DeadLetter](opening)
         for part, rows in enumerate((self.rows[:cut], self.rows[cut:])):
             state, decided = self._step(state, rows)
             outputs += decided
-            if self.rows and part == 0 and not self.rules.snapshot_first and opening:
-                outputs.append(snapshot(state))
             if part == 0 and later is not None and later.randrange(100) < self.later:
                 state, decided = self._write_later(state, later.choice((1, 1, 2, 3, 7)))
                 outputs += decided
@@ -171,12 +149,8 @@ class Sequencer:
         if not rows:
             return state, []
         by_columns = self.rules.columns and self.dice.chance(50)
-        outputs: list[Data | DeadLetter] = []
-        # The core refuses rows out of order; the mutation hands them over one by one.
-        for piece in [rows] if self.rules.sort_rows else [[row] for row in rows]:
-            state, decided = (step_by_columns if by_columns else sequencer.step)(state, piece)
-            outputs += decided
-        return state, outputs
+        state, outputs = (step_by_columns if by_columns else sequencer.step)(state, rows)
+        return state, list(outputs)
 
     def _plan(self) -> list[Forward | Malformed]:
         """The next micro-batch: from `positions`, some rows of some partitions."""
@@ -192,28 +166,18 @@ class Sequencer:
         """`connectors.takeover.takeover.take_over`, one durable effect a step. None: fenced before it began."""
         if self.own_epoch and self.broker.newest_epoch() > self.own_epoch:
             return None
-        if not self.rules.claims_after_end:
-            self.log.stale_claims = list(self.broker.claims)
-            yield "looked at claims"
-        floor, next_epoch = self.log.end(), self.broker.newest_epoch() + 1
+        floor = self.log.end()
         found = find_state(self.log, floor)
-        self.log.stale_claims = None
         yield "measured"
-        epoch = self.broker.append_claim(floor if self.rules.floor_first else NOT_YET)
-        claimed_at = epoch - 1
-        if not self.rules.unique_claims:
-            epoch = next_epoch
-            self.broker.claims[claimed_at] = Claim(epoch, floor)
+        epoch = self.broker.append_claim(floor)
         self.own_epoch = epoch
         yield "claimed"
         of_format = max(found.format, self.broker.format_of(epoch))
         sealed_at = self.broker.append_data(seal(epoch, of_format))
         yield "sealed"
-        if not self.rules.floor_first:
-            self.broker.claims[claimed_at] = Claim(epoch, self.log.end())
         before = absorb(found, [stored.data for stored in self.log.records(floor, sealed_at)])
         yield "rebuilt"
-        if before.epoch >= epoch and self.rules.yield_to_others:
+        if before.epoch >= epoch:
             return None
         seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
         state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)

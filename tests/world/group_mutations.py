@@ -281,6 +281,7 @@ def forget_at_once(messages: PendingMessages, payload: bytes, headers: Headers) 
     """Forget a message once it is accepted."""
     accepted = _true_accept(messages, payload, headers)
     messages.table.acknowledge(messages.table.last)
+    messages._receipts.clear()
     return accepted
 
 
@@ -350,6 +351,7 @@ MUTATIONS = (
         "A sequencer reads the claims before the end of DATA",
         WRONG_STATE,
         (("connectors.kafka.log.log_state.state_at", with_old_claims),),
+        from_seed=380,
     ),
     Mutation(
         "snapshot-in-the-middle",
