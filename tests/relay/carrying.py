@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import DATA_FIELDS, FORWARD_FIELDS, LETTER_FIELDS, decode_data
+from connectors.kafka.codec.codec import DATA_FIELDS, FORWARD_FIELDS, LETTER_FIELDS, decode_data, forward_headers
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.connection import Connection
@@ -25,13 +26,18 @@ from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
+from connectors.relay.mesh import MeshData
+from connectors.relay.presence import Presence
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Topic
-from ordering.base.records import STRAY, Partition
+from ordering.base.records import MESSAGE, STRAY, Partition
+from ordering.sequencer import links
 
 Headers = list[tuple[str, bytes]]
+Copy = tuple[bytes | None, bytes | None, Headers]
+"""A key, a value and headers."""
 
 
 def make(connection: Connection, topic: Topic, partitions: int) -> None:
@@ -51,7 +57,7 @@ def relays_in_memory() -> Iterator[None]:
     """Give a Kafka in memory the parts of a broker that relays need besides."""
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in ("job", "letters"):
+        for module in ("job", "letters", "mesh", "bootstrap"):
             monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
         for module in ("job", "hub"):
             monkeypatch.setattr(f"connectors.relay.{module}.check_may", lambda *_: None)
@@ -111,12 +117,66 @@ class Carrier:
             if place in self._source.away or filled in self._target.away:
                 continue
             for record in self._source.partitions[place][position : position + most]:
-                headers = None if (place, record.offset) in self._source.marks else _carried(self.job, record)
-                if headers is not None:
-                    self._target.append(filled, record.key, record.value, headers)
+                for copy in () if (place, record.offset) in self._source.marks else self.copies(record):
+                    self._target.append(filled, *copy)
                     written += 1
                 self.positions[place] = record.offset + 1
         return written
+
+    def copies(self, record: PlainRecord) -> list[Copy]:
+        """Return the records that the relay makes of one."""
+        headers = _carried(self.job, record)
+        return [] if headers is None else [(record.key, record.value, headers)]
+
+
+class LinkCarrier(Carrier):
+    """A started relay of a mesh's link, with the records that it writes in its own name."""
+
+    job: _LinkRelay
+
+    def __init__(self, sites: Sites, direction: Direction, group: str) -> None:
+        """Begin a session; raise the error of its start."""
+        super().__init__(_LinkRelay, sites, direction, group)
+        self.job.read = self.positions
+
+    def copies(self, record: PlainRecord) -> list[Copy]:
+        """Return the records of the session, as `connectors.relay.columns.relay_mesh_data` does."""
+        data, job = decode_data(record.key, record.value, record.headers), self.job
+        if data.kind == STRAY:
+            return []
+        session = job._sessions[record.topic]
+        return [
+            (
+                said.sender.encode("ascii"),
+                said.payload,
+                forward_headers(
+                    said.incarnation,
+                    said.local_seqno,
+                    data.headers if said.kind == MESSAGE else (),
+                    said.kind,
+                    said.link,
+                ),
+            )
+            for said in links.carry_each(data, job.direction.source, session, job._is_carried)
+        ]
+
+    def end(self) -> None:
+        """End with a farewell."""
+        self.job._stop.set()
+        self.job.close_query()
+
+
+class _LinkRelay(MeshData):
+    """A relay of a mesh's link, whose progress its carrier knows."""
+
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self.read: Mapping[TopicPartition, int] = {}
+        self._presence = Presence(self.source, self.target, self.direction)
+        self._began_at = self._looked_at = time.monotonic()
+
+    def _read_by_query(self) -> dict[str, int]:
+        return {place.topic: offset for place, offset in self.read.items()}
 
 
 @functools.cache

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
-from tests.simulator import cuts, isis, retention, sites_schedule
+from tests.simulator import cuts, isis, retention
 from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, group, hub
+from tests.world import agreeing, group, hub, mesh_history
 from tests.world import membership as members
 
 FEATURES = {
@@ -81,13 +81,14 @@ def a_group(seed: int) -> set[str]:
 
 
 def mesh(seed: int) -> set[str]:
-    shape, _, actions = sites_schedule.history(seed)
+    shape, actions = (drawn := mesh_history.history(seed)).shape, drawn.actions
     kinds = {kind for kind, _ in actions}
-    return on(
+    return {POWERS[power] for power in shape.powers} | on(
         views=shape.joining,
         flush=shape.flush,
         counts=shape.later,
-        retention={"retention", "relayed_retention"} & kinds,
+        purge="purge" in kinds,
+        retention="relayed_retention" in kinds,
         ledger="ledger" in kinds,
         files={"roll_out", "change_links", "new_site", "retire"} & kinds,
         closed="settings" in kinds and shape.joining,

@@ -13,10 +13,8 @@ from tests.simulator import (
     isis,
     isis_mutations,
     log_mutations,
-    mesh_mutations,
     orders_mutations,
     retention,
-    sites_schedule,
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.simulator.orders import Orders
@@ -31,20 +29,9 @@ from tests.world import (
     hub_mutations,
     membership,
     membership_mutations,
+    mesh,
+    mesh_mutations,
 )
-
-
-def mesh_of(seed: int, mutation: Mutation) -> sites_schedule.MeshHistory:
-    return sites_schedule.history(seed, busy="busy" in mutation.needs)
-
-
-def run_mesh(seed: int, mutation: Mutation) -> list[Anomaly]:
-    return sites_schedule.run(mesh_of(seed, mutation), mutation)
-
-
-def explain_mesh(seed: int, mutation: Mutation, anomaly: str) -> str:
-    """Return the shortest history that still breaks the same."""
-    return sites_schedule.describe(sites_schedule.shrink(mesh_of(seed, mutation), anomaly, mutation), anomaly)
 
 
 def run_orders(seed: int, mutation: Mutation) -> list[Anomaly]:
@@ -81,7 +68,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
         Simulation(
             "group", "groups with one sequencer at a time", group.run, group_mutations.MUTATIONS, 200, group.explain
         ),
-        Simulation("sites", "meshes of sites", run_mesh, mesh_mutations.MUTATIONS, 60, explain_mesh),
+        Simulation("sites", "meshes of sites", mesh.run, mesh_mutations.MUTATIONS, 60, mesh.explain),
         Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60, hub.explain),
         Simulation(
             "membership",

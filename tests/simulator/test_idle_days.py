@@ -25,9 +25,11 @@ from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, JOIN, Partition
+from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS
 from tests.relay.carrying import Carrier, relays_in_memory
-from tests.simulator.rules import Rules
-from tests.simulator.sites import ROUND_MS, Mesh, MeshShape
+from tests.world.mesh import ROUND_MS, playing
+from tests.world.mesh_history import BY_ROWS, MeshHistory, MeshShape
+from tests.world.mesh_sites import state_of
 
 HOURS = 24
 STEP_S = 10
@@ -151,26 +153,27 @@ def test_a_day_of_an_idle_hub_is_flat() -> None:
 @pytest.mark.slow
 def test_a_day_of_an_idle_mesh_is_flat() -> None:
     """No record goes round: a site's snapshot, which its links carry as a gap, makes no entry at another site."""
-    mesh = Mesh(MeshShape("ab", ("ab",), joining=1), Rules(columns=False))
-    mesh.heal()
-    for site in mesh.sites.values():
-        mesh.change_settings(site, suspect_after_ms=6_000 * STEP_S)
-    stands = {name: len(site.broker.data) for name, site in mesh.sites.items()}
-    costs: dict[str, list[Cost]] = {name: [] for name in stands}
-    for _ in range(HOURS):
-        for _ in range(3_600 // STEP_S):
-            mesh.now_ms += 1_000 * STEP_S - ROUND_MS
-            mesh._heal_once([])
-        for name, site in mesh.sites.items():
-            state, found = mesh._state(name), site.broker.data[stands[name] :]
-            stands[name] += len(found)
-            assert len(state.membership.members) == 1, "nobody was missed"
-            for place, log in enumerate(site.broker.forward):  # considered records are purged, as by `abcast maintain`
-                considered = state.positions[Partition(*site.broker.topics[place])]
-                log.drop(considered)
-                log.records[:considered] = [None] * considered
-            size = sum(len(record.payload) + len(str(record)) for record in found)
-            costs[name].append(Cost(len(found), size, len(state.to_bytes()), objects()))
-    assert mesh.problems == []
+    shape = MeshShape("ab", ("ab",), joining=1)
+    with playing(MeshHistory(1, shape, SNAPSHOT_EVERY_RECORDS, BY_ROWS, ())) as world:
+        world.settle()
+        for site in world.sites.values():
+            world.change_settings(site, suspect_after_ms=6_000 * STEP_S)
+        ends = {name: len(site.data) for name, site in world.sites.items()}
+        costs: dict[str, list[Cost]] = {name: [] for name in ends}
+        for _ in range(HOURS):
+            for _ in range(3_600 // STEP_S):
+                world.actors.pass_time(1_000 * STEP_S - ROUND_MS)
+                world.settle_once()
+            for name, site in world.sites.items():
+                state, found = state_of(site.jobs[0]), site.data[ends[name] :]
+                ends[name] += len(found)
+                assert len(state.membership.members) == 1, "nobody was missed"
+                for place, log in site.kafka.topics.partitions.items():  # as `abcast maintain` purges FORWARD
+                    considered = state.positions.get(Partition(*place), 0)
+                    site.kafka.topics.drop(place.topic, considered)
+                    log[:considered] = [None] * considered  # type: ignore[list-item]
+                size = sum(len(record.payload) + len(str(record)) for record in found)
+                costs[name].append(Cost(len(found), size, len(state.to_bytes()), objects()))
+        assert world.anomalies == []
     for hours in costs.values():
         assert_flat(hours, most_entries=2, most_bytes=4_000)

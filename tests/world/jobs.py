@@ -48,6 +48,8 @@ class Job(Sequencers):
         self.site, self.topics = options.site, options.connection.topics
         self.cut: int | None = None
         """The records of the next write until it is killed."""
+        self.rest: list[Output] = []
+        """The records of a write that were not written when it was killed."""
         self.later = 0
         """The seqnos of a record of a later kind that the next batch writes; 0 if it writes none."""
         state = JobState(TopicFinder(options.connection), SuspendedGroups("sequence"))
@@ -111,6 +113,7 @@ class _Writer(Writer):
             if sent.is_done and place not in self._first:
                 self._first[place] = logs[place][sent.value.offset]
         if len(every) > len(written.sent):
+            self._job.rest = every[len(written.sent) :]
             raise Killed
         return written
 

@@ -8,15 +8,17 @@ from typing import Any
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
+from connectors.relay.job import Relay
 from connectors.relay.link_start import SessionStart
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SKIP, Data, Forward
 from ordering.checker.anomalies import DUPLICATE, LOST
+from ordering.sequencer import links
 from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from tests.simulator.mutation import Mutation
-from tests.simulator.rules import Rules
-from tests.world.group import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 from tests.world.group_mutations import EpochBlindReader
+from tests.world.mesh_actions import CIRCLE, STUCK, UNKNOWN_MESSAGE, WRONG_STATE, at_the_end
+from tests.world.mesh_history import BUSY, LATER, TALK
 
 
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:
@@ -56,11 +58,6 @@ def take_what_is_known(table: LinkTable, record: Forward) -> bool:
     return TAKE(table, record)
 
 
-def begin_at_the_end(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> SessionStart:
-    """A relay begins at the end of DATA, wherever the neighbour's rows are."""
-    return SessionStart(here.end(), here.state())
-
-
 def beginning_of_data(here: DataLog, _end: int) -> SessionStart | None:
     """Try the beginning of DATA last, where the state is unknown."""
     return SessionStart(0, here.state(0)) if here.beginning() == 0 else None
@@ -79,10 +76,9 @@ def carry_with_own_seqno(record: Data, source: str, session: int, carries: Calla
     return carry(replace(record, link=link), source, session, carries)
 
 
-def no_skips(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord | None:
+def no_skips(*of: Any) -> list[CarriedRecord]:
     """Only messages and views are carried."""
-    said = carry(record, source, session, carries)
-    return None if said.kind == SKIP else said
+    return [said for said in CARRY_EACH(*of) if said.kind != SKIP]
 
 
 def note_nothing(_table: LinkTable, _record: Data) -> None:
@@ -101,6 +97,11 @@ def known_sites_only(sites: Sites, direction: Direction, origin: str) -> bool:
     return origin != direction.target and sites.next_hop(direction.target, origin) == direction.source
 
 
+def no_site(_relay: Relay, _found: Any = ()) -> set[str]:
+    """The target's Kafka has no site."""
+    return set()
+
+
 class GreedyLinkReader(Reader):
     """Takes records behind a hole."""
 
@@ -112,46 +113,42 @@ class GreedyLinkReader(Reader):
         return verdict
 
 
-TAKE = LinkTable.take
+TAKE, CARRY_EACH = LinkTable.take, links.carry_each
 _TAKE, _NOTE = "ordering.sequencer.links.LinkTable.take", "ordering.sequencer.links.LinkTable.note"
-_CARRY, _READER = "ordering.sequencer.links.carry", "ordering.sequencer.links.Reader"
-_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connectors.kafka.connection.sites.Sites.carries"
+_CARRY, _CARRY_EACH = "ordering.sequencer.links.carry", "ordering.sequencer.links.carry_each"
+_READER, _BEGIN = "ordering.sequencer.links.Reader", "connectors.relay.mesh.find_session_start"
+_CARRIES = "connectors.kafka.connection.sites.Sites.carries"
 MUTATIONS = (
     Mutation(
         "any-start",
         "The sequencer accepts every link-start",
         LOST,
         (("ordering.sequencer.links.covers", any_start),),
-        from_seed=230,
     ),
     Mutation(
         "any-session",
         "The sequencer counts a link's records of any session",
         LOST,
         ((_TAKE, take_of_any_session),),
-        from_seed=540,
-        rules=Rules(columns=False),
-        needs=("busy",),
+        needs=(BUSY,),
     ),
     Mutation(
         "no-reading-rule",
         "The sequencer takes every record above its origin's row, behind holes and seals, too",
         LOST,
         ((_TAKE, take_without_reading),),
-        rules=Rules(columns=False),
     ),
     Mutation(
         "no-origin-row",
         "The sequencer takes a message again that its origin's row has",
         DUPLICATE,
         ((_TAKE, take_what_is_known),),
-        rules=Rules(columns=False),
     ),
     Mutation(
         "begin-at-the-end",
         "A relay begins at the end of DATA, wherever the neighbour's rows are",
         LOST,
-        ((_BEGIN, begin_at_the_end),),
+        ((_BEGIN, at_the_end),),
     ),
     Mutation(
         "begin-with-a-lie",
@@ -163,29 +160,27 @@ MUTATIONS = (
         "one-skip",
         "A relay writes one skip for a record of a later kind that takes several seqnos",
         LOST,
-        (("ordering.sequencer.links.carry_each", one_skip),),
-        needs=("later",),
+        ((_CARRY_EACH, one_skip),),
+        needs=(LATER,),
     ),
     Mutation(
         "no-skips",
         "A relay writes no skip for a record that is no message",
         LOST,
-        (("ordering.sequencer.links.carry", no_skips),),
+        ((_CARRY_EACH, no_skips),),
     ),
     Mutation(
         "epoch-ignored",
         "The sequencer takes a link's records from behind a seal",
         UNKNOWN_MESSAGE,
         ((_READER, EpochBlindReader),),
-        from_seed=35,
-        rules=Rules(columns=False),
+        from_seed=20,
     ),
     Mutation(
         "ahead",
         "The sequencer takes a link's records from behind a hole",
         LOST,
         ((_READER, GreedyLinkReader),),
-        rules=Rules(columns=False),
     ),
     Mutation(
         "rows-forgotten", "A successor forgets the rows of links and origins", WRONG_STATE, ((_NOTE, note_nothing),)
@@ -202,12 +197,18 @@ MUTATIONS = (
         "A relay drops messages of an origin that its sites' file lacks",
         LOST,
         ((_CARRIES, known_sites_only),),
-        from_seed=35,
     ),
     Mutation(
         "beginning-only",
         "A relay does not look for the oldest snapshot",
         STUCK,
         (("connectors.relay.link_start._oldest", beginning_of_data),),
+    ),
+    Mutation(
+        "carried-back",
+        "A relay carries a letter or a cast back to a Kafka where it has been",
+        CIRCLE,
+        (("connectors.relay.job.Relay.in_kafka_of_target", no_site),),
+        needs=(TALK,),
     ),
 )
