@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -39,8 +40,7 @@ def read_dead_letters(
     """
     topic = str(Topic(group, "dead-letter", site))
     partition = TopicPartition(topic, 0)
-    consumer = connection.consumer()
-    try:
+    with closing(connection.consumer()) as consumer:
         with connection.reachable():
             if not consumer.partitions_for_topic(topic):
                 raise topic_missing(topic, group, site)
@@ -54,5 +54,3 @@ def read_dead_letters(
         for record in read_range(connection, consumer, partition, beginning, end):
             source, reason, headers = decode_dead_letter(record.headers)
             yield StoredLetter(record.offset, record.timestamp, source, reason, record.key, record.value, headers)
-    finally:
-        consumer.close()

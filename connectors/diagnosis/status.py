@@ -156,15 +156,14 @@ def read_status(
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
     topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
-    consumer = connection.consumer()
-    try:
+    with closing(connection.consumer()) as consumer:
         forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
         signs = read_signs(connection, [group], site, forward)
         with DataLog(connection, group, site) as data:
             # A copy's sequencer is elsewhere: the offsets that it has considered are not visible here.
             is_copy = data.is_copy()
             sign = signs.of_groups.get(group)
-            sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            sequencer = judge(data, sign, lambda: look_again(connection, group, site))
             before = data.strays
             state = data.state()
             strays = data.strays - before
@@ -204,8 +203,6 @@ def read_status(
                 is_left_out=is_left_out(sign),
                 open_transactions=tuple(open_transactions(connection, consumer, forward)),
             )
-    finally:
-        consumer.close()
 
 
 def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:

@@ -24,7 +24,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -211,15 +211,11 @@ class Node:
             return False
         with _quiet("kafka"):
             try:
-                admin = AdminClient(bootstrap_servers=address, bootstrap_timeout_ms=int(timeout_s * 1000), **login)
+                limit_ms = int(timeout_s * 1000)
+                with closing(AdminClient(bootstrap_servers=address, bootstrap_timeout_ms=limit_ms, **login)) as admin:
+                    brokers = admin.describe_cluster()["brokers"]
             except KafkaError:
                 return False
-            try:
-                brokers = admin.describe_cluster()["brokers"]
-            except KafkaError:
-                return False
-            finally:
-                admin.close()
         return any(broker["broker_id"] == self.number and not broker.get("is_fenced", False) for broker in brokers)
 
     def failure(self, what: str, port: int) -> AbcastError:

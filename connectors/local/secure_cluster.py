@@ -20,6 +20,7 @@ import re
 import secrets
 import subprocess
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,9 @@ class SecureCluster:
                 for name, password in missing.items()
             ]
             try:
-                admin = AdminClient(bootstrap_servers=bootstrap_servers.split(","), **self.client_settings())
-                try:
+                servers = bootstrap_servers.split(",")
+                with closing(AdminClient(bootstrap_servers=servers, **self.client_settings())) as admin:
                     refused = {name: why for name, why in admin.alter_user_scram_credentials(changes).items() if why}
-                finally:
-                    admin.close()
             except KafkaError as error:
                 raise EnvironmentProblem(f"the users {', '.join(missing)} could not be added: {error!r}.") from error
             if refused:

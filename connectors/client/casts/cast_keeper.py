@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -177,7 +178,5 @@ def settled_in(connection: Connection, group: str, site: str, seqno: int) -> dic
         while cursor.position < end:
             yield from map(ordered, cursor.poll(_POLL_S))
 
-    try:
+    with closing(cursor):
         return settled_since(newcomer(state, 0), records())
-    finally:
-        cursor.close()
