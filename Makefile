@@ -55,6 +55,7 @@ simulate: setup ## run SEEDS=1000 simulated histories with crashes through the c
 	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulator --casts --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulator --cuts --seeds $$(($(SEEDS) / 5)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --retention --seeds $$(($(SEEDS) / 2)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)

@@ -19,7 +19,7 @@ from tests.simulator import cuts, isis, retention
 from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, group, hub, mesh_history
+from tests.world import agreeing, casts, group, hub, mesh_history
 from tests.world import membership as members
 
 FEATURES = {
@@ -57,6 +57,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
     "membership": frozenset({"views", "takeover", "retention", "purge", "outbox"}),
     "orders": frozenset({"casts", "views", "flush"}),
+    "casts": frozenset({"casts", "views", "takeover"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
     "retention": frozenset({"takeover", "two", "ledger", "purge"}),
     "isis": frozenset({"isis", "views"}),
@@ -115,6 +116,18 @@ def orders(seed: int) -> set[str]:
     )
 
 
+def sending(seed: int) -> set[str]:
+    with casts.playing(seed) as world:
+        powers = world.sites["n"].kafka.powers
+        return {POWERS[power] for power in powers} | on(
+            flush=world.has_flush,
+            hostile=world.lies,
+            outbox=world.has_outboxes,
+            retention=powers,
+            hub=len(world.sites) > 1,
+        )
+
+
 def cut(seed: int) -> set[str]:
     with cuts.playing(seed) as world:
         return on(ledger=world.has_ledger, counts=world.later)
@@ -153,6 +166,7 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "hub": a_hub,
     "membership": membership,
     "orders": orders,
+    "casts": sending,
     "cuts": cut,
     "retention": retained,
     "isis": processes,

@@ -22,6 +22,7 @@ SEEDS: dict[str, Sequence[int]] = {
     "retention": (0, 1),
     "membership": (0, 2),
     "orders": (0, 1),
+    "casts": (1, 3),
     "hub": (0, 1),
     "cuts": (0, 1),
     "isis": (0, 1),

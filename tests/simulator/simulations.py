@@ -21,6 +21,8 @@ from tests.simulator.orders import Orders
 from tests.world import (
     agreeing,
     agreeing_mutations,
+    casts,
+    casts_mutations,
     group,
     group_mutations,
     groups,
@@ -80,6 +82,14 @@ SIMULATIONS: Mapping[str, Simulation] = {
         ),
         Simulation(
             "orders", "histories of fifo, causal and total messages", run_orders, orders_mutations.MUTATIONS, 200
+        ),
+        Simulation(
+            "casts",
+            "histories of members that send in all orders, as they ship",
+            casts.run,
+            casts_mutations.MUTATIONS,
+            60,
+            casts.explain,
         ),
         Simulation("cuts", "histories of logs that are cut and made anew", cuts.run, log_mutations.CUTS, 100),
         Simulation(

@@ -1,0 +1,41 @@
+"""Members that send in all orders, as they ship, in a world: seeds keep the promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulator.seeds import blocks
+from tests.world import casts
+
+SEEDS = 1_000
+FAST_SEEDS = 10
+SEEDS_WITH_ALL_THAT_IS_RARE = 120
+
+
+def check(seeds: range) -> Counter[str]:
+    """Run them; return how often everything has happened in them."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        with casts.playing(seed) as world:
+            assert world.run() == [], f"python -m tests.simulator --casts --seed {seed}"
+            seen += world.seen
+    return seen
+
+
+def test_every_order_holds() -> None:
+    check(range(FAST_SEEDS))
+
+
+@pytest.mark.slow
+def test_what_is_rare_does_happen() -> None:
+    seen = check(range(SEEDS_WITH_ALL_THAT_IS_RARE))
+    rare = "killed", "left", "put out", "away", "retention", "began with a state", "died serving", "found a lie"
+    assert {name for name in rare if not seen[name]} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", blocks(SEEDS_WITH_ALL_THAT_IS_RARE, 200, SEEDS))
+def test_every_order_holds_for_long(seeds: range) -> None:
+    check(seeds)

@@ -1,0 +1,167 @@
+"""The client's threads in a world: none of them runs. Their loops take a turn when the world says so.
+
+`Parked` takes the place of `threading.Thread`. A loop that asks `Turns` whether to stop ends after
+one turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from connectors.client.incarnation.callbacks import Callback, Callbacks
+from connectors.client.incarnation.rejoin import Rejoin
+from connectors.client.tail.cast_hub import CastHub
+from connectors.client.tail.cast_reader import CastReader
+from connectors.client.tail.heartbeats import Heartbeats
+from connectors.client.tail.log_tailer import LogTailer
+from connectors.client.tail.merged_log import MergedLog
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.effective import Effective
+
+MODULES = ("client.tail.cast_hub", "client.tail.cast_reader", "client.tail.log_tailer", "client.deliveries.deliveries")
+"""The modules of the package `connectors` with a POLL_S."""
+
+
+class Parked:
+    """A thread that does not run."""
+
+    def __init__(
+        self, target: Callable[..., object], args: Sequence[Any] = (), name: str = "", *, daemon: bool = True
+    ) -> None:
+        self.target, self.args = target, args
+
+    def start(self) -> None:
+        """Wait for the world."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Return at once."""
+
+
+PARKED = (LogTailer, CastHub, CastReader, Heartbeats, Rejoin)
+"""The parts of a client that start a thread."""
+
+
+class Turns(threading.Event):
+    """An event that is set at its second look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+
+    def is_set(self) -> bool:
+        """Whether the turn is over."""
+        self._looks += 1
+        return self._looks > 1
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once."""
+        return True
+
+
+class Tailer(LogTailer):
+    """A tailer without a thread."""
+
+    _is_over = threading.Event()
+
+    def turn(self) -> None:
+        """Read on, and call the subscriptions."""
+        if self._thread is not None and not self.has_failed:
+            self._is_over = threading.Event()
+            self._run(self._thread.args[0], self._is_over)  # type: ignore[attr-defined]
+
+    def _notify(self, records: Sequence[Effective]) -> None:
+        self._is_over.set()
+        super()._notify(records)
+
+    def _start_anew(self, cursor: DataCursor, *others: Any) -> DataCursor:
+        self._thread.args = (super()._start_anew(cursor, *others), self._stopping)  # type: ignore[union-attr]
+        fresh: DataCursor = self._thread.args[0]  # type: ignore[union-attr]
+        return fresh
+
+
+class Hub(CastHub):
+    """A hub without a thread. `log` is the one that it reads."""
+
+    @property
+    def log(self) -> MergedLog | None:
+        """The log, while the hub runs."""
+        return self._log if self._thread is not None and not self.has_failed else None
+
+    def turn(self) -> None:
+        """Read on, and tell the senders."""
+        if self.log is not None:
+            self._run(_Open(self.log), Turns())  # type: ignore[arg-type]
+
+
+class _Open:
+    """A log that the end of a turn does not close."""
+
+    def __init__(self, log: MergedLog) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+class Reader(CastReader):
+    """A reader of casts without a thread."""
+
+    def turn(self) -> None:
+        """Read on."""
+        if not self.buffer._failure:
+            self._stopping = Turns()
+            self._run()
+
+
+class Beats(Heartbeats):
+    """Heartbeats without a thread."""
+
+    def turn(self) -> None:
+        """Send the heartbeats that are due."""
+        self._closing = Turns()
+        self._run()
+
+
+class Calls(Callbacks):
+    """The calls of an application without a thread: the world makes them, the first one first."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.waiting: list[Callback] = []
+
+    def _put(self, call: Callback) -> None:
+        self.waiting.append(call)
+
+    def close(self) -> None:
+        """Make no more calls."""
+        self.waiting.clear()
+
+
+@contextmanager
+def parked() -> Iterator[None]:
+    """Let no part of a client start a thread, or wait for Kafka."""
+    real = threading.Thread
+
+    def thread(*given: Any, **options: Any) -> Any:
+        is_ours = isinstance(getattr(options.get("target"), "__self__", None), PARKED)
+        return (Parked if is_ours else real)(*given, **options)
+
+    with ExitStack() as stack:
+        for target, replacement in (
+            ("threading.Thread", thread),
+            ("connectors.client.tail.sharing.LogTailer", Tailer),
+            ("connectors.client.tail.sharing.CastHub", Hub),
+            ("connectors.client.tail.sharing.Heartbeats", Beats),
+            ("connectors.client.tail.merged_log.CastReader", Reader),
+            *((f"connectors.{module}.POLL_S", 0.0) for module in (*MODULES, "client.deliveries.merged_deliveries")),
+        ):
+            stack.enter_context(patch(target, replacement))
+        stack.enter_context(patch.dict("connectors.client.tail.sharing._open", clear=True))
+        yield
