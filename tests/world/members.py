@@ -205,18 +205,20 @@ class Process:
     def _see_its_end(self) -> None:
         """Leave, when that is ordered or in vain. A member that has stopped must have an error that explains it."""
         now, failure = self.now, self.forwarder._lifecycle.failure
-        if self.has_left and self.rejoin.old is None:
-            is_in_vain = now.settings.closed or not self.forwarder.has_pending
-            if now.phase is Part.GONE or (now.joined_at is None and is_in_vain):
-                self.forwarder.tell(Asked(Cause.CLOSE))
-                self._make_calls()
-                self.die()
-        elif failure is not None and self.rejoin.old is None:
+        if self.rejoin.old is not None:
+            return
+        if failure is not None:
             if isinstance(failure, HistoryUnavailable | Superseded):
                 raise failure
             is_illegal = isinstance(failure, ProtocolViolation)
             self.world.blame(ILLEGAL if is_illegal else ENDED, f"{self.life}: {failure}")
             self.die()
+        elif self.has_left:
+            is_in_vain = now.settings.closed or not self.forwarder.has_pending
+            if now.phase is Part.GONE or (now.joined_at is None and is_in_vain):
+                self.forwarder.tell(Asked(Cause.CLOSE))
+                self._make_calls()
+                self.die()
 
     # --- the application ---
 
