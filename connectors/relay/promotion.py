@@ -40,8 +40,8 @@ from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act, act_header, act_of_this_user
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.relay.copy_beginning import check_beginning, let_it_join_again
+from ordering.base import reader
 from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing, UsageError
-from ordering.base.reader import epoch_of
 from ordering.base.records import EPOCH, STRAY
 from ordering.sequencer.sequencer import seal
 from ordering.sequencer.state import SequencerState
@@ -280,16 +280,5 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
 
 
 def first_difference(one: SequencerState, other: SequencerState) -> int | None:
-    """Return the first seqno that two logs have from different epochs, or from which on they differ; None without one.
-
-    An epoch is one sequencer's, and begins with one seqno. So records of the same epoch are the same in both logs, and
-    a log in which the epoch begins later has other messages before it.
-    """
-    begins = ({seal.epoch: seal.first_seqno for seal in state.seals} for state in (one, other))
-    ours, theirs = begins
-    found = {min(ours[epoch], theirs[epoch]) for epoch in ours.keys() & theirs if ours[epoch] != theirs[epoch]}
-    for seqno in {*ours.values(), *theirs.values()}:
-        decided = {epoch_of(one.seals, seqno), epoch_of(other.seals, seqno)} - {0}  # 0: not known
-        if seqno <= min(one.seqno, other.seqno) and len(decided) > 1:
-            found.add(seqno)
-    return min(found, default=None)
+    """Return the first seqno from which on two logs differ; None without one (`ordering.base.reader`)."""
+    return reader.first_difference(one.seals, other.seals, min(one.seqno, other.seqno))

@@ -44,6 +44,21 @@ def epoch_of(seals: Sequence[Seal], seqno: int) -> int:
     return max((seal.epoch for seal in seals if seal.first_seqno <= seqno), default=0)
 
 
+def first_difference(ours: Sequence[Seal], theirs: Sequence[Seal], last: int) -> int | None:
+    """Return the first seqno that two logs have from different epochs, or from which on they differ; None without one.
+
+    An epoch is one sequencer's, and begins with one seqno. So records of the same epoch are the same in both logs, and
+    a log in which the epoch begins later has other messages before it. `last`: the last seqno that both logs have.
+    """
+    begins, others = ({seal.epoch: seal.first_seqno for seal in seals} for seals in (ours, theirs))
+    found = {min(begins[epoch], others[epoch]) for epoch in begins.keys() & others if begins[epoch] != others[epoch]}
+    for seqno in {*begins.values(), *others.values()}:
+        decided = {epoch_of(ours, seqno), epoch_of(theirs, seqno)} - {0}  # 0: not known
+        if seqno <= last and len(decided) > 1:
+            found.add(seqno)
+    return min(found, default=None)
+
+
 def with_seal(seals: Sequence[Seal], seal: Seal) -> tuple[Seal, ...]:
     """Return the seals with `seal`, less any other with the same first seqno: its epoch has decided nothing.
 

@@ -34,7 +34,7 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST, follow, known
 from ordering.base.kinds import HEARD_KINDS, HEARD_OF_RELAYS, LINK_KINDS, NEWER_KINDS, NEXT_KINDS
 from ordering.base.names import is_address, is_relay
-from ordering.base.reader import Reader, Seal, Verdict, with_seal
+from ordering.base.reader import Reader, Seal, Verdict, first_difference, with_seal
 from ordering.base.records import (
     ENTRY,
     EPOCH,
@@ -329,7 +329,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
 
     Only effective records count (`ordering.base.reader`). An empty state takes the snapshot that the records begin
     with, which must be in force at its place. Any later snapshot counts only at its own seqno: a failed attempt of the
-    same epoch may have repeated an old snapshot, or written one after losing DATA before it.
+    same epoch may have repeated an old snapshot, or written one after losing DATA before it. Nor does a snapshot count
+    that has other epochs before its seqno: two homes have filled a copy, and its state keeps the difference.
     Raises LaterVersion at a seal or snapshot that only later versions know, ProtocolViolation for a snapshot that can't
     be read, and the errors of `fold` for DATA that no sequencer writes.
     """
@@ -345,7 +346,9 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             continue
         if verdict is Verdict.CONTROL and record.payload:
             snapshot_state = SequencerState.from_bytes(record.payload)
-            if snapshot_state.seqno != reader.last_seqno and not base_expected:
+            at = snapshot_state.seqno
+            is_other = at != reader.last_seqno or first_difference(seals, snapshot_state.seals, at) is not None
+            if is_other and not base_expected:
                 continue
             state, reader = snapshot_state, Reader(record.epoch, snapshot_state.seqno)
             counted = state.counted

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kafka.errors import KafkaError
+
 from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.bootstrap import bootstrap
@@ -143,7 +145,7 @@ class HubHomes(HubActions):
         self.stop_relays(name)
         with tempfile.TemporaryDirectory() as directory:
             ledger = write_ledger(Path(directory) / "ledger", self.sites[source].in_ledger(), GROUP)
-            with self.actors.acting(OPERATOR), self.unanswered(unanswered), suppress(AbcastError):
+            with self.actors.acting(OPERATOR), self.unanswered(unanswered), suppress(AbcastError, KafkaError):
                 try:
                     bootstrap(self.file_of(source), GROUP, ledger, Direction(source, name))
                 except UsageError as error:
@@ -222,6 +224,8 @@ class HubHomes(HubActions):
             except UsageError as error:
                 self.note_error(OPERATOR, error)
                 self.is_promoting = "from a ledger first" in str(error)
+                if "begins in the middle" in str(error):
+                    self.refused.add(home)
                 if self.is_promoting:
                     others = [site for site in self.sites.values() if site.name != home]
                     self.lacking[home] = max(others, key=lambda site: site.delivered).name
@@ -233,6 +237,9 @@ class HubHomes(HubActions):
         """Promote the site, from a ledger if need be; whether that is done."""
         self.newest, self.is_promoting = self.file_of(home), True
         self.promote()
+        if home in self.refused:
+            self.rejoin(home)
+            self.promote()
         if home in self.lacking:
             self.bootstrap(home)
             self.promote()

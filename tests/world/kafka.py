@@ -5,11 +5,11 @@ retention, or an operator's DeleteRecords; `Log.truncate` loses a tail, which a 
 `WorldKafka.make_anew` deletes all topics and creates them again. A log keeps the records that retention has dropped,
 for the checks.
 
-A write to a partition that is away stays on its way until the partition is back, or its producer is closed. Behind a
-record that a topic's limit refuses, a producer writes nothing more. A share of writes may get no answer, whether Kafka
-has the record or not (`WorldKafka.unanswered`). A consumer of the engine's loop gets some of the records, as the
-world's dice say. An actor does not reach a site from which it is cut off, and may be killed or paused at any call
-(`tests.world.actors`).
+A write to a partition that is away stays on its way until the partition is back, or its producer is closed. A share of
+writes may get no answer, whether Kafka has the record or not (`WorldKafka.unanswered`). Behind such a record, or one
+that a topic's limit refuses, a producer writes nothing more. A consumer of the engine's loop gets some of the records,
+as the world's dice say. An actor does not reach a site from which it is cut off, and may be killed or paused at any
+call (`tests.world.actors`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.transport import PlainRecord
@@ -189,23 +189,25 @@ class _Producer(MemoryProducer):
     def __init__(self, kafka: WorldKafka, settings: dict[str, Any]) -> None:
         super().__init__(kafka.topics, {**PRODUCER_SETTINGS, **settings})
         self._world = kafka
-        self._refused: set[TopicPartition] = set()
+        self._stopped: dict[TopicPartition, KafkaError] = {}
+        """The partitions behind a failed record, with its error."""
 
     def send(self, topic: str, *args: Any, **options: Any) -> MemoryFuture:
         self._world.actors.call(writes=True)
         place = TopicPartition(topic, options.get("partition") or 0)
+        if place not in self._stopped:
+            is_unanswered = self._world.is_unanswered()
+            if is_unanswered:
+                self._stopped[place] = KafkaTimeoutError("nobody knows whether it was written")
+            if not is_unanswered or not self._world.is_lost():
+                try:
+                    sent = super().send(topic, *args, **options)
+                except TooLarge:
+                    self._stopped[place] = MessageSizeTooLargeError()
+            if place not in self._stopped:
+                return sent
         failed = MemoryFuture(place)
-        if self._world.is_unanswered():
-            failed.fail(KafkaTimeoutError("nobody knows whether it was written"))
-            if not self._world.is_lost() and place not in self._refused:
-                super().send(topic, *args, **options)
-            return failed
-        if place not in self._refused:
-            try:
-                return super().send(topic, *args, **options)
-            except TooLarge:
-                self._refused.add(place)
-        failed.fail(MessageSizeTooLargeError())
+        failed.fail(self._stopped[place])
         return failed
 
     def close(self, timeout: float | None = None) -> None:

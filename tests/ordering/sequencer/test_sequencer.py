@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST, NEWEST
-from ordering.base.reader import Reader, Seal, Verdict
+from ordering.base.reader import Reader, Seal, Verdict, first_difference
 from ordering.base.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.membership.membership import NO_MEMBERS, NOT_A_MEMBER, ReceivedRow
 from ordering.membership.settings import Settings
@@ -300,3 +300,29 @@ def test_a_snapshot_of_another_format_is_refused() -> None:
     old = gzip.compress(json.dumps(body | {"format": min(SNAPSHOTS) - 1}).encode())
     with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read: it is of format 3"):
         SequencerState.from_bytes(old)
+
+
+@given(logs(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.booleans())
+def test_a_copy_that_two_homes_fill_shows_the_difference(
+    log: Log, late: int, again: int, starts: int, snaps: bool
+) -> None:
+    """The old home brings more before the epoch of the new one comes, whose snapshots count as many seqnos."""
+    before, written = run(opened(), [log])
+
+    def messages(state: SequencerState, count: int, sender: str) -> tuple[SequencerState, list[Data]]:
+        state, found = run(state, [[forward(n, sender, offset=1_000 + n) for n in range(1, count + 1)]])
+        return state, found
+
+    _, of_old = messages(before, late, "s/old")
+    state, of_new = before, list[Data]()
+    for start in range(starts):
+        state = absorb(state, [seal(2 + start)])
+        of_new += [seal(2 + start), snapshot(state)]
+        state, decided = messages(state, again, f"s/new{start}")
+        of_new += decided + ([snapshot(state)] if snaps else [])
+    home = absorb(SequencerState("g"), [seal(1), *written, *of_new])
+    copy = absorb(SequencerState("g"), [seal(1), *written, *of_old, *of_new])
+    reader = Reader()
+    taken = [each for each in (seal(1), *written, *of_old, *of_new) if reader.judge(each) is Verdict.TAKE]
+    if copy.seqno >= home.seqno or taken[-1].epoch > 1:  # else it lacks what the new home has, and gets no more
+        assert first_difference(copy.seals, home.seals, min(copy.seqno, home.seqno)) == before.seqno + 1
