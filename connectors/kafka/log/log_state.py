@@ -98,7 +98,7 @@ def _is_own_snapshot(data: Data, epochs: Epochs) -> bool:
 
 
 def _is_contradicted(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
-    """Whether records before a snapshot have a higher epoch, or those of its epoch do not lead to its seqno.
+    """Whether records before a snapshot have a higher epoch, or its own epoch's records do not lead to its seqno.
 
     They have no gap. A seal leads to the seqno in its note. The seal itself lies at the floor of its claim, or behind.
     """
