@@ -157,6 +157,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[CastWorld]:
         world = CastWorld(seed, mutation, folder)
         for context in (relays_in_memory(), world.actors.installed(), parked()):
             stack.enter_context(context)
+        stack.enter_context(patch("secrets.randbelow", world.dice.randrange))
         stack.enter_context(patch("time.time_ns", lambda: round(time.time() * 10**9)))
         stack.enter_context(patch("connectors.client.tail.merged_log.STALL_S", STALL_S))
         stack.enter_context(patch("connectors.client.tail.merged_log.AGAIN_AFTER_S", STALL_S / 4))

@@ -171,9 +171,9 @@ class CastActions(World[CastSite]):
                     self.turn("send_in", member, order)
 
     def _start(self, most: int = MOST_MEMBERS) -> None:
-        if len(self.members) >= most:
-            return
         free = {f"{site}/{name}" for site in self.sites for name in "abcdef"} - {each.address for each in self.members}
+        if len(self.members) >= most or not free:
+            return
         left = free.intersection(message.process for message in self.judge.messages if isinstance(message.process, str))
         address = self.dice.choice(sorted(left if left and self.dice.random() < 0.5 else free))
         self.starts += 1
