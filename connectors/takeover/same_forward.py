@@ -20,7 +20,7 @@ from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Consumer
-from ordering.base.errors import AbcastError
+from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import Data, Forward, Partition
 from ordering.sequencer.state import SequencerState
 
@@ -62,8 +62,12 @@ def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
         end = int(consumer.end_offsets([place], reached={place: source.offset + 1})[place])
     if source.offset < beginning:
         return True
-    for found in read_range(data.connection, consumer, place, source.offset, min(source.offset + 1, end)):
-        forward = decode_forward(source, found.key, found.value, found.headers, found.timestamp)
+    try:
+        found = list(read_range(data.connection, consumer, place, source.offset, min(source.offset + 1, end)))
+    except HistoryUnavailable:  # since the question for the beginning
+        return True
+    for each in found:
+        forward = decode_forward(source, each.key, each.value, each.headers, each.timestamp)
         return isinstance(forward, Forward) and forward.id == record.id
     return False
 

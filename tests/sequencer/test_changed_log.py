@@ -33,8 +33,9 @@ from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.spark.job import JobOptions
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
-from connectors.takeover.same_forward import InputLost
+from connectors.takeover.same_forward import InputLost, changed_inputs
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
+from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS
 from connectors.testing.sequencer_thread import SequencerThread
@@ -159,6 +160,23 @@ def test_the_next_start_reads_another_forward_from_its_beginning_too(
         state = take_over_groups(Claimer(kafka, SITE), groups)["g"]
         assert Partition(FORWARD, 0) not in state.positions
         assert Partition(FORWARD, 0) not in log.state().positions
+
+
+def test_a_purge_during_a_start_is_no_error(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FORWARD is purged after a start has asked for its beginning, and before it reads the newest record there."""
+    order(kafka, 3)
+    ask = MemoryConsumer.end_offsets
+
+    def ask_then_purge(consumer: MemoryConsumer, places: Any, *more: Any, **others: Any) -> Any:
+        ends = ask(consumer, places, *more, **others)
+        if "reached" in others and any(".forward." in place.topic for place in ends):
+            kafka.topics.drop(FORWARD, max(ends.values()))
+        return ends
+
+    monkeypatch.setattr(MemoryConsumer, "end_offsets", ask_then_purge)
+    with DataLog(kafka, "g", SITE) as log:
+        assert changed_inputs(log, kafka.consumer(), [FORWARD], log.end()) == set()
+        assert kafka.topics.beginnings
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:

@@ -184,7 +184,7 @@ def claim_anew(
         raise ProtocolViolation("a higher epoch is before the seal.")
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=format_)
-    takeover._append_data(data, producer, snapshot(state))
+    by.opened[data.topic.group] = takeover._append_data(data, producer, snapshot(state)) + 1
     note = encode_note(Note(sealed_at + 1, epoch, state.seqno))
     takeover._append(data, producer, data.epochs.topic, (None, *note))
     return state
