@@ -257,14 +257,15 @@ class MeshActions(World[MeshSite]):
             job = self.dice.choice(site.jobs)
             if self.dice.random() < 0.5:  # it has something to write
                 sender = self.dice.choice(site.senders)
-                self.broadcast(sender)
+                for _ in range(self.dice.randint(1, 4)):
+                    self.broadcast(sender)
                 sender.send()
             if self.decide(site, job, self.dice.choice((0, 1, 2, 3, 5))):
                 return
-            at_once, behind_a_seal = self.dice.random() < 0.3, self.dice.random() < 0.3
-            if behind_a_seal:
-                self.start(site)
-            if at_once or behind_a_seal:
+            fate = self.dice.random()
+            if 0.4 < fate < 0.65:
+                self.start(site)  # its seal is before the rest
+            if fate < 0.65:
                 self._arrive(site, len(job.rest))
 
     def _do_leftover(self) -> None:
