@@ -49,17 +49,18 @@ demo: $(VENV)/.jars ## show the whole pipeline at work; ARGS="--input FILE --mem
 bench: setup ## measure throughput and latency
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-simulate: setup ## run SEEDS=1000 simulated histories with crashes through the core
-	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulator --casts --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulator --cuts --seeds $$(($(SEEDS) / 5)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --retention --seeds $$(($(SEEDS) / 2)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)
-	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ARGS)
+simulate: ONE = $(if $(SEED),--seed $(SEED)) $(if $(STORY),--story)
+simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7 one, with STORY=1 its story
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --casts --seeds $(SEEDS) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --cuts --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --retention --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock

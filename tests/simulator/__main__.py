@@ -16,6 +16,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run (default 1000)")
     parser.add_argument("--from-seed", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--story", action="store_true", help="tell the history of each seed, in the worlds that can")
     parser.add_argument("--mutation", default=NONE.name, metavar="NAME", help="break a rule of what is simulated")
     which = parser.add_mutually_exclusive_group()
     for name, simulation in SIMULATIONS.items():
@@ -40,6 +41,8 @@ def main() -> int:
             if simulation.explain is not None:
                 print(simulation.explain(seed, mutation, broken[0].name))
             return 3
+        if options.story and simulation.explain is not None:
+            print(simulation.explain(seed, mutation, ""))
     seconds = time.perf_counter() - started
     print(f"{len(seeds)} seeds kept every promise ({len(seeds) / seconds:.0f} seeds/s).")
     return 0

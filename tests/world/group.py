@@ -665,6 +665,9 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
 
 
 def explain(seed: int, mutation: Mutation, name: str) -> str:
-    """Return the shortest history that still breaks the same, event by event."""
-    shortest = shrink(history(seed, mutation), name, mutation)
+    """Return the shortest history that still breaks the same, event by event; the whole one without a name."""
+    whole = history(seed, mutation)
+    if not name:
+        return "\n".join(play(whole, mutation)[1])
+    shortest = shrink(whole, name, mutation)
     return "\n".join([f"{name} needs no more than this ({shortest.shape}):", *play(shortest, mutation)[1]])

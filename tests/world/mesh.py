@@ -342,13 +342,13 @@ def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
 
 
 def explain(seed: int, mutation: Mutation, anomaly: str) -> str:
-    """Return the shortest history that still breaks the same, event by event."""
+    """Return the shortest history that still breaks the same, event by event; the whole one without an anomaly."""
     what = history(seed, mutation)
 
     def fails(actions: Sequence[tuple[str, int]]) -> bool:
         return any(found.name == anomaly for found in play(what._replace(actions=tuple(actions)), mutation))
 
-    shortest = what._replace(actions=tuple(drop_actions(what.actions, fails)))
+    shortest = what._replace(actions=tuple(drop_actions(what.actions, fails))) if anomaly else what
     with playing(shortest, mutation) as world:
         world.run(shortest.actions)
     return "\n".join([f"{what.shape}, a snapshot every {what.snapshot_every} records:", *world.story])
