@@ -344,14 +344,14 @@ MUTATIONS = (
         "A sequencer notes the floor after its claim",
         (DIVERGENT, WRONG_STATE),
         ((_CLAIM, floor_last), ("connectors.takeover.survey.check_reach", lambda *_: None)),
-        from_seed=100,
+        from_seed=160,
     ),
     Mutation(
         "claims-before-end",
         "A sequencer reads the claims before the end of DATA",
         WRONG_STATE,
         (("connectors.kafka.log.log_state.state_at", with_old_claims),),
-        from_seed=380,
+        from_seed=470,
     ),
     Mutation(
         "snapshot-in-the-middle",
