@@ -191,6 +191,7 @@ MUTATIONS = (
         "A stranger does not notice that the group closes",
         WRONG_VIEW,
         staying(C.CLOSED, (P.STRANGER, P.JOINING)),
+        from_seed=50,
     ),
     Mutation(
         "stranded-for-good",
