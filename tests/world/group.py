@@ -665,9 +665,8 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
 
 
 def explain(seed: int, mutation: Mutation, name: str) -> str:
-    """Return the shortest history that still breaks the same, event by event; the whole one without a name."""
-    whole = history(seed, mutation)
-    if not name:
-        return "\n".join(play(whole, mutation)[1])
-    shortest = shrink(whole, name, mutation)
-    return "\n".join([f"{name} needs no more than this ({shortest.shape}):", *play(shortest, mutation)[1]])
+    """Return the shortest history that still breaks the same, event by event; without a name, the whole history."""
+    what = history(seed, mutation)
+    if name:
+        what = shrink(what, name, mutation)
+    return "\n".join([f"{name} {what.shape}:", *play(what, mutation)[1]])
