@@ -88,7 +88,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
             "histories of members that send in all orders, as they ship",
             casts.run,
             casts_mutations.MUTATIONS,
-            60,
+            200,
             casts.explain,
         ),
         Simulation("cuts", "histories of logs that are cut and made anew", cuts.run, log_mutations.CUTS, 100),

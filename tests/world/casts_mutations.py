@@ -23,13 +23,11 @@ from tests.simulator.orders_mutations import (
     CausalBeforeOwnTotal,
     DropsInsteadOfHolding,
     Forgetful,
-    Hasty,
     OneLife,
     TakesAhead,
     TakesOlder,
     TornState,
     TotalAlone,
-    lagging_hub,
 )
 from tests.world.casts_actions import NO_FLUSH, POWERS
 
@@ -100,12 +98,6 @@ MUTATIONS = (
         CAUSAL_VIOLATION,
         TotalAlone,
     ),
-    Mutation(
-        "total-before-casts-are-written",
-        "A total message does not wait until its sender's casts are written",
-        LOST,
-        ((OUTGOING, Hasty),),
-    ),
     receives("one-life", "A new incarnation continues the clock of the last one", LOST, OneLife),
     receives(
         "torn-state",
@@ -118,12 +110,6 @@ MUTATIONS = (
         "A causal cast does not wait for its sender's own broadcasts",
         CAUSAL_VIOLATION,
         ((OUTGOING, CausalBeforeOwnTotal),),
-    ),
-    Mutation(
-        "application-is-given-what-the-hub-is-not",
-        "An application gets casts that its hub skips with a view",
-        (VIEW_VIOLATION, DUPLICATE),
-        (("connectors.client.tail.cast_hub.fate_of_record", lagging_hub),),
     ),
     Mutation(
         "forgets-what-was-not-delivered",
@@ -149,12 +135,6 @@ MUTATIONS = (
         "A reader takes a cast that it has not read yet for missing",
         LOST,
         (("connectors.client.tail.cast_reader.CastReader.has_taken_all", property(lambda _: True)),),
-    ),
-    Mutation(
-        "proof-by-other-sites",
-        "A reader takes another site's cast that has not arrived for missing",
-        LOST,
-        ((f"{LOG}.MergedLog._is_own", lambda *_: True),),
     ),
     Mutation(
         "relay-counts-its-copies",
