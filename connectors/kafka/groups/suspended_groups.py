@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 @dataclass
 class _Trouble:
     """The state of one group. `why`: the trouble now; "" if it is served, since `since`. `is_served`: by another
-    sequencer. `costly`: the failures since it was healthy that each cost a claim.
+    sequencer. `costly`: the failures since it was healthy that each cost a claim. `is_costly`: the last one did.
     """
 
     why: str = ""
@@ -38,6 +38,7 @@ class _Trouble:
     since: float = 0.0
     failures: int = 0
     costly: int = 0
+    is_costly: bool = False
     throttle: LogThrottle = field(default_factory=LogThrottle)
 
 
@@ -61,7 +62,8 @@ class SuspendedGroups:
         now = time.monotonic()
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
         trouble.failures = 1 if is_new else trouble.failures + 1
-        trouble.costly = (0 if is_new else trouble.costly) + (has_claimed and not error.retriable)
+        trouble.is_costly = has_claimed and not error.retriable
+        trouble.costly = (0 if is_new else trouble.costly) + trouble.is_costly
         trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
         trouble.is_served = isinstance(error, Fenced)
         if is_new:
@@ -76,7 +78,7 @@ class SuspendedGroups:
         if trouble is None or not trouble.why:
             return True
         wait_s = self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
-        if trouble.costly > len(self._waits_s):
+        if trouble.is_costly and trouble.costly > len(self._waits_s):
             wait_s = max(wait_s, min(wait_s * 2 ** min(trouble.costly - len(self._waits_s), 30), LONGEST_WAIT_S))
         return time.monotonic() - trouble.since >= wait_s
 

@@ -9,7 +9,7 @@ import pytest
 
 from connectors.kafka.groups.retrying import HEALTHY_S
 from connectors.kafka.groups.suspended_groups import LONGEST_WAIT_S, WAITS_S, SuspendedGroups
-from ordering.base.errors import AbcastError, BrokerUnreachable, Disagreement
+from ordering.base.errors import AbcastError, BrokerUnreachable, Disagreement, Fenced
 
 DAY_S = 86_400
 
@@ -55,3 +55,13 @@ def test_claims_without_an_effect_become_rare(
     now[0] += HEALTHY_S
     began = now[0]
     assert tries(suspended, now, error, has_claimed=has_claimed)[0] - began == WAITS_S[0]
+
+
+@pytest.mark.parametrize("error", [BrokerUnreachable("a broker restarts."), Fenced("another one takes over.")])
+def test_a_failure_that_cost_no_claim_is_tried_again_soon(now: list[float], error: AbcastError) -> None:
+    """A group's right is given at last. The next try meets a broker that restarts, or another sequencer."""
+    suspended = SuspendedGroups("sequence")
+    tries(suspended, now, Disagreement("it can't go on."), has_claimed=True)
+    suspended.suspend("g", error)
+    now[0] += WAITS_S[-1]
+    assert suspended.is_due("g")
