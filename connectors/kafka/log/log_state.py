@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from connectors.kafka.connection.ranges import windows_back
@@ -100,26 +99,29 @@ def _is_own_snapshot(data: Data, epochs: Epochs) -> bool:
 def _is_contradicted(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
     """Whether records before a snapshot have a higher epoch, or its own epoch's records do not lead to its seqno.
 
-    They have no gap. A seal leads to the seqno in its note. The seal itself lies at the floor of its claim, or behind.
+    They begin with the seal, at the floor of its claim or behind, and have no gap. A seal leads to the seqno in its
+    note. At most two snapshots are decoded: an idle group's log has little else.
     """
     snapshot = records[index].data
-    own = [stored for stored in records[:index] if stored.data.seqno or stored.data.kind == EPOCH]
-    if any(stored.data.epoch > snapshot.epoch for stored in own):
+    before = [stored for stored in records[:index] if stored.data.seqno or stored.data.kind == EPOCH]
+    if any(stored.data.epoch > snapshot.epoch for stored in before):
         return True
-    own = [stored for stored in own if stored.data.epoch == snapshot.epoch]
-    numbered = [stored.data for stored in own if stored.data.seqno]
-    if any(later.seqno > data.seqno + data.count for data, later in pairwise(numbered)):
+    own = [stored for stored in before if stored.data.epoch == snapshot.epoch]
+    has_seal = bool(own) and own[0].data.kind == EPOCH and not own[0].data.payload
+    if not has_seal and any(c.floor >= records[0].offset for c in epochs.claims if c.epoch == snapshot.epoch):
         return True
-    if not own:
-        return any(claim.floor >= records[0].offset for claim in epochs.claims if claim.epoch == snapshot.epoch)
-    last = own[-1]
-    if last.data.seqno:
-        led_to = [last.data.seqno + last.data.count - 1]
-    elif last.data.payload:
-        led_to = [SequencerState.from_bytes(last.data.payload).seqno]
-    else:
-        led_to = [n.seqno for n in epochs.notes if (n.epoch, n.offset) == (snapshot.epoch, last.offset + 1)]
-    return bool(led_to) and SequencerState.from_bytes(snapshot.payload).seqno not in led_to
+    reached: int | None = None
+    for offset, _, data in own:
+        if data.seqno:
+            if reached is not None and data.seqno > reached + 1:
+                return True
+            reached = max(reached or 0, data.seqno + data.count - 1)
+        elif reached is None and data.payload:
+            reached = SequencerState.from_bytes(data.payload).seqno
+        elif reached is None:
+            at = (snapshot.epoch, offset + 1)
+            reached = next((note.seqno for note in epochs.notes if (note.epoch, note.offset) == at), None)
+    return reached is not None and SequencerState.from_bytes(snapshot.payload).seqno != reached
 
 
 def _from_base(log: StoredRecords, end: int) -> SequencerState | None:

@@ -100,6 +100,9 @@ def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
         pytest.param(2, FIRST[:3], 1, id="a message before the seal is lost, too"),
         pytest.param(1, (), 0, id="all is lost"),
         pytest.param(1, (*FIRST, data(1, 4)), 2, id="a message has followed"),
+        pytest.param(1, (*FIRST[:2], data(1, 4)), 0, id="a message has followed the opening snapshot"),
+        pytest.param(2, (*FIRST, SECOND[0], data(2, 4)), 2, id="a message has followed the seal"),
+        pytest.param(2, (*FIRST, data(2, 4)), 2, id="a message has followed a lost seal"),
     ],
 )
 def test_a_snapshot_behind_lost_records_is_no_base(epoch: int, kept: tuple[Data, ...], seqno: int) -> None:
@@ -109,6 +112,30 @@ def test_a_snapshot_behind_lost_records_is_no_base(epoch: int, kept: tuple[Data,
     log.broker.notes += [Note(1, 1, 0), Note(5, 2, 2)][:epoch]
     assert log.state().seqno == seqno
     assert (found := snapshot_below(log, log.end(), 5)) is None or found.state.seqno <= seqno
+
+
+def test_a_snapshot_behind_records_that_were_written_twice() -> None:
+    """The state is never one that counts less than DATA has, and a late repetition hides no snapshot."""
+    twice = data(1, 1)
+    assert log_of(*FIRST, twice, snapshot(state(1, 1, Seal(1, 1))), floors=(0,)).state().seqno == 2
+    found = snapshot_below(log := log_of(*FIRST, twice, snapshot(state(1, 2, Seal(1, 1))), floors=(0,)), 6, 2)
+    assert found is not None
+    assert (found.offset, log.state().seqno) == (5, 2)
+
+
+def test_an_idle_log_has_its_state_without_decoding_each_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle group has a snapshot each hour, and a message now and then."""
+    idle = [each for n in range(3, 100) for each in (snapshot(state(1, n - 1, Seal(1, 1))), data(1, n))]
+    log, decoded = log_of(*FIRST, *idle, floors=(0,)), list[int]()
+    decode = SequencerState.from_bytes
+
+    def counted(raw: bytes) -> SequencerState:
+        decoded.append(len(raw))
+        return decode(raw)
+
+    monkeypatch.setattr(SequencerState, "from_bytes", counted)
+    assert log.state().seqno == 99
+    assert len(decoded) <= 4
 
 
 def test_a_snapshot_that_a_purge_has_kept_is_a_base() -> None:
