@@ -128,19 +128,21 @@ MUTATIONS = (
         "Retention drops casts that a joiner with another site's state has to read",
         LOST,
         (("tests.world.casts_actions.lacks", lambda *_: False),),
+        from_seed=500,
         needs=POWERS,
     ),
     Mutation(
         "proof-without-the-end",
         "A reader takes a cast that it has not read yet for missing",
         LOST,
-        (("connectors.client.tail.cast_reader.CastReader.has_taken_all", property(lambda _: True)),),
+        (("connectors.client.tail.cast_buffer.CastBuffer.has_taken_all", property(lambda _: True)),),
     ),
     Mutation(
         "relay-counts-its-copies",
         "A relay goes on at the number of its copies, not behind the last copy's mark",
         LOST,
         (("connectors.relay.job.last_copy", counts_its_copies),),
+        from_seed=500,
         needs=POWERS,
     ),
     Mutation(

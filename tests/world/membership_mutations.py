@@ -254,6 +254,7 @@ MUTATIONS = (
         "A member that gives up its flush does not send STOP_FLUSH",
         UNWANTED,
         ((f"{_P}._stop", ignoring),),
+        from_seed=50,
     ),
     Mutation(
         "no-exclusion",
