@@ -117,13 +117,13 @@ class BatchBound:
             self._limit = self._most
         if self._has_come and known is not None and known.before == found.before:
             self._has_come = False
-            for place, count in found.before.items():
-                self._block(place, backlog[place].start + count, "Each start reads the records before it again.")
+            for place, (_, offset) in found.before.items():
+                self._block(place, offset, "Each start reads the records before it again.")
             self.check({place.topic for place in backlog}, {})
         self._has_come = False
         waiting = sum(each.end - each.start for each in backlog.values())
-        for place, count in found.before.items():  # Spark shares a batch among partitions by their backlogs
-            share = count * waiting // max(1, backlog[place].end - backlog[place].start)
+        for place, (start, offset) in found.before.items():  # Spark shares a batch among partitions by their backlogs
+            share = (offset - start) * waiting // max(1, backlog[place].end - backlog[place].start)
             self._limit = max(1, min(self._limit, share))
 
     def has_come_to_large(self, query: StreamingQuery) -> bool:

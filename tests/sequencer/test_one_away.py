@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from connectors.kafka.connection.sending import append_all
@@ -21,10 +22,12 @@ from connectors.relay.agreed import Agreed
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import BatchTooLarge, JobOptions
+from connectors.spark.progress import BatchReport
 from connectors.takeover.agreement import ISIS, AgreementSettings
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
-from connectors.takeover.rows import Output
+from connectors.takeover.groups import positions_of
+from connectors.takeover.rows import Output, OutputTopics, by_rows
 from connectors.takeover.takeover import Claimer, Takeover, take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
@@ -388,3 +391,27 @@ def test_a_large_record_gets_one_dead_letter_while_another_group_fails(
     assert len(letters) == 2
     shard._begin({"away": SequencerState("away", epoch=10, positions={Partition(name("forward"), 0): 2})})
     assert not shard._refused
+
+
+def test_large_records_at_equal_distances_are_passed_one_after_the_other(
+    one_large: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query has gone on, though the same number of records lies before the next one."""
+    kafka, spark, place = one_large, cast("Any", None), TopicPartition(name("forward"), 0)
+    shard, state = SequencerShard(spark, JobOptions(kafka, "nyc", tmp_path)), SequencerState("away", epoch=1)
+    for number in range(3):
+        kafka.topics.append(place, f"nyc/{number}".encode(), b"x", forward_headers(1, 1))
+        kafka.topics.append(place, b"nyc/a", None, LARGE)
+    report = BatchReport(0, 1, "", 1, {}, {})
+    monkeypatch.setattr("connectors.spark.batch_bound.newest", lambda _: report)
+    shard._batches.shrink(BatchTooLarge("a batch did not fit into memory."))
+    begun = []
+    for _ in range(4):
+        shard._begin({"away": state})
+        source = shard.kafka_source([name("forward")], positions_of([state]))
+        start = json.loads(source["startingOffsets"])[name("forward")]["0"]
+        begun.append(start)
+        message = kafka.topics.partitions[place][start : start + 1]
+        state, _ = by_rows(shard._states["away"], [(place, message)], OutputTopics.of("away", "nyc"))
+        shard._batches.has_come_to_large(spark)
+    assert begun == [1, 3, 5, 7]

@@ -30,11 +30,11 @@ Skips = Callable[[TopicPartition, Sequence[Record], Record], bool]
 class Large(NamedTuple):
     """Large records found. `starts`: where to begin in a partition, behind large records that may be skipped.
 
-    `before`: the number of offsets from a partition's start to a large record that has to wait.
+    `before`: a partition's start, and the offset of a large record behind it that has to wait.
     """
 
     starts: dict[TopicPartition, int]
-    before: dict[TopicPartition, int]
+    before: dict[TopicPartition, tuple[int, int]]
 
 
 def find_large(
@@ -79,5 +79,5 @@ def _look(
             found.starts[place] = start = record.offset + 1
             held, size = [], 0
         else:
-            found.before[place] = record.offset - start
+            found.before[place] = start, record.offset
             return
