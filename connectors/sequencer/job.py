@@ -112,6 +112,8 @@ class SequencerJob:
         shards = [shard for shard in self._shards if shard.failure is None]
         opening = open_shard([shard.groups for shard in shards], new)
         self._close([shards[index] for index in opening.closed])
+        for other in self._shards:
+            other.job.leave(new)
         self._shards_opened += 1
         if self._shards_opened > 1:
             _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))

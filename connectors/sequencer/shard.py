@@ -129,6 +129,13 @@ class SequencerShard(StreamingJob):
         """Whether this is one of the shard's groups."""
         return self.groups is None or group in self.groups
 
+    def leave(self, groups: Collection[str]) -> None:
+        """Leave these groups, which were left out here, to another shard, and forget their troubles."""
+        if self.groups is not None:
+            self.groups = self.groups.difference(groups)
+        for group in groups:
+            self.suspended.forget(group)
+
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Take over every group, then read FORWARD from the positions in their DATA. Raises like `take_over_groups`."""
         connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)

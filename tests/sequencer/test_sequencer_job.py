@@ -360,6 +360,41 @@ def test_a_group_that_fails_behind_its_claim_is_claimed_seldom(
     assert waits[1:6] == ([0.1] * 5 if passes else [0.1, 0.2, 0.4, 0.5, 0.5])
 
 
+def test_a_shard_does_not_wait_for_groups_that_another_serves(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failures of h count, although g had a trouble here that may pass."""
+    monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
+    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
+    taken, fails = list[list[str]](), threading.Event()
+
+    def make(*_: object, groups: frozenset[str], **__: object) -> SequencerShard:
+        shard = shard_of(kafka, tmp_path, groups)
+        if "h" in groups:
+            shard.suspended.suspend("g", BrokerUnreachable("abcast.g.data.nyc has a partition without a leader."))
+
+        def decide(_: object, states: Mapping[str, SequencerState]) -> Any:
+            taken.append(sorted(states))
+            while not (shard._ends.wait(0.05) or ("h" in states and fails.is_set())):
+                pass
+            raise QueryFailed("stopped") if shard._ends.is_set() else HistoryUnavailable("it can't be read.")
+
+        monkeypatch.setattr(shard, "decide", decide)
+        return shard
+
+    monkeypatch.setattr("connectors.sequencer.job.SequencerShard", make)
+    spark: Any = None
+    job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
+    topics = [Topic(group, "data", "nyc") for group in GROUPS]
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
+    with working([job]):
+        eventually(lambda: taken == [["h"], ["g"]])
+        fails.set()
+        eventually(lambda: f"Trying again in {RETRY_S:g} s" in caplog.text)
+        eventually(lambda: job.options.troubles.suspended([Topic("h", "epoch", "nyc")], "nyc"))
+
+
 @pytest.mark.parametrize("error", [UsageError("DATA of g has 2 partitions."), Fenced("another serves g.")])
 def test_the_oldest_shard_may_fail_beside_others(
     kafka: MemoryConnection,

@@ -43,7 +43,7 @@ class _Trouble:
 
 
 class SuspendedGroups:
-    """The suspended groups of one job; outlives the job's attempts. Not thread-safe.
+    """The suspended groups of one job; outlives the job's attempts. Another thread may read it, and `forget`.
 
     `waits_s`: the waits before the first retry, the second, …; the last one repeats.
     """
@@ -97,7 +97,7 @@ class SuspendedGroups:
     @property
     def may_pass(self) -> bool:
         """Whether the trouble of a suspended group may pass by itself."""
-        return any(trouble.may_pass for trouble in self._troubles.values() if trouble.why)
+        return any(trouble.may_pass for trouble in list(self._troubles.values()) if trouble.why)
 
     def __contains__(self, group: object) -> bool:
         return group in self.reasons
@@ -110,4 +110,5 @@ class SuspendedGroups:
     @property
     def troubles(self) -> dict[str, str]:
         """The `reasons`, without groups that another sequencer serves."""
-        return {group: why for group, why in self.reasons.items() if not self._troubles[group].is_served}
+        known = list(self._troubles.items())
+        return {group: trouble.why for group, trouble in known if trouble.why and not trouble.is_served}
