@@ -51,6 +51,7 @@ _FOLLOWS = ("ssl.truststore.type", "ssl.keystore.type", "ssl.truststore.password
 _FILES = ("ca_file", "certificate_file", "key_file", "keytab")
 _LINE = re.compile(r"\s*(?P<name>(?:[^\\:=\s]|\\.)+)\s*[:=]?\s*(?P<value>.*)", re.DOTALL)
 _OPTION = re.compile(r'(?P<name>\w+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s;"]+))')
+_ESCAPED = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\(.)")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 _logger = logging.getLogger(__name__)
@@ -101,8 +102,15 @@ def parse_properties(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unescaped(text: str) -> str:
-    unicode = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
-    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), unicode)
+    """Replace escapes, from left to right: an escaped backslash escapes nothing behind it."""
+
+    def character(found: re.Match[str]) -> str:
+        units, other = found.groups()
+        if other is not None:
+            return _ESCAPES.get(other, other)
+        return bytes.fromhex(units.replace("\\u", "")).decode("utf-16-be", "replace")
+
+    return _ESCAPED.sub(character, text)
 
 
 def _login(jaas: str) -> dict[str, str]:

@@ -205,6 +205,19 @@ class TestPropertiesFile:
         text = "# no\n! no\n a = b \\\n    c\nd:e\nf g\nh=\\u0041\\=\\\\\nempty=\n"
         assert dict(parse_properties(text)) == {"a": "b c", "d": "e", "f": "g", "h": "A=\\", "empty": ""}
 
+    @pytest.mark.parametrize(
+        ("written", "value"),
+        [
+            (r"D:\\ubeef01", r"D:\ubeef01"),
+            (r"\u00e9\u0020", "\u00e9 "),
+            (r"\ud83d\ude00", "\U0001f600"),
+            (r"\u005cn", r"\n"),
+        ],
+    )
+    def test_escapes(self, written: str, value: str) -> None:
+        """`java.util.Properties` reads the same values."""
+        assert dict(parse_properties(f"p={written}")) == {"p": value}
+
     @pytest.mark.parametrize("end", ["", "\n", "\\", "\\\n"])
     def test_the_last_line(self, end: str) -> None:
         """A backslash at its end continues nothing. Only line feeds and carriage returns end a line."""
