@@ -103,7 +103,8 @@ def true_reason(text: str) -> str:
     return words if len(words) <= REASON_CHARACTERS else words[: REASON_CHARACTERS - 2] + " …"
 
 
-_TRACEBACK = "Traceback (most recent call last):"
+_TRACEBACK = "Traceback (most recent call last):\n"
+"""The line before a traceback. Text of a message has it only with escapes, or with more behind it."""
 _AFTER_MESSAGE = re.compile(r"^(\s*$|\s+at |\s*SQLSTATE|===|Caused by: |Driver stacktrace|JVM stacktrace)")
 _WRAPPING = re.compile(
     r"^(.*?most recent failure: Lost task [^:]*: "
@@ -118,7 +119,7 @@ def _of_python(text: str) -> str:
     _, found, below = text.rpartition(_TRACEBACK)
     if not found:
         return ""
-    lines = below.splitlines()[1:]
+    lines = below.splitlines()
     first = next((number for number, line in enumerate(lines) if line and not line[0].isspace()), None)
     return "" if first is None else _message(lines[first:])
 

@@ -55,6 +55,13 @@ def test_the_innermost_cause_is_told(text: str, reason: str) -> None:
     assert true_reason(text) == reason
 
 
+@pytest.mark.parametrize(
+    "quoted", ["Traceback (most recent call last):\n a\nb", "Traceback (most recent call last): x"]
+)
+def test_a_traceback_that_a_message_quotes_is_none(quoted: str) -> None:
+    assert true_reason(PYTHON.replace("ValueError: in a task", f"KeyError: {quoted!r}")) == f"KeyError: {quoted!r}"
+
+
 def test_a_program_that_is_missing_is_named() -> None:
     """Its name was behind the 300th character, where the reason was cut off."""
     reason = true_reason(NO_PYTHON)
