@@ -75,7 +75,8 @@ def _is_at_or_after(log: StoredRecords, offset: int, seqno: int, epoch: int) -> 
 def still_has(log: StoredRecords, seqno: int, epoch: int, beginning: int, end: int) -> bool:
     """Whether the effective record of `seqno`, decided by `epoch`, still exists: the first of its epoch shows that.
 
-    If a record of a later epoch is the first, it is gone.
+    If a record of a later epoch is the first, with a seqno or without, it is gone. Leftovers of its epoch may follow.
     """
-    first = next((s.data for s in log.records(beginning, end) if s.data.epoch >= epoch and s.data.seqno), None)
+    data = (stored.data for stored in log.records(beginning, end))
+    first = next((each for each in data if each.epoch > epoch or (each.epoch == epoch and each.seqno)), None)
     return first is not None and first.epoch == epoch and first.seqno <= seqno

@@ -203,6 +203,16 @@ def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.M
     assert read == [6]
 
 
+@pytest.mark.parametrize("beginning", [4, 5])
+@pytest.mark.parametrize("seqno", [1, 2])
+def test_leftovers_of_a_dropped_epoch_are_not_what_retention_has_dropped(beginning: int, seqno: int) -> None:
+    """A relay of the former home repeats its records in the new home, behind the seal. A purge keeps that seal."""
+    log = log_of(*FIRST, *SECOND, data(1, 1), data(1, 2), data(2, 3), floors=(0, 4), beginning=beginning)
+    with pytest.raises(HistoryUnavailable, match=f"no longer holds seqno {seqno}"):
+        log.after(seqno - 1)
+    assert log.after(2).offset <= 8
+
+
 @pytest.mark.parametrize("role", ["data", "epoch"])
 @pytest.mark.parametrize("ask", ["partitions_for_topic", "end_offsets"])
 def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, ask: str) -> None:
