@@ -5,7 +5,7 @@ The search uses explicit marks; each says that all seqnos from k on are at offse
 * the beginning;
 * the floor of the claim of the epoch that decided k, for the first seqno of that epoch: the seal is at the floor or
   later, and an epoch's decisions follow its seal;
-* a note.
+* a note of an epoch whose seal `state` has. If a broker has lost the seal, its epoch's decisions may lie lower.
 
 Invariant. The offset found is never above that of the effective record: a reader that starts there misses nothing.
 """
@@ -32,7 +32,8 @@ def where(log: StoredRecords, seqno: int, state: SequencerState) -> int:
     first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)
     marks = [(0, 1)]
     marks += [(claim.floor + 1, first) for claim in epochs.claims if claim.epoch == epoch]
-    marks += [(note.offset, note.seqno + 1) for note in epochs.notes]
+    sealed = {seal.epoch for seal in state.seals}
+    marks += [(note.offset, note.seqno + 1) for note in epochs.notes if note.epoch in sealed]
     last, offset = max((offset + seqno - known, offset) for offset, known in marks if known <= seqno)
     back = _FIRST_STEP
     while last > offset and state.counted and not _is_at_or_after(log, last, seqno, epoch):

@@ -213,6 +213,15 @@ def test_leftovers_of_a_dropped_epoch_are_not_what_retention_has_dropped(beginni
     assert log.after(2).offset <= 8
 
 
+def test_a_note_of_a_lost_seal_leads_to_no_seqno() -> None:
+    """DATA loses the second seal, and all before it. Its sequencer goes on, and is killed before it notices."""
+    third = seal(3), snapshot(state(3, 4, Seal(3, 5)))
+    log = log_of(*(data(2, seqno) for seqno in range(1, 5)), *third, data(3, 5), floors=(0, 2, 4))
+    log.broker.notes += [Note(1, 1, 0), Note(3, 2, 0), Note(5, 3, 4)]
+    assert log.state().seqno == 5
+    assert [log.after(seqno).offset for seqno in range(5)] == [0, 1, 2, 3, 5]
+
+
 @pytest.mark.parametrize("role", ["data", "epoch"])
 @pytest.mark.parametrize("ask", ["partitions_for_topic", "end_offsets"])
 def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, ask: str) -> None:
