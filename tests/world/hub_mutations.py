@@ -76,7 +76,7 @@ MUTATIONS = (
         "Two promotions that do not see each other use the same epochs",
         ANY,
         ((f"{_PROMOTION}._epochs_above", next_epochs),),
-        from_seed=125,
+        from_seed=450,
     ),
     Mutation(
         "no-rest",
