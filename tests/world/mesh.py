@@ -24,7 +24,7 @@ from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import MESSAGE, Data, Malformed, MessageId, Partition
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
 from ordering.membership.membership import RemoteSite
-from ordering.sequencer.links import covers, origin_of
+from ordering.sequencer.links import covers, neighbour_of, origin_of
 from ordering.sequencer.sequencer import step
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
@@ -199,7 +199,7 @@ class Mesh(MeshActions):
             self._check_remote_views()
 
     def _check_state(self, site: MeshSite) -> None:
-        """The running sequencer's rows are DATA's, once FORWARD is read again: no link brings more."""
+        """The running sequencer's rows are DATA's, once FORWARD is read again: no link in force brings more."""
         told, running = site.tells(), state_of(site.jobs[0])
         rows = [(state.seqno, state.own_seqno, state.origins) for state in (told, running)]
         if rows[0] != rows[1]:
@@ -211,18 +211,28 @@ class Mesh(MeshActions):
             return
         state, outputs = step(told, again)
         neighbours = [way.source for way in self.newest_directions() if way.target == site.name]
-        # A session that a removed link began too early may count now: it can tell a view, and no message.
-        taken = [
-            record
-            for record in outputs
-            if isinstance(record, Data)
-            and record.link is not None
-            and (record.kind == MESSAGE or origin_of(record.sender) in neighbours)
-        ]
+        linked = [record for record in outputs if isinstance(record, Data) and record.link is not None]
+        in_force = [record for record in linked if record.source and neighbour_of(record.source.topic) in neighbours]
+        taken = in_force or self._out_of_order(site, linked)
         if taken:
             self.blame(DUPLICATE, f"{site.name}, FORWARD read again, orders {taken[:3]}")
         elif any(state.links.get(neighbour) != running.links.get(neighbour) for neighbour in neighbours):
             self.blame(WRONG_STATE, f"{site.name} has the links {running.links}, and again {state.links}")
+
+    def _out_of_order(self, site: MeshSite, linked: list[Data]) -> list[Data]:
+        """Return the messages that do not go on where their origin's messages end at the site.
+
+        A session that a link began too early counts once its start is covered. If the link was removed before its next
+        session had carried as much, the first one brings a view, or further messages, in their origin's order. So does
+        a takeover from a snapshot before both.
+        """
+        order, wrong = site.effective(), []
+        for origin in {origin_of(each.sender) for each in linked if each.kind == MESSAGE}:
+            had, own = (messages_of(each, origin) for each in (order, self.sites[origin].effective()))
+            more = messages_of(linked, origin)
+            if had + more != own[: len(had + more)]:
+                wrong += [each for each in linked if each.kind == MESSAGE and origin_of(each.sender) == origin]
+        return wrong
 
     def _check_messages(self, orders: dict[str, list[Data]]) -> None:
         """Every site has every effective own message of every other origin once, in the origin's order."""

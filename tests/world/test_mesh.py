@@ -188,6 +188,24 @@ def test_a_site_that_is_gone_still_reaches_everybody() -> None:
         assert world.end_well() == []
 
 
+def test_a_site_is_gone_before_a_faulty_relay_is_made_up_for() -> None:
+    """The session that began at the end is covered by the next one. A takeover takes what that one did not bring."""
+    with mesh("abc", "ab", "bc", "ac") as world:
+        broadcast(world, "c", 3)
+        blind = world.start_relay(Direction("c", "a"), world.files[-1], blind=True)
+        assert blind is not None
+        broadcast(world, "c", 2)
+        world.carry(blind, 1_000)
+        world.carry(relay(world, "ca"), len(world.sites["c"].data) - 2)
+        world.publish("abc", [frozenset("ab")])
+        world.retired.add("c")
+        assert world.end_well() == []
+        assert messages(world, "a") == messages(world, "b") == 3
+        replace(world, "a")
+        assert world.end_well() == []
+        assert messages(world, "a") == messages(world, "b") == 5
+
+
 def test_leftovers_of_a_fenced_sequencer_stay_at_their_site() -> None:
     """The neighbour reads DATA by the same rule, and takes none of them."""
     with mesh("ab", "ab") as world:
