@@ -56,21 +56,24 @@ class Installation:
     def tell_view(self, receiver: ProcessIncarnation) -> None:
         """Send the view in force, if this process is or was in one, at most every `resend_after_ms`."""
         state = self._state
-        if self._formation is None and state.view.id and self._is_time_to_tell(receiver):
-            if receiver not in state.told and len(state.told) >= MAX_JOINERS:
-                state.told.clear()
-            state.told[receiver] = state.now_ms
+        if self._formation is None and state.view.id and self._note_told(receiver):
             self._here.tell(receiver, DecidedView(NextView(state.view, state.settled)))
 
     def ask_view(self, sender: ProcessIncarnation) -> None:
         """Ask a process of a later view for that view: it tells the view to a process that asks to join."""
-        if self._is_time_to_tell(sender):
-            self._state.told[sender] = self._state.now_ms
+        if self._note_told(sender):
             self._here.tell(sender, Join(self._state.view.id))
 
-    def _is_time_to_tell(self, receiver: ProcessIncarnation) -> bool:
-        last = self._state.told.get(receiver)
-        return last is None or self._state.now_ms - last >= self._state.resend_after_ms
+    def _note_told(self, receiver: ProcessIncarnation) -> bool:
+        """Note that a process is told the view or asked for one. Return False if it is too early for that."""
+        state = self._state
+        last = state.told.get(receiver)
+        if last is not None and state.now_ms - last < state.resend_after_ms:
+            return False
+        if last is None and len(state.told) >= MAX_JOINERS:
+            state.told.clear()
+        state.told[receiver] = state.now_ms
+        return True
 
     def tick_outside(self) -> None:
         """Greet all, or ask to join, while the process is in no view."""

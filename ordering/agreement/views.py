@@ -44,6 +44,9 @@ Invariants, under any cuts, crashes, returns and wrong suspicions.
    a process that knows the order of v. A joiner delivers from `base` + 1 on. It reads earlier deliveries (`Missing`)
    from the others' memory (`ordering.agreement.history`) or logs.
 
+A process that hears a message of a later view asks its sender for that view, even a sender that has only joined: the
+coordinator may have crashed before it told all members, and a majority of the later view may need this one.
+
 Messages name their view, and those for an old view are ignored, proposals included. Members are incarnations. So a
 process that was restarted without its memory is another one, and has promised nothing.
 
@@ -191,10 +194,10 @@ class Process:
             self._installation.learn_from(sender, message.value)
         elif isinstance(message, Join):
             self._installation.hear_join(sender)
-        elif message.view < view or sender not in here.places:
-            self._installation.tell_view(sender)
         elif message.view > view:
             self._installation.ask_view(sender)
+        elif message.view < view or sender not in here.places:
+            self._installation.tell_view(sender)
         elif here.agreement is not None:
             self._receive_in_view(here.agreement, sender, message)
 

@@ -30,7 +30,8 @@ from ordering.agreement.messages import (
     ViewReport,
 )
 from ordering.agreement.process import ProcessState, fresh, member
-from ordering.agreement.state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
+from ordering.agreement.state import Finals, Known, Placed, Propose, Proposed, Send, Submit, Tick
+from ordering.agreement.suspicion import MAX_JOINERS
 from ordering.agreement.views import Process
 from ordering.base.errors import ProtocolViolation
 from tests.simulator.isis import World
@@ -401,6 +402,42 @@ def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
     assert [sites.members(name) for name in "abc"] == ["abc"] * 3
     assert len({sites.states[name].delivered for name in "abc"}) == 1
     assert sites.states["a"].delivered == 3 * 40
+
+
+def test_a_joiner_tells_the_view_to_a_member_that_missed_it() -> None:
+    """The only member that told others of the view is gone. In the earlier view, the joiner is no member."""
+    sites = Sites("abc")
+    sites.cut = {"c"}
+    sites.wait(1_000)
+    assert sites.members("a") == sites.members("b") == "ab"
+    sites.cut = set()
+    for _ in range(1_000):
+        if sites.states["c"].view.id == 3:
+            break
+        _, to = sites.letters[0] if sites.letters else ("", None)
+        if to is None:
+            sites.now_ms += 20
+            for name in "abc":
+                sites.take(name, Tick(sites.now_ms))
+        elif isinstance(to.message, DecidedView) and to.message.value.view.id == 3 and to.receiver.name == "b":
+            sites.letters.pop(0)
+        else:
+            sites.carry_one()
+    assert [sites.members(name) for name in "abc"] == ["abc", "ab", "abc"]
+    sites.cut = {"a"}
+    sites.take("b", Submit(Run(b"on")))
+    sites.wait(2_000)
+    assert sites.members("b") == sites.members("c") == "bc"
+    assert sites.delivered("b") == sites.delivered("c") == [(1, "b", b"on")]
+
+
+@pytest.mark.parametrize("view", [0, 9])
+def test_outsiders_that_are_told_a_view_or_asked_for_theirs_are_bounded(view: int) -> None:
+    sites = Sites("ab")
+    message = Known(view, (0, 0), 0)
+    for incarnation in range(1, 300):
+        sites.take("a", From(ProcessIncarnation("x", incarnation), message))
+    assert len(sites.states["a"].told) <= MAX_JOINERS
 
 
 def test_a_process_without_memory_is_another_one() -> None:
