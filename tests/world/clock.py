@@ -40,7 +40,10 @@ class Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the functions of the module `time`, except in threads that run already, of other tests."""
+        """Replace the functions of the module `time`, except in threads that run already, of other tests.
+
+        A warning that is seldom repeated notes its time: such times of a history do not count outside.
+        """
         others = {*threading.enumerate()} - {threading.current_thread()}
 
         def ours(name: str, function: Callable[..., float | None]) -> Any:
@@ -49,7 +52,8 @@ class Clock:
                 time, name, lambda *given: (real if threading.current_thread() in others else function)(*given)
             )
 
-        with ours("time", lambda: self.now_s), ours("monotonic", self.monotonic), ours("sleep", self.sleep):
+        seldom = patch.dict("connectors.kafka.codec.seldom._warned", clear=True)
+        with ours("time", lambda: self.now_s), ours("monotonic", self.monotonic), ours("sleep", self.sleep), seldom:
             yield
 
     def condition(self) -> threading.Condition:
