@@ -217,7 +217,7 @@ MUTATIONS = (
         "A process whose clock went back takes no later incarnation",
         DUPLICATE,
         (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
-        from_seed=860,
+        from_seed=200,
     ),
     Mutation(
         "one-seqno",
