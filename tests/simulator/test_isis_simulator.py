@@ -9,7 +9,7 @@ from tests.simulator.seeds import blocks
 from tests.simulator.simulations import SIMULATIONS
 
 SEEDS = 2_000
-FAST_SEEDS = 50
+FAST_SEEDS = 20
 
 
 def check(seeds: range) -> None:

@@ -9,7 +9,7 @@ from tests.world import agreeing
 from tests.world.kafka import partition
 
 SEEDS = 500
-FAST_SEEDS = 5
+FAST_SEEDS = 2
 
 
 def check(seeds: range) -> None:

@@ -10,7 +10,7 @@ from tests.simulator.seeds import blocks
 from tests.world import casts
 
 SEEDS = 1_000
-FAST_SEEDS = 10
+FAST_SEEDS = 4
 SEEDS_WITH_ALL_THAT_IS_RARE = 120
 
 

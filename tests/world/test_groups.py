@@ -8,7 +8,7 @@ from tests.simulator.seeds import blocks
 from tests.world import groups
 
 SEEDS = 200
-FAST_SEEDS = 10
+FAST_SEEDS = 4
 
 
 def check(seeds: range) -> None:

@@ -18,7 +18,7 @@ from tests.world.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, RECREATE
 from tests.world.hub_sites import GROUP
 
 SEEDS = 600
-FAST_SEEDS = 12
+FAST_SEEDS = 4
 
 
 def check(seeds: range) -> None:

@@ -22,7 +22,7 @@ from tests.world.mesh_history import BY_ROWS, MeshHistory, MeshShape
 from tests.world.mesh_sites import GROUP
 
 SEEDS = 1_000
-FAST_SEEDS = 12
+FAST_SEEDS = 4
 
 
 def check(seeds: range) -> None:
