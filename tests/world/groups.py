@@ -2,7 +2,7 @@
 
 It runs the shipped takeovers, supervisor, loop and maintenance on a Kafka in memory
 (`connectors.testing.memory_kafka`). It replaces only the pool of threads that asks groups side by side: here each is
-asked at once. One group has troubles: a partition is away, or a part of it; its writes are refused; the job loses the
+asked in turn. One group has troubles: a partition is away, or a part of it; its writes are refused; the job loses the
 right to a topic; a log is cut or made anew; records are no messages, or no DATA; a sender floods it. What must hold:
 
 * isolation: the job goes on, claims no other group again, and orders the messages of the others within some turns;
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +36,7 @@ from ordering.base.records import MESSAGE
 from ordering.checker.anomalies import DUPLICATE, LOST, Anomaly
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.clock import Clock
+from tests.world.stepping import InTurn
 
 SITE = "s"
 GROUPS = ("a", "b", "c")
@@ -301,31 +301,12 @@ class Groups:
             self._judge(self.troubled, LOST)
 
 
-class _AtOnce:
-    """A pool without threads."""
-
-    def __init__(self, *_: object) -> None:
-        """Accept the arguments of a pool."""
-
-    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
-        """Do the work, and return its future, done."""
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work(*given))
-        except Exception as error:  # noqa: BLE001 - its caller gets it
-            done.set_exception(error)
-        return done
-
-    def shutdown(self, **_: object) -> None:
-        """Do nothing."""
-
-
 @contextmanager
 def playing(seed: int) -> Iterator[Groups]:
     """A world in which a history can be played."""
     world, level = Groups(seed), logging.root.manager.disable
     logging.disable(logging.ERROR)  # of the troubles
-    with world.clock.installed(), patch("connectors.kafka.groups.side_by_side.ThreadPoolExecutor", _AtOnce):
+    with world.clock.installed(), patch("connectors.takeover.takeover.SideBySide", InTurn):
         try:
             yield world
             world.kill()
