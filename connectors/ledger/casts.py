@@ -46,16 +46,8 @@ from pyspark.sql import functions as F
 from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
 from connectors.kafka.codec.headers import HEADER, NOTHING
 from connectors.ledger.answer import CASTS
-from connectors.ledger.appending import (
-    APPEND_ONLY,
-    KEPT,
-    MAX_ATTEMPTS,
-    AppendOnlyTable,
-    Layout,
-    any_of,
-    create_or_mend,
-    lock_of_tables,
-)
+from connectors.ledger.append_only import APPEND_ONLY, KEPT, MAX_ATTEMPTS, Layout
+from connectors.ledger.appending import SparkTable, any_of, create_or_mend, lock_of_tables
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_job import BatchWriter
@@ -245,7 +237,7 @@ class CastWriter(BatchWriter):
     def __init__(self, path: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
         super().__init__(is_ending)
         self._path = path
-        self._table = AppendOnlyTable(path, read_cast_state)
+        self._table = SparkTable(path, read_cast_state)
 
     @property
     def state(self) -> CastTableState:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping
-from functools import partial
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.groups.side_by_side import SideBySide
 from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import DataLog, Start
-from connectors.kafka.transport import Consumer
-from connectors.ledger.last_row import LedgerEnd, other_history
+from connectors.ledger.last_row import LedgerEnd, start_after, starts_of
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.ledger.table_job import TableJob
-from connectors.spark.job import JobOptions
-from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, NoSnapshot
 from ordering.base.names import Topic
 
 
@@ -52,49 +46,17 @@ class LedgerJob(TableJob[LedgerWriter]):
 
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
         """Return where each group goes on. Raises UnservableGroups, or the error itself if all groups have it."""
-        starts, ledger = dict[str, Start](), LedgerEnd(self.options.data / "ledger")
-        unservable: dict[str, AbcastError] = {}
-        with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:
-            for group in groups:
-                asking.ask(group, partial(start_after, last_seqno.get(group, 0), self.options, group, ledger))
-            while asking.is_waiting:
-                for group, found in asking.answers(1.0).items():
-                    if isinstance(found, AbcastError):
-                        unservable[group] = found
-                    else:
-                        starts[group] = found
-        raise_unservable(dict(sorted(unservable.items())), groups)
+        options = self.options
+        starts, errors = starts_of(options.connection, options.site, options.data / "ledger", groups, last_seqno)
+        raise_unservable(dict(sorted(errors.items())), groups)
         return starts
 
     def try_again(self, group: str) -> None:
         """Try whether the group can be written now."""
         path = self.options.data / "ledger"
-        start_after(read_table_state(path).last_seqno.get(group, 0), self.options, group, LedgerEnd(path))
+        last_seqno = read_table_state(path).last_seqno.get(group, 0)
+        start_after(last_seqno, self.options.connection, self.options.site, group, path, LedgerEnd(path))
 
     def _beginning(self, group: str) -> int:
         with DataLog(self.options.connection, group, self.options.site) as data:
             return data.beginning()
-
-
-def start_after(
-    seqno: int, options: JobOptions, group: str, ledger: LedgerEnd, consumer: Consumer | None = None
-) -> Start:
-    """Return the place in DATA where a ledger that has the group up to `seqno` goes on.
-
-    Raises HistoryChanged if the ledger has the history of another log; HistoryUnavailable if retention has dropped the
-    records that follow; NoSnapshot if DATA does not tell before a sequencer has started.
-    """
-    with DataLog(options.connection, group, options.site, consumer) as data:
-        if why := other_history(data, ledger):
-            raise HistoryChanged(why)
-        try:
-            return data.after(seqno)
-        except NoSnapshot:
-            raise  # only after a sequencer's start is it known whether records are missing
-        except HistoryUnavailable as gone:
-            content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
-            raise HistoryUnavailable(
-                f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
-                f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views there that has later seqnos, "
-                "and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`)."
-            ) from gone

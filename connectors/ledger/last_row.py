@@ -1,18 +1,23 @@
-"""The last rows of a group in the ledger, and a check that they were made from the group that Kafka has."""
+"""The end of a ledger: a group's last rows, a check that the group in Kafka has them, and the place to go on from."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.side_by_side import SideBySide
+from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
+from connectors.kafka.transport import Consumer
 from connectors.ledger.delta_files import LedgerOutdated, dataset_of
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, NoSnapshot
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -104,3 +109,57 @@ def other_history(data: DataLog, ledger: LedgerEnd) -> str:
         return f"{fault}: take another --data, or another name."
     remedy = "go on in a new group, or take another --data."
     return f"{ledger.path} has {group} up to seqno {last}, and {data.topic} has lost its end, or is a new one: {remedy}"
+
+
+class Starts(NamedTuple):
+    """The places where groups go on, and the errors of the other groups."""
+
+    found: dict[str, Start]
+    errors: dict[str, AbcastError]
+
+
+def starts_of(
+    connection: Connection, site: str, path: Location, groups: Collection[str], last_seqno: Mapping[str, int]
+) -> Starts:
+    """Return where the ledger at `path`, which ends with these seqnos, goes on. Many groups are asked side by side."""
+    starts, ledger = Starts({}, {}), LedgerEnd(path)
+    with contextlib.closing(SideBySide[Start](connection)) as asking:
+        for group in groups:
+            asking.ask(group, partial(start_after, last_seqno.get(group, 0), connection, site, group, path, ledger))
+        while asking.is_waiting:
+            for group, found in asking.answers(1.0).items():
+                if isinstance(found, AbcastError):
+                    starts.errors[group] = found
+                else:
+                    starts.found[group] = found
+    return starts
+
+
+def start_after(
+    seqno: int,
+    connection: Connection,
+    site: str,
+    group: str,
+    path: Location,
+    ledger: LedgerEnd,
+    consumer: Consumer | None = None,
+) -> Start:
+    """Return the place in DATA where the ledger at `path`, which has the group up to `seqno`, goes on.
+
+    Raises HistoryChanged if the ledger has the history of another log; HistoryUnavailable if retention has dropped the
+    records that follow; NoSnapshot if DATA does not tell before a sequencer has started.
+    """
+    with DataLog(connection, group, site, consumer) as data:
+        if why := other_history(data, ledger):
+            raise HistoryChanged(why)
+        try:
+            return data.after(seqno)
+        except NoSnapshot:
+            raise  # only after a sequencer's start is it known whether records are missing
+        except HistoryUnavailable as gone:
+            content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
+            raise HistoryUnavailable(
+                f"the ledger {path} {content}, and can't go on without a gap: "
+                f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views there that has later seqnos, "
+                "and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`)."
+            ) from gone

@@ -38,18 +38,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.appending import (
-    APPEND_ONLY,
-    KEPT,
-    MAX_ATTEMPTS,
-    AppendOnlyTable,
-    Layout,
-    any_of,
-    create_or_mend,
-    lock_of_tables,
-)
+from connectors.ledger.appending import SparkTable, any_of, create_or_mend, lock_of_tables
 from connectors.ledger.fast_path import Next, contiguous, counted_in
 from connectors.ledger.row import GROUP
+from connectors.ledger.seqno_table import LEDGER, VIEWS, DataSkipped, SeqnoTable
 from connectors.ledger.table_job import BatchWriter
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
@@ -57,39 +49,15 @@ from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
-from ordering.base.errors import AbcastError
 from ordering.base.formats import NEWEST, Format, follow
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
 
-LEDGER_SCHEMA = (
-    "group_name string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
-    "local_seqno long, kind string, payload binary, headers array<struct<key:string,value:binary>>, "
-    "forward_partition int, forward_offset long, forwarded_at timestamp, sequenced_at timestamp, "
-    "origin_seqno long, data_offset long"
-)
-VIEWS_SCHEMA = "group_name string, view_id long, seqno long, site string, members array<string>"
-
 BESIDE = ("topic", "offset", "count", "format")
 """Columns of `ledger_rows` that the table does not have."""
 
 _logger = logging.getLogger(__name__)
-_LEDGER = Layout(
-    "ledger",
-    LEDGER_SCHEMA,
-    [GROUP],
-    {
-        APPEND_ONLY: "true",
-        **KEPT,
-        # Statistics for the columns that queries filter by, none for payloads.
-        "delta.dataSkippingStatsColumns": "seqno,epoch,sender,local_seqno",
-        # A commit a batch makes small files: compact on the way.
-        "delta.autoOptimize.autoCompact": "true",
-    },
-    frozenset(("origin_seqno", "data_offset")),
-)
-_VIEWS = Layout("views", VIEWS_SCHEMA, [], {APPEND_ONLY: "true", **KEPT})
 
 
 def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
@@ -100,7 +68,7 @@ def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], b
     """
     prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
-        for layout in (_LEDGER, _VIEWS):
+        for layout in (LEDGER, VIEWS):
             create_or_mend(spark, data / layout.name, layout)
 
 
@@ -177,8 +145,8 @@ class LedgerWriter(BatchWriter):
         self.starts = starts
         self._data = path.parent
         self._followers = {group: _RuleFollower(group, start, beginning) for group, start in starts.items()}
-        self._table = _SeqnoTable(path, read_table_state)
-        self._views = _SeqnoTable(self._data / "views", read_views_state)
+        self._table = _SparkSeqnoTable(path, read_table_state)
+        self._views = _SparkSeqnoTable(self._data / "views", read_views_state)
 
     def check_tables(self) -> None:
         """Raise LedgerReplaced if a table was deleted or replaced since it was last read or written."""
@@ -331,27 +299,13 @@ class _RuleFollower:
         return self._reader.accept_columns(is_control, epoch, seqno, count)
 
 
-class _SeqnoTable(AppendOnlyTable[TableState]):
-    """A table with each (group, seqno) once."""
+class _SparkSeqnoTable(SparkTable[TableState], SeqnoTable[DataFrame]):
+    """A table that Spark appends to, with each (group, seqno) once."""
 
     def holds_just(self, last_seqno: Mapping[str, int]) -> bool:
         """Whether the table ends, in each group, with this seqno. The caller holds the lock."""
         self.look_again()
         return all(self.state.last_seqno.get(group, 0) == last for group, last in last_seqno.items())
-
-    def look_again(self) -> None:
-        """Read the state anew; raise DataSkipped if a group has fewer rows than before: it was set back (RESTORE).
-
-        A further append would leave a hole. A query that starts anew reads the missing records again.
-        """
-        had = self.state.last_seqno
-        super().look_again()
-        for group, last in had.items():
-            if (has := self.state.last_seqno.get(group, 0)) < last:
-                raise DataSkipped(
-                    f"the table {self._path} was set back: it has group {group} up to seqno {has}, and had it up to "
-                    f"{last}. Reading the missing records from Kafka again."
-                )
 
     def append_next(self, rows: DataFrame) -> Mapping[str, int] | None:
         """Append rows that follow the table's last row in each group; return each group's last seqno.
@@ -362,34 +316,10 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         if commit is None:
             return None
         reached = appended_in(commit)
-        self._reached(reached)
+        self.has_reached(reached)
         return reached
 
-    def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
-        """Append by compare-and-set until the table has everything up to `reached`. The caller holds the lock.
-
-        Raises LedgerContended, LedgerReplaced, DataSkipped.
-        """
-        for _ in range(MAX_ATTEMPTS):
-            self.look_again()
-            held = self.state.last_seqno
-            missing = {group: held.get(group, 0) for group, last in reached.items() if last > held.get(group, 0)}
-            if not missing:
-                return
-            if self.append_once(
-                effective.filter(
-                    any_of((F.col(GROUP) == group) & (F.col("seqno") > last) for group, last in missing.items())
-                )
-            ):
-                self._reached({group: reached[group] for group in missing})
-                return
-        raise self.contended()
-
-    def _reached(self, last_seqno: Mapping[str, int]) -> None:
-        self.has_appended(TableState({**self.state.last_seqno, **last_seqno}))
-
-
-class DataSkipped(AbcastError):
-    """Records of DATA were skipped, or the table was set back: the query must go on anew from its last seqno."""
-
-    retriable = True
+    def _behind(self, rows: DataFrame, last_seqno: Mapping[str, int]) -> DataFrame:
+        return rows.filter(
+            any_of((F.col(GROUP) == group) & (F.col("seqno") > last) for group, last in last_seqno.items())
+        )

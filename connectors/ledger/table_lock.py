@@ -1,21 +1,21 @@
-"""The lock for changes of the Delta tables below --data: one JVM at a time commits.
+"""The lock for changes of the Delta tables below --data: one process at a time commits.
 
-Delta writes version N with put-if-absent. On a file system that is "look whether N.json exists, else rename to it",
-which is atomic only inside a JVM. Two JVMs may both see that N.json is absent; the second rename replaces the first's
-commit, and both believe that they have committed.
+Delta's library for Spark writes version N with put-if-absent. On a file system that is "look whether N.json exists,
+else rename to it", which is atomic only inside a JVM. Two processes may both see that N.json is absent; the second
+rename replaces the first's commit, and both believe that they have committed.
 
-Invariant. Between the look and the rename of a commit, no other JVM that keeps to this lock looks or renames. So each
-version has one winner. It rests on four facts:
+Invariant. Between the look and the rename of a commit, no other process that keeps to this lock looks or renames. So
+each version has one winner. It rests on four facts:
 
-* The lock is the operating system's, on a file, and the process that holds it is the JVM that commits, not the Python
-  that drives it. It is free when that JVM releases it or is dead, and at no other time. kill -9 of Python alone does
-  not free it while the JVM still commits. kill -9 of the JVM ends the commit, and then frees the lock.
+* The lock is the operating system's, on a file, and the process that holds it is the one that commits: a JVM, not the
+  Python that drives it, or a Python process without Spark. It is free when that process releases it or is dead, and at
+  no other time. kill -9 of Python alone does not free it while the JVM still commits. kill -9 of the process that
+  commits ends the commit, and then frees the lock.
 * Every commit happens in the call that the holder waits for: Delta's own work after an append (checkpoint, compaction
   of small files) ends before the append returns.
-* A JVM opens the file once at a time: the lock belongs to the process, and closing a second handle of the same file
-  would free it. Python's own lock ensures this, since one Python drives a JVM.
-* The locked file is the one at the path: the holder writes a word into it, and reads it there. Otherwise the file was
-  deleted, and another process may hold its successor.
+* A process opens the file once at a time: the lock belongs to the process, and closing a second handle of the same
+  file would free it. Python's own lock ensures this, since one Python drives a JVM.
+* The locked file is the one at the path. Otherwise the file was deleted, and another process may hold its successor.
 
 A crash at any point leaves an unlocked file with the words of the last holder, which have no effect.
 
@@ -27,21 +27,23 @@ Before anything commits without the lock (OPTIMIZE by another Spark, say), stop 
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from py4j.java_gateway import JVMView
-from py4j.protocol import Py4JJavaError
+from typing import TYPE_CHECKING, Any
 
 from ordering.base.errors import AbcastError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 """The pauses between two tries, growing: another writer's commit takes some hundred milliseconds."""
@@ -58,15 +60,14 @@ class StoppedWaiting(AbcastError):
     retriable = True
 
 
-class TableLock:
-    """The lock on the file `path`, taken by the JVM. Each JVM has one Python that drives it.
+class TableLock(ABC):
+    """The lock on the file `path`.
 
     Without a path it only keeps the threads of this process apart: for a store whose commits are a compare-and-set by
     themselves.
     """
 
-    def __init__(self, jvm: JVMView, path: Path | None) -> None:
-        self._jvm = jvm
+    def __init__(self, path: Path | None) -> None:
         self._path = path
 
     @contextmanager
@@ -90,57 +91,126 @@ class TableLock:
         try:
             yield
         finally:
-            _give_back(*opened)
+            self._give_back(*opened)
 
     def _take(self) -> tuple[Any, Any] | None:
-        """Return the open file and its lock. The JVM keeps them for as long as Python has both."""
+        """Return the open file and its lock."""
         if not _this_process.acquire(blocking=False):
             return None
         if self._path is None:
             return None, None
         file = None
         try:
-            file = self._open()
-            lock = file.getChannel().tryLock()
-            if lock is not None and self._is_at_path(file):
+            file = self._open(self._path)
+            lock = self._lock(file)
+            if lock and self._is_at_path(file, self._path):
                 return file, lock
         except BaseException:
-            _give_back(file)
+            self._give_back(file)
             raise
-        _give_back(file)
+        self._give_back(file)
         return None
 
-    def _open(self) -> Any:
-        assert self._path is not None
+    def _give_back(self, file: Any, _lock: Any = None) -> None:
+        """Close the file, which frees the lock."""
         try:
-            return self._jvm.java.io.RandomAccessFile(str(self._path), "rw")
-        except Py4JJavaError as error:
-            why = error.java_exception.getMessage()
-            raise EnvironmentProblem(f"the lock of the ledger can't be opened: {why}.") from error
-
-    def _is_at_path(self, file: Any) -> bool:
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        words = f"process {os.getpid()} on {socket.gethostname()} since {since} ({uuid.uuid4().hex})"
-        file.setLength(0)
-        file.writeBytes(words)
-        return self._words() == words
-
-    def _words(self) -> str:
-        if self._path is None:
-            return ""
-        try:
-            return self._path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+            if file is not None:
+                self._close(file)
+        finally:
+            _this_process.release()
 
     def _holder(self) -> str:
-        return self._words().partition(" (")[0] or "another process"
+        """Return the holder's words: of another process, as a file that this one has locked may not be opened again."""
+        if self._path is None or not _this_process.acquire(blocking=False):
+            return "another thread of this process"
+        try:
+            return _words(self._path).partition(" (")[0] or "another process"
+        finally:
+            _this_process.release()
+
+    @abstractmethod
+    def _open(self, path: Path) -> Any:
+        """Open the file for writing. Raises EnvironmentProblem."""
+
+    @abstractmethod
+    def _lock(self, file: Any) -> Any:
+        """Lock the file; return something true, or nothing if another process has locked it."""
+
+    @abstractmethod
+    def _is_at_path(self, file: Any, path: Path) -> bool:
+        """Write the holder's words into the locked file; return whether it is still the one at the path."""
+
+    @abstractmethod
+    def _close(self, file: Any) -> None: ...
 
 
-def _give_back(file: Any, _lock: Any = None) -> None:
-    """Close the file, which frees the lock."""
+class JvmLock(TableLock):
+    """The lock of a JVM, which keeps it for as long as Python has the file and the lock."""
+
+    def __init__(self, jvm: JVMView, path: Path | None) -> None:
+        super().__init__(path)
+        self._jvm = jvm
+
+    def _open(self, path: Path) -> Any:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._jvm.java.io.RandomAccessFile(str(path), "rw")
+        except Py4JJavaError as error:
+            raise _not_opened(error.java_exception.getMessage()) from error
+
+    def _lock(self, file: Any) -> Any:
+        return file.getChannel().tryLock()
+
+    def _is_at_path(self, file: Any, path: Path) -> bool:
+        words = _own_words()
+        file.setLength(0)
+        file.writeBytes(words)
+        return _words(path) == words
+
+    def _close(self, file: Any) -> None:
+        file.close()
+
+
+class ProcessLock(TableLock):
+    """The lock of this Python process: the same record lock of the operating system."""
+
+    def _open(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise _not_opened(str(error)) from error
+
+    def _lock(self, file: int) -> bool:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _is_at_path(self, file: int, path: Path) -> bool:
+        os.ftruncate(file, 0)
+        os.pwrite(file, _own_words().encode(), 0)
+        try:
+            return os.path.samestat(os.fstat(file), path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _close(self, file: int) -> None:
+        os.close(file)
+
+
+def _own_words() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} since {since} ({uuid.uuid4().hex})"
+
+
+def _words(path: Path) -> str:
     try:
-        if file is not None:
-            file.close()
-    finally:
-        _this_process.release()
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _not_opened(why: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f"the lock of the ledger can't be opened: {why}.")

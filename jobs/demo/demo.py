@@ -336,7 +336,7 @@ def _conclude(
 
 def _query(directory: Path, *, is_feed: bool) -> None:
     """Run queries over the ledger and show their answers."""
-    from connectors.ledger.sql import question
+    from connectors.ledger.query.sql import question
     from jobs.terminal.rows import show_table
 
     queries: Mapping[str, str] = {

@@ -110,7 +110,7 @@ def _chosen_format(form: OutputFormat | None, *, as_json: bool, output: Path | N
 def _answered(sql: str, data: Location, engine: SqlEngine, limit: int | None) -> Iterator[Answer]:
     """Run the query; the block takes the rows. Spark returns `limit` rows, DuckDB as many as the block takes."""
     if engine is SqlEngine.duckdb:
-        from connectors.ledger.sql import question
+        from connectors.ledger.query.sql import question
 
         with question(data) as asked:
             with Progress("reading the ledger", 100, ask=asked.progress):
@@ -118,7 +118,7 @@ def _answered(sql: str, data: Location, engine: SqlEngine, limit: int | None) ->
             yield answer
         return
     with Progress("starting Spark (about 5 s)") as progress:
-        from connectors.ledger.spark_sql import ask_spark, percent_done
+        from connectors.ledger.query.spark_sql import ask_spark, percent_done
         from jobs.terminal.streaming import session_of_command
 
         spark = session_of_command("abcast query", data)

@@ -183,3 +183,32 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         again = scenario.job("ledger")
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
         again.stop()
+
+
+@pytest.mark.timeout(300)
+def test_each_seqno_once_whichever_engine_writes(scenario: Scenario) -> None:
+    """The process engine's ledger, killed at its commits; then together with Spark's; then alone, in its place."""
+    ledger = scenario.data / "ledger"
+    with SequencerThread(scenario.connection, scenario.group, scenario.site):
+        load = scenario.load("alice")
+        for after in range(4):
+            process = scenario.job("ledger", None, "--engine", "process")
+            reached = ledger_seqno(ledger, scenario.group)
+            eventually(lambda reached=reached: ledger_seqno(ledger, scenario.group) > reached, 60, "it goes on")  # type: ignore[misc]
+            before = in_log(ledger)
+            eventually(lambda before=before: in_log(ledger) > before, 30, "delta-rs writes", 0.0002)  # type: ignore[misc]
+            time.sleep(0.002 * after)
+            process.kill()
+        rivals = [scenario.job("ledger", None, "--engine", engine, ready=False) for engine in ("spark", "process")]
+        for rival in rivals:
+            rival.wait_ready()
+        reached = ledger_seqno(ledger, scenario.group)
+        eventually(lambda: ledger_seqno(ledger, scenario.group) > reached + 100, 60, "two of them at work")
+        time.sleep(5)
+        assert all(rival.running() for rival in rivals)
+        rivals[0].kill()
+        sent = load.finish()
+        assert scenario.verify(sent, ledger=ledger) == len(sent)
+    seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
+    assert sorted(seqnos) == list(range(1, len(sent) + 1))
+    rivals[1].stop()

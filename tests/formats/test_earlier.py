@@ -26,8 +26,8 @@ from connectors.kafka.log.entries import last_state
 from connectors.ledger import group_column
 from connectors.ledger.delta_files import LedgerOutdated
 from connectors.ledger.last_row import LedgerEnd
-from connectors.ledger.spark_sql import ask_spark
-from connectors.ledger.sql import question
+from connectors.ledger.query.spark_sql import ask_spark
+from connectors.ledger.query.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import TRANSACTION, newest_commit, read_table_state

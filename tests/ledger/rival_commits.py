@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.ledger.table_lock import TableLock
+from connectors.ledger.table_lock import JvmLock
 from tests.ledger.bare_jvm import Store, bare_jvm
 
 
@@ -70,7 +70,7 @@ def _version(directory: Path, version: int) -> Path:
 
 def _rival(directory: Path, name: str, *, locked: bool) -> None:
     with bare_jvm() as jvm:
-        store, lock = Store(jvm), TableLock(jvm, directory / "ledger.lock")
+        store, lock = Store(jvm), JvmLock(jvm, directory / "ledger.lock")
         for line in sys.stdin:
             with lock.held() if locked else contextlib.nullcontext():
                 won = store.put_if_absent(_version(directory, int(line)), name)

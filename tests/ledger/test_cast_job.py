@@ -11,7 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.ledger import cast_job
-from connectors.ledger.appending import LedgerContended
+from connectors.ledger.append_only import LedgerContended
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastTableState
 from connectors.ledger.job import LedgerJob

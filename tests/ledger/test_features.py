@@ -14,7 +14,7 @@ from connectors.ledger.delta_files import LedgerUnreadable
 from connectors.ledger.history import message_numbers
 from connectors.ledger.last_row import LedgerEnd
 from connectors.ledger.maintenance import plan_maintenance
-from connectors.ledger.sql import question
+from connectors.ledger.query.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import read_table_state, read_views_state
 from ordering.checker.checker import Checker

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.table import DataSkipped, _RuleFollower
+from connectors.ledger.seqno_table import DataSkipped
+from connectors.ledger.table import _RuleFollower
 from ordering.base.reader import Reader
 
 

@@ -13,10 +13,8 @@ from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
 from connectors.client.memory.ledger_reader import read_ledger
-from connectors.kafka.log.data_log import DataLog
-from connectors.ledger.job import start_after
-from connectors.ledger.last_row import LedgerEnd
-from connectors.spark.job import JobOptions
+from connectors.kafka.log.data_log import DataLog, Start
+from connectors.ledger.last_row import LedgerEnd, start_after
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
@@ -132,25 +130,29 @@ def test_a_ledger_that_retention_has_overtaken(
     connection: MemoryConnection, retention: Retention, tmp_path: Path
 ) -> None:
     """The job ends, and names the missing messages and the remedy in a sentence."""
-    options = JobOptions(connection, "nyc", tmp_path)
+
+    def begins(behind: int) -> Start:
+        path = tmp_path / "ledger"
+        return start_after(behind, connection, "nyc", "g", path, LedgerEnd(path))
+
     with (
         SequencerThread(connection, "g", "nyc") as sequencer,
         Member("g", "nyc/alice", connection=connection) as alice,
     ):
         for number in range(5):
             alice.broadcast(b"%d" % number).result(10)
-        assert start_after(3, options, "g", LedgerEnd(tmp_path / "none"))[:2] == (4, Reader(1, 3))
+        assert begins(3)[:2] == (4, Reader(1, 3))
         with DataLog(connection, "g", "nyc") as log:
             [fifth] = [record.offset for record in log.records(0, log.end()) if record.data.seqno == 5]
         sequencer.write([snapshot(sequencer.state)])
     retention.beginning = fifth
-    assert start_after(4, options, "g", LedgerEnd(tmp_path / "none"))[:2] == (fifth, Reader(1, 4))
+    assert begins(4)[:2] == (fifth, Reader(1, 4))
     with pytest.raises(HistoryUnavailable) as caught:
-        start_after(3, options, "g", LedgerEnd(tmp_path / "none"))
+        begins(3)
     assert f"the ledger {tmp_path}/ledger ends at seqno 3 of group g, and can't go on without a gap" in str(
         caught.value
     )
     assert "no longer holds seqno 4: retention has dropped it. Put a copy" in str(caught.value)
     assert not caught.value.retriable
     with pytest.raises(HistoryUnavailable, match="has nothing of group g, and can't go on without a gap"):
-        start_after(0, options, "g", LedgerEnd(tmp_path / "none"))
+        begins(0)

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors.ledger.sql import Question, question
+from connectors.ledger.query.sql import Question, question
 from connectors.ledger.table_state import LedgerDamaged
 from ordering.base.errors import AbcastError, UsageError
 from tests.ledger.ledger_of import decided, effective, write_ledger

@@ -13,7 +13,7 @@ import pytest
 from py4j.java_gateway import JVMView
 
 from connectors.ledger import table_lock
-from connectors.ledger.table_lock import StoppedWaiting, TableLock
+from connectors.ledger.table_lock import JvmLock, StoppedWaiting
 from ordering.base.errors import EnvironmentProblem
 from tests.ledger.bare_jvm import bare_gateway, bare_jvm
 from tests.ledger.rival_commits import race
@@ -28,8 +28,8 @@ def jvm() -> Iterator[JVMView]:
 
 
 @pytest.fixture
-def lock(jvm: JVMView, tmp_path: Path) -> TableLock:
-    return TableLock(jvm, tmp_path / "ledger.lock")
+def lock(jvm: JVMView, tmp_path: Path) -> JvmLock:
+    return JvmLock(jvm, tmp_path / "ledger.lock")
 
 
 def is_free(jvm: JVMView, path: Path) -> bool:
@@ -53,17 +53,17 @@ def test_each_version_has_one_winner(tmp_path: Path) -> None:
     assert set(outcome.stands) == {"one", "two"}
 
 
-def test_another_jvm_waits(jvm: JVMView, lock: TableLock, tmp_path: Path) -> None:
+def test_another_jvm_waits(jvm: JVMView, lock: JvmLock, tmp_path: Path) -> None:
     path = tmp_path / "ledger.lock"
     with bare_jvm() as other:
         with lock.held():
             assert not is_free(other, path)
-            with pytest.raises(StoppedWaiting, match=r"held .*ledger.lock"), TableLock(other, path).held(lambda: True):
+            with pytest.raises(StoppedWaiting, match=r"held .*ledger.lock"), JvmLock(other, path).held(lambda: True):
                 pass
         assert is_free(other, path)
 
 
-def test_it_is_free_when_its_jvm_is_dead(lock: TableLock, tmp_path: Path) -> None:
+def test_it_is_free_when_its_jvm_is_dead(lock: JvmLock, tmp_path: Path) -> None:
     """kill -9 of the JVM, also while its Python goes on."""
     path = tmp_path / "ledger.lock"
     with bare_gateway() as other:
@@ -76,7 +76,7 @@ def test_it_is_free_when_its_jvm_is_dead(lock: TableLock, tmp_path: Path) -> Non
             pass
 
 
-def test_threads_take_turns(lock: TableLock) -> None:
+def test_threads_take_turns(lock: JvmLock) -> None:
     """In one JVM, Java would refuse the second thread with an OverlappingFileLockException."""
     inside: list[int] = []
     most = 0
@@ -97,26 +97,26 @@ def test_threads_take_turns(lock: TableLock) -> None:
     assert most == 1
 
 
-def test_a_deleted_file_locks_nobody_out_and_nobody_in(jvm: JVMView, lock: TableLock, tmp_path: Path) -> None:
+def test_a_deleted_file_locks_nobody_out_and_nobody_in(jvm: JVMView, lock: JvmLock, tmp_path: Path) -> None:
     """A process that locked a file which was then deleted locks the new file."""
     path = tmp_path / "ledger.lock"
-    words = TableLock._words
+    words = table_lock._words
     calls: list[int] = []
 
-    def delete_first(self: TableLock) -> str:
+    def delete_first(locked: Path) -> str:
         if not calls:
             path.unlink()
         calls.append(1)
-        return words(self)
+        return words(locked)
 
     with pytest.MonkeyPatch.context() as patch, bare_jvm() as other:
-        patch.setattr(TableLock, "_words", delete_first)
+        patch.setattr(table_lock, "_words", delete_first)
         with lock.held():
             assert len(calls) == 2
             assert not is_free(other, path)
 
 
-def test_an_error_inside_frees_it(lock: TableLock) -> None:
+def test_an_error_inside_frees_it(lock: JvmLock) -> None:
     with pytest.raises(RuntimeError), lock.held():
         raise RuntimeError("in a commit")
     with lock.held():
@@ -124,7 +124,7 @@ def test_an_error_inside_frees_it(lock: TableLock) -> None:
 
 
 def test_who_waits_says_for_whom(
-    lock: TableLock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lock: JvmLock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is reported soon, and then seldom."""
     monkeypatch.setattr(table_lock, "TELL_AFTER_S", 0.1)
@@ -136,17 +136,17 @@ def test_who_waits_says_for_whom(
         lock.held(lambda: "is held by" in caplog.text and next(tries) > 3),
     ):
         pass
-    assert caplog.text.count("is held by process ") == 1
+    assert caplog.text.count("is held by another thread") == 1
 
 
 def test_a_directory_that_is_not_there(jvm: JVMView, tmp_path: Path) -> None:
-    lock = TableLock(jvm, tmp_path / "none" / "ledger.lock")
+    lock = JvmLock(jvm, tmp_path / "none" / "ledger.lock")
     for _ in range(2):  # and the process's own lock is free again
         with pytest.raises(EnvironmentProblem, match="No such file or directory"), lock.held():
             pass
 
 
-def test_it_costs_milliseconds(lock: TableLock) -> None:
+def test_it_costs_milliseconds(lock: JvmLock) -> None:
     took = []
     for _ in range(20):
         started = time.monotonic()

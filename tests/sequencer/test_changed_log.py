@@ -28,9 +28,7 @@ from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
-from connectors.ledger.job import start_after
-from connectors.ledger.last_row import LedgerEnd, other_history
-from connectors.spark.job import JobOptions
+from connectors.ledger.last_row import LedgerEnd, other_history, start_after
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.same_forward import InputLost, changed_inputs
@@ -359,7 +357,7 @@ def test_topics_that_were_made_anew_are_a_new_group(
         order(kafka, count)
         why = "has another history of g" if count else "has lost its end, or is a new one"
         with pytest.raises(HistoryChanged, match=why):
-            start_after(5, JobOptions(kafka, SITE, tmp_path), "g", ledger)
+            start_after(5, kafka, SITE, "g", tmp_path / "ledger", ledger)
         found = read_status(kafka, "g", SITE, {"g": 5}, ledger)
         assert why in found.other_history
         assert "take another --data" in found.other_history

@@ -17,8 +17,8 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.casts import CastWriter, create_cast_table, read_cast_state
 from connectors.ledger.maintenance import plan_maintenance
-from connectors.ledger.spark_sql import ask_spark
-from connectors.ledger.sql import question
+from connectors.ledger.query.spark_sql import ask_spark
+from connectors.ledger.query.sql import question
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import open_table
 from connectors.local.broker import EmbeddedBroker

@@ -19,18 +19,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from connectors.kafka.log.data_log import Start
+from connectors.ledger.seqno_table import LEDGER_SCHEMA, DataSkipped
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import (
     BESIDE,
-    LEDGER_SCHEMA,
-    DataSkipped,
     LedgerWriter,
     TableState,
     create_tables,
     ledger_rows,
     read_table_state,
 )
-from connectors.ledger.table_lock import TableLock
+from connectors.ledger.table_lock import JvmLock
 from connectors.ledger.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
 from ordering.base.reader import Reader
 from ordering.base.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
@@ -357,7 +356,7 @@ def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, gro
     writer = writer_of(table, BEGINNING, group, is_ending=ending.is_set)
     batch = source_frame(spark, messages(group, 1, 2))
     with bare_jvm() as other:
-        with TableLock(other, table.parent / "ledger.lock").held():
+        with JvmLock(other, table.parent / "ledger.lock").held():
             thread = threading.Thread(target=writer.write, args=(batch, 0))
             thread.start()
             thread.join(3)
@@ -365,7 +364,7 @@ def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, gro
             assert rows_of(spark, table, group) == []
         thread.join(60)
         assert rows_of(spark, table, group) == expected(1, 2)
-        with TableLock(other, table.parent / "ledger.lock").held():
+        with JvmLock(other, table.parent / "ledger.lock").held():
             thread = threading.Thread(target=writer.write, args=(source_frame(spark, messages(group, 3)), 1))
             thread.start()
             thread.join(1)

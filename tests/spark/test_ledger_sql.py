@@ -16,8 +16,8 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from connectors.ledger.spark_sql import ask_spark, percent_done
-from connectors.ledger.sql import question
+from connectors.ledger.query.spark_sql import ask_spark, percent_done
+from connectors.ledger.query.sql import question
 from connectors.ledger.table import create_tables
 from ordering.base.errors import AbcastError, UsageError
 from tests.cli.process import abcast, environment

@@ -10,7 +10,7 @@ from deltalake import write_deltalake
 
 from connectors.ledger.history import message_numbers, read_rows
 from connectors.ledger.maintenance import plan_maintenance
-from connectors.ledger.sql import question
+from connectors.ledger.query.sql import question
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import check_log, newest_commit, open_table, read_table_state
 from connectors.storage.location import delta_options

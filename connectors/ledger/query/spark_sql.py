@@ -1,4 +1,4 @@
-"""SQL over the ledger in Spark's dialect, for features that DuckDB lacks. Like `connectors.ledger.sql`, it only reads.
+"""SQL over the ledger in Spark's dialect, for features that DuckDB lacks. It only reads, as `ledger.query.sql`.
 
 Invariant. A statement is run only if it parses as a query, and each relation of its analysed plan is one of the tables,
 or made of the statement's own values. Functions that call Java, or read files, are unknown in its session.

@@ -1,0 +1,183 @@
+"""Delta tables that only grow: their layout, and the compare-and-set by which either engine appends to them.
+
+Invariant. The table takes an append if, and only if, no other writer has appended since this one read the table. An
+append carries Delta's transaction identifier `abcast-ledger` with the version after the one that was read. If two
+writers read the same version, one commits, and the other finds that it did not: under the lock of
+`connectors.ledger.table_lock` it reads the table again before it tries; without the lock, Delta refuses the append, or
+skips it. So the table has every row that a writer leaves out, and had none of the rows that a writer appends.
+
+A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
+that commit before each append, and stops if it is missing. Otherwise Delta would make a new table of these rows alone.
+
+A crash at any point keeps the invariant. Before the commit, the table is unchanged, and the files written so far belong
+to no version. After it, the table itself tells its rows. Creating a table, adding a column and setting a property are
+one commit each; the next start makes the missing ones.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
+
+import deltalake
+
+from connectors.ledger.table_state import (
+    LedgerReplaced,
+    TableState,
+    check_log,
+    commit_file,
+    damaged,
+    newest_commit,
+    source_of,
+)
+from connectors.storage.location import Location
+from ordering.base.errors import AbcastError
+
+APPEND_ONLY = "delta.appendOnly"
+KEPT = {
+    # A commit a second makes 86,400 files a day, and by default Delta keeps them for 30 days.
+    "delta.logRetentionDuration": "interval 2 days",
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+    # A checkpoint names all files: one after every tenth commit, Delta's default, costs more than the commits.
+    "delta.checkpointInterval": "100",
+}
+"""The history that is kept for readers of an older version. A value that an operator has set is not changed."""
+PLAIN = {"delta.columnMapping.mode": "none", "delta.enableDeletionVectors": "false"}
+"""Features that some readers lack: Spark's defaults may turn them on for each new table."""
+MAX_ATTEMPTS = 20
+
+
+State = TypeVar("State", bound=TableState)
+Rows = TypeVar("Rows")
+
+
+class Layout(NamedTuple):
+    """The layout of a table."""
+
+    name: str
+    schema: str
+    partitioned_by: list[str]
+    properties: Mapping[str, str]
+    added_later: frozenset[str] = frozenset()
+    """Columns that tables of an earlier layout lack."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Return the type of each column."""
+        return {name: kind for name, _, kind in (column.partition(" ") for column in self.schema.split(", "))}
+
+
+class Lacking(NamedTuple):
+    """The columns, with their types, and the properties that a table of an earlier version lacks."""
+
+    columns: Mapping[str, str]
+    properties: Mapping[str, str]
+
+
+def lacking(table: deltalake.DeltaTable, path: Location, layout: Layout) -> Lacking:
+    """Compare the table at `path` with the layout. Raises LedgerDamaged."""
+    check_log(path)
+    present = {column.name for column in table.schema().fields}
+    columns = {name: kind for name, kind in layout.columns.items() if name not in present}
+    if strange := columns.keys() - layout.added_later:
+        raise damaged(path, f"it has no column {min(strange)}")
+    if table.metadata().partition_columns != layout.partitioned_by:
+        raise damaged(path, f"it is not partitioned by {layout.partitioned_by or 'nothing'}")
+    set_already = table.metadata().configuration
+    properties = {key: value for key, value in KEPT.items() if key not in set_already}
+    if set_already.get(APPEND_ONLY) != "true":
+        properties[APPEND_ONLY] = "true"
+    return Lacking(columns, properties)
+
+
+class AppendOnlyTable(ABC, Generic[State, Rows]):
+    """A Delta table for the one writer of this process. `state`: the table's content as the writer knows it."""
+
+    def __init__(self, path: Location, read_state: Callable[[Location], State]) -> None:
+        self._path = path
+        self._read_state = read_state
+        self.state = read_state(path)
+        if self.state.newest is None:
+            raise self._replaced()
+        self._seen = self.state.newest
+        """The last commit known to be in the log. It may be later than the commits counted in `state`: while nothing is
+        written here, other commits may shorten the log."""
+
+    def check(self) -> None:
+        """Raise LedgerReplaced unless the log still has the last known commit; note newer ones."""
+        if not self._seen.is_in_log(self._path):
+            raise self._replaced()
+        if not self._seen.is_newest(self._path):
+            self._seen = newest_commit(self._path, self._seen.version)
+
+    def has_appended(self, state: State) -> None:
+        """Note the state after an append."""
+        newest = newest_commit(self._path, self._newest_version)
+        self.state = replace(state, version=self.state.version + 1, newest=newest)
+        self._seen = newest
+
+    def contended(self) -> LedgerContended:
+        """Return the error for a writer that has tried MAX_ATTEMPTS times."""
+        return contended(self._path)
+
+    def look_again(self) -> None:
+        """Read the state anew if others have committed since. Raises LedgerReplaced, LedgerDamaged."""
+        self.check()
+        if self._seen != self.state.newest:
+            self.state = self._read_state(self._path)
+            if self.state.newest is None:
+                raise self._replaced()
+            self._seen = self.state.newest
+
+    @property
+    def _newest_version(self) -> int:
+        assert self.state.newest is not None
+        return self.state.newest.version
+
+    def append_once(self, rows: Rows) -> str | None:
+        """Append unless another writer has since the table was read; return the commit's text, None if one has.
+
+        Raises LedgerReplaced.
+        """
+        tag = uuid.uuid4().hex
+        return self._commit_with(tag) if self._commit(rows, tag) else None
+
+    @abstractmethod
+    def _commit(self, rows: Rows, tag: str) -> bool:
+        """Append the rows with the next version of the transaction, and the tag in the commit; False at a conflict."""
+
+    def _commit_with(self, tag: str) -> str | None:
+        """Return the text of the commit with the tag, behind the last known one; None if there is none.
+
+        Delta silently skips an append whose transaction version is already taken.
+        """
+        version = self._newest_version + 1
+        while (file := commit_file(self._path, version)).exists():
+            text = file.read_text(encoding="utf-8")
+            if tag in text:
+                return text
+            version += 1
+        return None
+
+    def _replaced(self) -> LedgerReplaced:
+        return LedgerReplaced(
+            f"the Delta table {self._path} was deleted or replaced. Put it back, or start again without it: the "
+            f"job writes it again from {source_of(self._path)}."
+        )
+
+
+class LedgerContended(AbcastError):
+    """Other writers kept changing the ledger."""
+
+    retriable = True
+
+
+def contended(path: Location) -> LedgerContended:
+    """Return the error for a writer that has tried MAX_ATTEMPTS times."""
+    return LedgerContended(
+        f"another process changed the ledger at {path} {MAX_ATTEMPTS} times in a row without its lock: stop the other "
+        "writers."
+    )

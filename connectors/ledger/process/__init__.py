@@ -1,0 +1,1 @@
+"""The ledger without a JVM: a plain Python process writes the tables."""

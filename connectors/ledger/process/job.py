@@ -1,0 +1,243 @@
+"""The ledger job in a plain Python process: DATA of a site's groups to the Delta tables, without a JVM.
+
+Invariant: the one of `connectors.ledger.table`, for the same reasons. A start, and each group that is opened later,
+goes on behind the table's own last seqno. Rows that the table lacks are thrown away with the process, or with the
+attempt: the next start reads them again. The reading rule is `DataCursor`'s, for which a missing offset is an
+error and not a hole. An append leaves out the rows that another ledger's job, on either engine, has written.
+
+One group's trouble is its own: the group is suspended, and tried again. An error of the tables ends the attempt, and
+the job unless it may pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.retrying import Retries
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS, START_ERRORS
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import Start
+from connectors.kafka.topics.topics import refusals
+from connectors.kafka.transport import Consumer
+from connectors.ledger.last_row import starts_of
+from connectors.ledger.process.rows import RawHeaders, ledger_rows, view_rows
+from connectors.ledger.process.table import ProcessLedger, create_tables
+from connectors.ledger.table_lock import StoppedWaiting
+from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.names import Topic
+
+TRIGGER_S = 1.0
+"""The least seconds between two commits: each makes a file for each group in it."""
+MOST_RECORDS, MOST_BYTES = 200_000, 64 * 1024 * 1024
+"""The records, and the bytes of payloads, after which a commit waits no longer."""
+_POLL_RECORDS = 2_000
+"""The records that are made into rows together: half as many cost a quarter more each."""
+_PAUSE_S = 0.05
+WAITS_S = (10.0, 30.0, 60.0, 300.0)
+
+_logger = logging.getLogger(__name__)
+
+
+class LedgerOptions(NamedTuple):
+    """The options of the job. `data`: the directory of the tables. The others are the engine's, too."""
+
+    connection: Connection
+    site: str
+    data: Path
+    groups: GroupChoice = ALL_GROUPS
+    look_every_s: float = LOOK_EVERY_S
+    troubles: Troubles | None = None
+
+
+class _Headers:
+    """A consumer that keeps the headers of each record for the rows: a cursor returns the application's only."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.by_offset: dict[int, RawHeaders] = {}
+
+    def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Any]]:
+        polled = self._consumer.poll(timeout_ms)
+        for records in polled.values():
+            for record in records:
+                self.by_offset[record.offset] = record.headers
+        return polled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+class _Feed:
+    """A group's DATA from the table's end on, as rows."""
+
+    def __init__(self, connection: Connection, group: str, site: str, start: Start) -> None:
+        self._group, self._site = group, site
+        self._headers = _Headers(connection.consumer(max_poll_records=_POLL_RECORDS))
+        partition = TopicPartition(str(Topic(group, "data", site)), 0)
+        self._cursor = DataCursor(self._headers, partition, start)
+
+    def read(self) -> tuple[pa.Table, pa.Table] | None:
+        """Return the next rows of the ledger and of the views; None if there are none now. Raises as `DataCursor`."""
+        records = self._cursor.poll(0.0)
+        if not records:
+            return None
+        headers = self._headers.by_offset
+        rows = ledger_rows(self._group, records, headers), view_rows(self._group, self._site, records)
+        for offset in [offset for offset in headers if offset < self._cursor.position]:
+            del headers[offset]
+        return rows
+
+    def close(self) -> None:
+        self._cursor.close()
+
+
+class _Batch:
+    """The rows that are read and not yet written."""
+
+    def __init__(self) -> None:
+        self.rows: list[pa.Table] = []
+        self.views: list[pa.Table] = []
+        self.bytes = 0
+
+    def add(self, rows: pa.Table, views: pa.Table) -> None:
+        self.rows.append(rows)
+        self.views.append(views)
+        self.bytes += rows.nbytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= MOST_BYTES or sum(map(len, self.rows)) >= MOST_RECORDS
+
+
+class ProcessLedgerJob:
+    """Writes the chosen groups with DATA at the site to the tables. `run` blocks until `stop`, from any thread."""
+
+    name = "ledger"
+    is_principal = True
+    keeps_trying = False
+    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
+
+    def __init__(self, options: LedgerOptions) -> None:
+        self.options = options
+        self.ready = threading.Event()
+        self._stop = threading.Event()
+        self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
+        self._suspended = SuspendedGroups(self.name, WAITS_S)
+        self._feeds: dict[str, _Feed] = {}
+        self._looked_at = float("-inf")
+
+    def stop(self) -> None:
+        """Ask `run` to write the rows that it has read, and to return."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Work until stopped. Raises errors that will not pass, or come too often (`Retries`)."""
+        retries = Retries(self.name)
+        with contextlib.closing(self._finder):
+            while not self._stop.is_set():
+                started = time.monotonic()
+                try:
+                    self._attempt()
+                except StoppedWaiting:
+                    return
+                except AbcastError as error:
+                    if self._stop.is_set() and error.retriable:
+                        return
+                    self._stop.wait(retries.failed(error, time.monotonic() - started))
+                finally:
+                    self._close_feeds(list(self._feeds))
+
+    def _attempt(self) -> None:
+        """Work from the tables' last rows to the stop, or to the first failure of the tables."""
+        create_tables(self.options.data, self._stop.is_set)
+        ledger, batch, written_at = ProcessLedger(self.options.data, self._stop.is_set), _Batch(), time.monotonic()
+        self._looked_at = float("-inf")
+        while True:
+            is_over = self._stop.is_set()
+            if not is_over and time.monotonic() - self._looked_at >= min(self.options.look_every_s, LOOK_EVERY_S):
+                ledger.check()
+                self._look(ledger)
+            has_read = False
+            for rows in self._read():
+                batch.add(*rows)
+                has_read = True
+            if batch.rows and (is_over or batch.is_full or time.monotonic() - written_at >= TRIGGER_S):
+                ledger.append(pa.concat_tables(batch.rows), pa.concat_tables(batch.views))
+                batch, written_at = _Batch(), time.monotonic()
+            self.ready.set()
+            if is_over:
+                return
+            if not has_read:
+                self._stop.wait(_PAUSE_S)
+
+    def _read(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the new rows of each group; suspend the groups whose DATA can't be read."""
+        for group, feed in list(self._feeds.items()):
+            try:
+                if (rows := feed.read()) is not None:
+                    yield rows
+            except JOB_ERRORS:
+                raise
+            except AbcastError as error:
+                self._suspend(group, error)
+            except KafkaError as error:
+                self._suspend(group, self.options.connection.refused(error))
+
+    def _look(self, ledger: ProcessLedger) -> None:
+        """Open the groups that are new, or due again; close groups that are gone. Raises BrokerUnreachable."""
+        topics, site = self._finder.find(), self.options.site
+        self._looked_at = time.monotonic()
+        present = {topic.group for topic in topics if (topic.role, topic.site) == ("data", site)}
+        self._warn_of_hidden(topics, present)
+        self._close_feeds(self._feeds.keys() - present)
+        for group in self._suspended.reasons.keys() - present:
+            self._suspended.forget(group)
+        wanted = [group for group in sorted(present - self._feeds.keys()) if self._suspended.is_due(group)]
+        path, held = self.options.data / "ledger", ledger.ledger.state.last_seqno
+        starts = starts_of(self.options.connection, site, path, wanted, held)
+        for group, error in starts.errors.items():
+            self._suspend(group, error)
+        for group, start in starts.found.items():
+            self._feeds[group] = _Feed(self.options.connection, group, site, start)
+        self._suspended.resume(starts.found)
+        self._report()
+
+    def _suspend(self, group: str, error: AbcastError) -> None:
+        self._close_feeds([group])
+        self._suspended.suspend(group, error)
+        self._report()
+
+    def _report(self) -> None:
+        if self.options.troubles is not None:
+            self.options.troubles.put(self.name, self._suspended.troubles)
+
+    def _warn_of_hidden(self, topics: Sequence[Topic], present: set[str]) -> None:
+        """Warn of groups whose DATA this user may not see."""
+        site = self.options.site
+        known = {topic.group for topic in topics if (topic.role, topic.site) == ("epoch", site)}
+        hidden = [Topic(group, "data", site) for group in sorted(known - present)]
+        with contextlib.suppress(BrokerUnreachable):
+            for refusal in refusals(self.options.connection, "READ", hidden) if hidden else ():
+                warn_seldom(_logger, "ledger: %s", refusal)
+
+    def _close_feeds(self, groups: Sequence[str] | set[str]) -> None:
+        for group in list(groups):
+            feed = self._feeds.pop(group, None)
+            if feed is not None:
+                feed.close()

@@ -1,0 +1,165 @@
+"""The ledger's tables, written without a JVM: delta-rs appends Arrow tables.
+
+Invariant. `connectors.ledger.append_only` has it, and it holds between this writer and Spark's: both take the lock,
+both carry the same transaction identifier, and both look for the last commit first. delta-rs commits version N + 1 only
+if the table that it opened has version N and no file has that name yet: it makes a link, which replaces nothing, and it
+may not retry (`max_commit_retries=0`), as a retry would append behind rows that this writer has not seen.
+
+A crash before the link leaves files of no version; after it, the table tells its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.schema import Field
+from deltalake.transaction import Transaction
+
+from connectors.ledger.append_only import MAX_ATTEMPTS, PLAIN, Layout, contended, lacking
+from connectors.ledger.delta_files import open_delta
+from connectors.ledger.process.rows import arrow_schema
+from connectors.ledger.row import GROUP
+from connectors.ledger.seqno_table import LEDGER, VIEWS, SeqnoTable
+from connectors.ledger.table_lock import ProcessLock
+from connectors.ledger.table_state import TRANSACTION, open_table, read_table_state, read_views_state
+from connectors.storage.location import Location, delta_options
+
+MERGE_AFTER = 100
+"""Appends between two merges of small files. Each append makes a file for each group in it."""
+MERGED_BYTES = 128 * 1024 * 1024
+"""The size up to which files are merged: a row is written again a few times until its file has that size."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ProcessSeqnoTable(SeqnoTable[pa.Table]):
+    """A table that delta-rs appends to, with each (group, seqno) once."""
+
+    _delta: DeltaTable | None = None
+
+    def _commit(self, rows: pa.Table, tag: str) -> bool:
+        assert self.state.newest is not None
+        try:
+            if self._delta is None:
+                self._delta = open_delta(self._path)
+            elif self._delta.version() < self.state.newest.version:
+                self._delta.update_incremental()
+            if self._delta.version() != self.state.newest.version:
+                self._delta = None
+                return False  # another writer was faster
+            write_deltalake(
+                self._delta,
+                rows,
+                mode="append",
+                commit_properties=CommitProperties(
+                    custom_metadata={"tag": tag},
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(TRANSACTION, self.state.version + 1)],
+                ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+            )
+        except CommitFailedError:
+            self._delta = None
+            return False
+        except DeltaError:
+            self._delta = None
+            self.check()  # a replaced table explains the error
+            raise
+        return True
+
+    def merge(self) -> None:
+        """Merge small files of each group; do nothing if another writer was faster. The caller holds the lock."""
+        try:
+            open_delta(self._path).optimize.compact(
+                target_size=MERGED_BYTES,
+                max_concurrent_tasks=1,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            _logger.debug("%s: another writer was faster than the merge", self._path)
+
+    def _behind(self, rows: pa.Table, last_seqno: Mapping[str, int]) -> pa.Table:
+        held = pa.table({GROUP: list(last_seqno), "held": pa.array(last_seqno.values(), pa.int64())})
+        if pc.all(pc.is_in(rows[GROUP], held[GROUP])).as_py() and not any(last_seqno.values()):
+            return rows
+        of_row = pc.index_in(rows[GROUP], held[GROUP])
+        behind = pc.greater(rows["seqno"], pc.take(held["held"], of_row))
+        return rows.filter(pc.fill_null(behind, False))
+
+
+def create_tables(data: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+    """Create the tables `ledger` and `views` below `data` if they are missing, and bring older ones up to date.
+
+    Raises LedgerDamaged, LedgerUnreadable, LedgerContended, EnvironmentProblem, and StoppedWaiting if `is_ending` while
+    another job commits.
+    """
+    with ProcessLock(data / "ledger.lock").held(is_ending):
+        for layout in (LEDGER, VIEWS):
+            _create_or_mend(data / layout.name, layout)
+
+
+def _create_or_mend(path: Location, layout: Layout) -> None:
+    for _ in range(MAX_ATTEMPTS):
+        table = open_table(path)
+        try:
+            if table is None:
+                DeltaTable.create(
+                    str(path),
+                    schema=arrow_schema(layout),
+                    partition_by=layout.partitioned_by,
+                    configuration={**layout.properties, **PLAIN},
+                    storage_options=delta_options(path),
+                )
+                return
+            lacks = lacking(table, path, layout)
+            if lacks.columns:
+                schema = arrow_schema(layout)
+                table.alter.add_columns([Field.from_arrow(schema.field(name)) for name in lacks.columns])
+            if lacks.properties:
+                table.alter.set_table_properties(dict(lacks.properties))
+        except CommitFailedError:
+            continue
+        else:
+            return
+    raise contended(path)
+
+
+class ProcessLedger:
+    """The tables `ledger` and `views` below `data`, for the one writer of this process."""
+
+    def __init__(self, data: Path, is_ending: Callable[[], bool]) -> None:
+        self._appends = 0
+        self._lock, self._is_ending = ProcessLock(data / "ledger.lock"), is_ending
+        self.ledger = ProcessSeqnoTable(data / LEDGER.name, read_table_state)
+        self._views = ProcessSeqnoTable(data / VIEWS.name, read_views_state)
+
+    def check(self) -> None:
+        """Raise LedgerReplaced if a table was deleted or replaced since it was last read or written."""
+        self.ledger.check()
+        self._views.check()
+
+    def append(self, rows: pa.Table, views: pa.Table) -> None:
+        """Append the rows that the tables lack, the views first.
+
+        Each group's rows follow what its table has, in the order of their seqnos. Raises LedgerContended,
+        LedgerReplaced, DataSkipped, StoppedWaiting.
+        """
+        self.check()  # first: the lock's directory may be gone with them
+        with self._lock.held(self._is_ending):
+            if len(views):
+                self._views.append(views, _reached(views))
+            self.ledger.append(rows, _reached(rows))
+            self._appends += 1
+            if self._appends % MERGE_AFTER == 0:
+                self.ledger.merge()
+
+
+def _reached(rows: pa.Table) -> dict[str, int]:
+    last = rows.group_by(GROUP).aggregate([("seqno", "max")])
+    return dict(zip(last[GROUP].to_pylist(), last["seqno_max"].to_pylist(), strict=True))

@@ -1,0 +1,1 @@
+"""Queries of the tables, with DuckDB or with Spark."""

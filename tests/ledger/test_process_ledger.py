@@ -1,0 +1,142 @@
+"""The ledger of the process engine: DATA in memory, real tables of Delta."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from connectors import Member
+from connectors.kafka.groups.group_choice import GroupChoice
+from connectors.ledger.process import job, table
+from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
+from connectors.ledger.table_state import LedgerReplaced, read_table_state, read_views_state
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.sequencer_thread import SequencerThread
+from jobs.terminal.streaming import JobThread, working
+from tests.waiting import WAIT, eventually
+
+SITE = "nyc"
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create("g", SITE)
+    return connection
+
+
+@contextmanager
+def writing(kafka: MemoryConnection, data: Path, groups: str = "*") -> Iterator[JobThread]:
+    options = LedgerOptions(kafka, SITE, data, GroupChoice.parse(groups), look_every_s=0.2)
+    with working([ProcessLedgerJob(options)]) as [running]:
+        yield running
+
+
+def member(kafka: MemoryConnection, group: str) -> Member:
+    return Member(group, f"{SITE}/alice", connection=kafka)
+
+
+def has_all(data: Path, last: int, group: str = "g") -> None:
+    def is_there() -> bool:
+        return (data / "ledger").exists() and read_table_state(data / "ledger").last_seqno.get(group, 0) >= last
+
+    eventually(is_there, what=f"the ledger has seqno {last} of {group}")
+
+
+def rows_of(data: Path, name: str = "ledger") -> list[dict[str, Any]]:
+    found: pa.Table = DeltaTable(str(data / name)).to_pyarrow_table()
+    rows: list[dict[str, Any]] = found.sort_by([("group_name", "ascending"), ("seqno", "ascending")]).to_pylist()
+    return rows
+
+
+def test_it_writes_what_the_group_orders(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Each seqno once, views in a table of their own; it goes on where it was stopped."""
+    with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice:
+        with writing(kafka, tmp_path):
+            alice.connect()
+            for number in range(100):
+                alice.broadcast(b"%d" % number, {"n": b"%d" % number} if number % 7 == 0 else ())
+            last = alice.wait_ordered(WAIT)
+            assert last is not None
+            has_all(tmp_path, last)
+        receipt = alice.broadcast(b"while it was down")
+        receipt.result(WAIT)
+        with writing(kafka, tmp_path):
+            has_all(tmp_path, last + 1)
+    rows = rows_of(tmp_path)
+    assert [row["seqno"] for row in rows[: last + 1]] == list(range(1, last + 2))
+    messages = [row for row in rows if row["kind"] == "message"]
+    assert [row["payload"] for row in messages] == [*(b"%d" % number for number in range(100)), b"while it was down"]
+    assert [row["headers"] for row in messages[:2]] == [[{"key": "n", "value": b"0"}], []]
+    assert {(row["sender"], row["site"], row["forward_partition"] is None) for row in messages} == {
+        (f"{SITE}/alice", SITE, False)
+    }
+    views = rows_of(tmp_path, "views")
+    assert views[0]["members"] == [f"{SITE}/alice"]
+    assert read_views_state(tmp_path / "views").last_seqno["g"] == max(
+        row["seqno"] for row in rows if row["kind"] == "view"
+    )
+
+
+def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the files that another process's appends made; the rows stay."""
+    monkeypatch.setattr(job, "TRIGGER_S", 0.0)
+    monkeypatch.setattr(table, "MERGE_AFTER", 10)
+    with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice, writing(kafka, tmp_path):
+        for number in range(1, 60):
+            alice.broadcast(b"x").result(WAIT)
+            has_all(tmp_path, number)
+    assert len(DeltaTable(str(tmp_path / "ledger")).file_uris()) <= 10
+    assert [row["seqno"] for row in rows_of(tmp_path)] == list(range(1, 60))
+
+
+def test_two_write_the_same_table(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Two jobs at once: each seqno once."""
+    with (
+        SequencerThread(kafka, "g", SITE),
+        member(kafka, "g") as alice,
+        writing(kafka, tmp_path),
+        writing(kafka, tmp_path),
+    ):
+        for number in range(300):
+            alice.broadcast(b"%d" % number).result(WAIT) if number % 50 == 0 else alice.broadcast(b"%d" % number)
+        last = alice.wait_ordered(WAIT)
+        assert last is not None
+        has_all(tmp_path, last)
+    assert [row["seqno"] for row in rows_of(tmp_path)] == list(range(1, last + 1))
+
+
+def test_a_group_that_cannot_go_on_is_left_out(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Its DATA was made anew; the other group is written."""
+    kafka.create("other", SITE)
+    with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice, writing(kafka, tmp_path):
+        for _ in range(3):
+            alice.broadcast(b"x")
+        last = alice.wait_ordered(WAIT)
+        assert last is not None
+        has_all(tmp_path, last)
+    kafka.topics.make_anew([f"abcast.g.{role}.{SITE}" for role in ("data", "forward", "epoch")])
+    with SequencerThread(kafka, "other", SITE), member(kafka, "other") as alice, writing(kafka, tmp_path) as running:
+        alice.broadcast(b"y").result(WAIT)
+        has_all(tmp_path, 1, "other")
+        assert not running.done.is_set()
+    assert [row["seqno"] for row in rows_of(tmp_path) if row["group_name"] == "g"] == list(range(1, last + 1))
+
+
+def test_a_table_that_is_deleted_ends_the_job(kafka: MemoryConnection, tmp_path: Path) -> None:
+    def lose_it() -> None:
+        with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice, writing(kafka, tmp_path) as running:
+            alice.broadcast(b"x").result(WAIT)
+            has_all(tmp_path, 1)
+            (tmp_path / "ledger" / "_delta_log").rename(tmp_path / "moved")
+            alice.broadcast(b"y").result(WAIT)
+            eventually(running.done.is_set, what="the job has ended")
+
+    with pytest.raises(LedgerReplaced, match="was deleted or replaced"):
+        lose_it()

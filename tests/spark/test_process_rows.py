@@ -1,0 +1,79 @@
+"""The process engine's ledger writes the rows that Spark's writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+from pyspark.sql import SparkSession
+
+from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.log.data_cursor import DataCursor
+from connectors.kafka.log.data_log import Start
+from connectors.ledger.process.job import _Headers
+from connectors.ledger.process.rows import ledger_rows, view_rows
+from connectors.ledger.table import BESIDE, each_number
+from connectors.ledger.table import ledger_rows as rows_by_spark
+from connectors.ledger.table import view_rows as views_by_spark
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.reader import Reader
+from ordering.base.records import MESSAGE, VIEW, Data, Source
+from tests.ledger.ledger_of import decided
+from tests.spark.kafka_rows import Row, source_frame
+
+pytestmark = pytest.mark.spark
+
+PLACE = TopicPartition("abcast.g.data.nyc", 0)
+VIEW_TEXT = b'{"members": [["nyc/a", 1], ["nyc/b", 1]], "joined": [], "left": [], "suspected": []}'
+
+
+def log() -> list[Data]:
+    """Messages with and without headers, of links, views, later kinds that take several numbers; many messages."""
+    records = [record for record in decided(linked=True) if record.kind not in WITHOUT_SEQNO]
+    last, epoch = records[-1].seqno, records[-1].epoch
+    source = Source("abcast.g.forward.nyc", 2, 77)
+    more = [
+        Data("later", epoch, last + 1, 3, "nyc/a", 1, 90, b"three", source, (("n", b"1"),), 1_700_000_000_500, count=3),
+        Data("later-own", epoch, last + 4, 3, payload=b"own", count=2),
+        Data(VIEW, epoch, last + 6, 4, payload=VIEW_TEXT),
+    ]
+    many = [
+        Data(MESSAGE, epoch, last + 7 + n, 4, "nyc/a", 1, 100 + n, b"%d" % n, source, (), 1_700_000_001_000 + n)
+        for n in range(100)
+    ]
+    return [*records, *more, *many]
+
+
+def test_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    for record in log():
+        kafka.topics.append(PLACE, *encode_data(record))
+    last = log()[-1]
+    added: tuple[tuple[int, list[tuple[str, Any]]], ...] = ((1, [("null", None), ("n", b"")]), (2, []))
+    for n, headers in added:
+        key, _, [(name, text)] = encode_data(replace(last, seqno=last.seqno + n, local_seqno=last.local_seqno + n))
+        kafka.topics.append(PLACE, key, None, [(name, text + b" - \xff later\n "), *headers])
+    consumer = _Headers(kafka.consumer())
+    cursor = DataCursor(consumer, PLACE, Start(0, Reader()))
+    ours: list[dict[str, Any]] = []
+    our_views: list[dict[str, Any]] = []
+    while records := cursor.poll(0.0):
+        ours += ledger_rows("g", records, consumer.by_offset).to_pylist()
+        our_views += view_rows("g", "nyc", records).to_pylist()
+    stored = [
+        Row(r.topic, r.partition, r.offset, r.key, r.value, r.headers, r.timestamp)
+        for r in kafka.topics.partitions[PLACE]
+    ]
+    by_spark = each_number(rows_by_spark(source_frame(spark, stored)))
+    wanted = by_spark.drop(*BESIDE).orderBy("seqno").toArrow().to_pylist()
+    assert [row["seqno"] for row in ours] == list(range(1, len(ours) + 1))
+    for mine, theirs in zip(ours, wanted, strict=True):
+        assert {name: mine[name] for name in theirs} == theirs
+    views = views_by_spark(rows_by_spark(source_frame(spark, stored))).orderBy("seqno").toArrow().to_pylist()
+    assert our_views == views
+    assert our_views
