@@ -176,6 +176,20 @@ def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptur
         assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == epochs
 
 
+def test_the_claim_of_a_running_sequencer_is_gone(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
+    """EPOCH was made anew between two looks. The takeover refuses, and the other group goes on."""
+    epoch = name("epoch")
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 20)
+        kafka.topics.make_anew([epoch])
+        eventually(lambda: f"{epoch} no longer has this sequencer's claim" in caplog.text, what="the claim is missed")
+        eventually(lambda: f"{epoch} was recreated, or a broker has lost all of it" in caplog.text, what="the refusal")
+        the_other_is_ordered(kafka)
+    assert not kafka.topics.partitions[TopicPartition(epoch, 0)]
+
+
 def test_the_log_of_a_site_is_away_when_it_was_just_taken_over(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop reads the site's log once more. Its error ends no other group, and no attempt."""
     is_away, asked = threading.Event(), threading.Event()
