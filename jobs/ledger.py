@@ -35,8 +35,7 @@ LedgerEngine = Annotated[
     Engine,
     typer.Option(
         "--engine",
-        help="The engine that writes the tables: Spark, or a plain Python process (no JVM; a local directory, and no "
-        "table of casts).",
+        help="The engine that writes the tables: Spark, or a plain Python process (no JVM; into a local directory).",
     ),
 ]
 
@@ -70,6 +69,7 @@ def ledger(
 
 
 def _run_process(connection: Connection, site: str, data: Location, which: Served) -> None:
+    from connectors.ledger.process.casts import ProcessCastJob
     from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
     from connectors.spark.data_directory import check_writable
 
@@ -80,7 +80,7 @@ def _run_process(connection: Connection, site: str, data: Location, which: Serve
     check_writable(directory)
     options = LedgerOptions(reachable(connection, which), site, directory, *which)
     interruption.stop_when_asked(STOPPING)
-    with working([ProcessLedgerJob(options)]) as jobs:
+    with working([ProcessLedgerJob(options), ProcessCastJob(options)]) as jobs:
         await_end(jobs)
 
 

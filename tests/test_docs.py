@@ -245,7 +245,7 @@ def test_python_that_is_not_run_is_python() -> None:
 
 def test_delta_columns() -> None:
     """The columns and their types equal the tables'."""
-    from connectors.ledger.casts import CASTS_SCHEMA
+    from connectors.ledger.casts.state import CASTS_SCHEMA
     from connectors.ledger.seqno_table import LEDGER_SCHEMA, VIEWS_SCHEMA
 
     shown = tables(section(doc("records"), "## Delta tables"))

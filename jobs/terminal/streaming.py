@@ -233,7 +233,7 @@ def task_slots(relays: Relays | None) -> int | None:
 
 def job_classes(names: Sequence[str], agreement: AgreementSettings | None = None) -> list[MakeJob]:
     """Return the makers of the named jobs; the ledger is two jobs. `agreement`: as in `run_jobs`."""
-    from connectors.ledger.cast_job import CastLedgerJob
+    from connectors.ledger.casts.job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 

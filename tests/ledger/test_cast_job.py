@@ -10,10 +10,9 @@ from unittest.mock import patch
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.ledger import cast_job
 from connectors.ledger.append_only import LedgerContended
-from connectors.ledger.cast_job import CastLedgerJob
-from connectors.ledger.casts import CastTableState
+from connectors.ledger.casts.job import CastLedgerJob
+from connectors.ledger.casts.state import CastTableState
 from connectors.ledger.job import LedgerJob
 from connectors.ledger.table_job import BatchWriter
 from connectors.spark.job import JobOptions
@@ -46,7 +45,7 @@ def test_empty_topics_are_not_read(
         assert job.select_topics(TOPICS) == {}
         write(connection, COPY)
         assert job.select_topics(TOPICS) == {}, "it has looked just now"
-        monkeypatch.setattr(cast_job, "LOOK_S", 0.0)
+        monkeypatch.setattr("connectors.ledger.casts.places.LOOK_S", 0.0)
         assert job.select_topics(TOPICS) == {"g": [str(COPY)]}
         write(connection, OWN)
         assert job.select_topics(TOPICS) == {"g": [str(OWN), str(COPY)]}

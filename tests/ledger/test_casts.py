@@ -13,29 +13,29 @@ from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.ledger.casts import (
+from connectors.ledger.casts.state import (
     NONE,
+    CastPlace,
     CastTableState,
     Numbering,
     Numbers,
-    _missing,
-    _Place,
     _runs,
-    _spans,
+    missing_in,
     read_cast_state,
 )
+from connectors.ledger.casts.writer import _spans
 from connectors.ledger.table_state import LedgerDamaged, commit_file
 
 TOPIC = "abcast.g.cast.nyc"
 
 
-def place(offset: int, local_seqno: int, view: int = 1, partition: int = 0) -> _Place:
-    return _Place(TOPIC, partition, offset, Numbering("g", "nyc/a", 7, view), local_seqno)
+def place(offset: int, local_seqno: int, view: int = 1, partition: int = 0) -> CastPlace:
+    return CastPlace(TOPIC, partition, offset, Numbering("g", "nyc/a", 7, view), local_seqno)
 
 
 def taken(state: CastTableState, *numbers: int, first_offset: int = 0) -> tuple[list[int], CastTableState]:
     """Return the missing numbers among casts in that order."""
-    missing, after = _missing(state, [place(first_offset + at, number) for at, number in enumerate(numbers)])
+    missing, after = missing_in(state, [place(first_offset + at, number) for at, number in enumerate(numbers)])
     return [each.local_seqno for each in missing], after
 
 
@@ -91,7 +91,7 @@ def test_what_is_written_again_is_left_out() -> None:
 
 def test_a_number_may_come_again_in_another_view() -> None:
     """An incarnation that continues in another process counts from the view's agreed clock."""
-    missing, state = _missing(CastTableState(), [place(0, 1), place(1, 2), place(2, 2, view=2), place(3, 2, view=2)])
+    missing, state = missing_in(CastTableState(), [place(0, 1), place(1, 2), place(2, 2, view=2), place(3, 2, view=2)])
     assert [each.offset for each in missing] == [0, 1, 2]
     assert state.offsets == {(TOPIC, 0): 3}, "behind the last row"
 

@@ -11,8 +11,8 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka.groups.unservable_groups import UnservableGroups
-from connectors.ledger.cast_job import CastLedgerJob
-from connectors.ledger.casts import CastTableState
+from connectors.ledger.casts.job import CastLedgerJob
+from connectors.ledger.casts.state import CastTableState
 from connectors.ledger.job import LedgerJob
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
@@ -101,7 +101,7 @@ def test_casts_of_the_others_are_found(
     kafka: MemoryConnection, tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look into one group's cast topic that gets no answer ends nothing, and that topic is looked into again."""
-    monkeypatch.setattr("connectors.ledger.cast_job.LOOK_S", 0.0)
+    monkeypatch.setattr("connectors.ledger.casts.places.LOOK_S", 0.0)
     casts = {group: str(Topic(group, "cast", "nyc")) for group in GROUPS}
     topics = [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "cast")]
     for name in casts.values():

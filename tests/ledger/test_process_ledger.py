@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from connectors import Member
 from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.ledger.process import job, table
+from connectors.ledger.process.casts import ProcessCastJob
 from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
 from connectors.ledger.table_state import LedgerReplaced, read_table_state, read_views_state
 from connectors.testing.memory_kafka import MemoryConnection
@@ -127,6 +128,31 @@ def test_a_group_that_cannot_go_on_is_left_out(kafka: MemoryConnection, tmp_path
         has_all(tmp_path, 1, "other")
         assert not running.done.is_set()
     assert [row["seqno"] for row in rows_of(tmp_path) if row["group_name"] == "g"] == list(range(1, last + 1))
+
+
+def test_casts_are_written(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Each once, also after a restart; the table tells what it has."""
+    options = LedgerOptions(kafka, SITE, tmp_path, look_every_s=0.1)
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/alice", connection=kafka, casts=True) as alice:
+        for run in (1, 2):
+            with working([ProcessCastJob(options)]):
+                for number in range(20):
+                    alice.broadcast(b"%d" % number, {"n": b"1"}, order="fifo").result(WAIT)
+                eventually(lambda run=run: len(casts_of(tmp_path)) >= 20 * run, what="the casts are written")  # type: ignore[misc]
+    rows = casts_of(tmp_path)
+    assert [row["local_seqno"] for row in rows] == list(range(1, 41))
+    assert {(row["order"], row["sender"], row["view_id"], row["clock"]) for row in rows} == {
+        ("fifo", f"{SITE}/alice", None, None)
+    }
+    assert rows[0]["headers"] == [{"key": "n", "value": b"1"}]
+
+
+def casts_of(data: Path) -> list[dict[str, Any]]:
+    if not (data / "casts" / "_delta_log").exists():
+        return []
+    found: pa.Table = DeltaTable(str(data / "casts")).to_pyarrow_table()
+    rows: list[dict[str, Any]] = found.sort_by("cast_offset").to_pylist()
+    return rows
 
 
 def test_a_table_that_is_deleted_ends_the_job(kafka: MemoryConnection, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from connectors.kafka.connection.sending import append
 from connectors.kafka.connection.sites import Direction, Mode
 from connectors.kafka.topics.rights import Right, rights_of_relay
 from connectors.kafka.topics.topics import create_topics, delete_topics, ensure_topic, find_topics
-from connectors.ledger.cast_job import CastLedgerJob
+from connectors.ledger.casts.job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.kinds import relays_of

@@ -14,8 +14,9 @@ from connectors import Member
 from connectors.kafka.codec.cast_codec import cast_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
-from connectors.ledger.cast_job import CastLedgerJob
-from connectors.ledger.casts import CastWriter, create_cast_table, read_cast_state
+from connectors.ledger.casts.job import CastLedgerJob
+from connectors.ledger.casts.state import read_cast_state
+from connectors.ledger.casts.writer import CastWriter, create_cast_table
 from connectors.ledger.maintenance import plan_maintenance
 from connectors.ledger.query.spark_sql import ask_spark
 from connectors.ledger.query.sql import question

@@ -20,7 +20,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.kafka.groups.topic_finder import LEADERLESS_S, TopicFinder
 from connectors.kafka.groups.unservable_groups import UnservableGroups
-from connectors.ledger.cast_job import CastLedgerJob
+from connectors.ledger.casts.job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.ledger.maintenance_job import MaintenanceJob
 from connectors.relay.job import Relay

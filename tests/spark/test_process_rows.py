@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
+from connectors.kafka.codec.cast_codec import cast_headers
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
+from connectors.ledger.casts.writer import cast_rows
+from connectors.ledger.process.casts import CastTable
 from connectors.ledger.process.job import _Headers
 from connectors.ledger.process.rows import ledger_rows, view_rows
 from connectors.ledger.table import BESIDE, each_number
@@ -22,8 +26,9 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, VIEW, Data, Source
+from ordering.casts.casts import CAUSAL, FIFO, Cast
 from tests.ledger.ledger_of import decided
-from tests.spark.kafka_rows import Row, source_frame
+from tests.spark.kafka_rows import TIMESTAMP_MS, Row, source_frame
 
 pytestmark = pytest.mark.spark
 
@@ -77,3 +82,21 @@ def test_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
     views = views_by_spark(rows_by_spark(source_frame(spark, stored))).orderBy("seqno").toArrow().to_pylist()
     assert our_views == views
     assert our_views
+
+
+def test_the_casts_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """Every field, in both orders, with headers, and with one that a relay adds."""
+    casts = [
+        *(Cast("nyc/a", 7, n, b"%d" % n, headers=(("h", b"v"),)) for n in range(1, 4)),
+        Cast("nyc/b", 7, 1, b"x", CAUSAL, 3, 12, "0,4"),
+        Cast("nyc/b", 7, 2, b"", CAUSAL, 3, 0, "+1"),
+        Cast("nyc/c", 8, 1, b"y", FIFO, 4),
+    ]
+    rows = [
+        Row("abcast.g.cast.nyc", 0, at, cast.sender.encode(), cast.payload, cast_headers(cast), TIMESTAMP_MS + at)
+        for at, cast in enumerate(casts)
+    ]
+    CastTable(tmp_path, lambda: False).append([row.record for row in rows])
+    ours = DeltaTable(str(tmp_path / "casts")).to_pyarrow_table().sort_by("cast_offset").to_pylist()
+    theirs = cast_rows(source_frame(spark, rows)).drop("topic").orderBy("cast_offset").toArrow().to_pylist()
+    assert [{name: row[name] for name in theirs[0]} for row in ours] == theirs

@@ -26,7 +26,7 @@ _LOOK_SOON_S = 1.0
 _DOUBTED_S = 2.0
 """The list's greatest age while something waits for Kafka."""
 LOOK_S = 10.0
-"""The seconds between two looks of a caller that looks by itself (`connectors.ledger.cast_job`)."""
+"""The seconds between two looks of a caller that looks by itself (`connectors.ledger.casts.places`)."""
 
 
 class TopicFinder:

@@ -48,7 +48,7 @@ MOST_RECORDS, MOST_BYTES = 200_000, 64 * 1024 * 1024
 """The records, and the bytes of payloads, after which a commit waits no longer."""
 _POLL_RECORDS = 2_000
 """The records that are made into rows together: half as many cost a quarter more each."""
-_PAUSE_S = 0.05
+PAUSE_S = 0.05
 WAITS_S = (10.0, 30.0, 60.0, 300.0)
 
 _logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class ProcessLedgerJob:
             if is_over:
                 return
             if not has_read:
-                self._stop.wait(_PAUSE_S)
+                self._stop.wait(PAUSE_S)
 
     def _read(self) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield the new rows of each group; suspend the groups whose DATA can't be read."""

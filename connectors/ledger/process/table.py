@@ -21,13 +21,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Field
 from deltalake.transaction import Transaction
 
-from connectors.ledger.append_only import MAX_ATTEMPTS, PLAIN, Layout, contended, lacking
+from connectors.ledger.append_only import MAX_ATTEMPTS, PLAIN, AppendOnlyTable, Layout, State, contended, lacking
 from connectors.ledger.delta_files import open_delta
 from connectors.ledger.process.rows import arrow_schema
 from connectors.ledger.row import GROUP
 from connectors.ledger.seqno_table import LEDGER, VIEWS, SeqnoTable
 from connectors.ledger.table_lock import ProcessLock
-from connectors.ledger.table_state import TRANSACTION, open_table, read_table_state, read_views_state
+from connectors.ledger.table_state import TRANSACTION, TableState, open_table, read_table_state, read_views_state
 from connectors.storage.location import Location, delta_options
 
 MERGE_AFTER = 100
@@ -38,10 +38,11 @@ MERGED_BYTES = 128 * 1024 * 1024
 _logger = logging.getLogger(__name__)
 
 
-class ProcessSeqnoTable(SeqnoTable[pa.Table]):
-    """A table that delta-rs appends to, with each (group, seqno) once."""
+class ProcessTable(AppendOnlyTable[State, pa.Table]):
+    """A table that delta-rs appends to."""
 
     _delta: DeltaTable | None = None
+    _appends = 0
 
     def _commit(self, rows: pa.Table, tag: str) -> bool:
         assert self.state.newest is not None
@@ -73,8 +74,11 @@ class ProcessSeqnoTable(SeqnoTable[pa.Table]):
             raise
         return True
 
-    def merge(self) -> None:
-        """Merge small files of each group; do nothing if another writer was faster. The caller holds the lock."""
+    def merge_now_and_then(self) -> None:
+        """Merge the small files of each group after every MERGE_AFTER appends. The caller holds the lock."""
+        self._appends += 1
+        if self._appends % MERGE_AFTER:
+            return
         try:
             open_delta(self._path).optimize.compact(
                 target_size=MERGED_BYTES,
@@ -83,6 +87,10 @@ class ProcessSeqnoTable(SeqnoTable[pa.Table]):
             )
         except CommitFailedError:
             _logger.debug("%s: another writer was faster than the merge", self._path)
+
+
+class ProcessSeqnoTable(ProcessTable[TableState], SeqnoTable[pa.Table]):
+    """A table that delta-rs appends to, with each (group, seqno) once."""
 
     def _behind(self, rows: pa.Table, last_seqno: Mapping[str, int]) -> pa.Table:
         held = pa.table({GROUP: list(last_seqno), "held": pa.array(last_seqno.values(), pa.int64())})
@@ -101,10 +109,14 @@ def create_tables(data: Path, is_ending: Callable[[], bool] = lambda: False) -> 
     """
     with ProcessLock(data / "ledger.lock").held(is_ending):
         for layout in (LEDGER, VIEWS):
-            _create_or_mend(data / layout.name, layout)
+            create_table(data / layout.name, layout)
 
 
-def _create_or_mend(path: Location, layout: Layout) -> None:
+def create_table(path: Location, layout: Layout) -> None:
+    """Create a table if it is missing, and bring an older one up to date. The caller holds the lock.
+
+    Raises LedgerDamaged, LedgerUnreadable, LedgerContended.
+    """
     for _ in range(MAX_ATTEMPTS):
         table = open_table(path)
         try:
@@ -134,7 +146,6 @@ class ProcessLedger:
     """The tables `ledger` and `views` below `data`, for the one writer of this process."""
 
     def __init__(self, data: Path, is_ending: Callable[[], bool]) -> None:
-        self._appends = 0
         self._lock, self._is_ending = ProcessLock(data / "ledger.lock"), is_ending
         self.ledger = ProcessSeqnoTable(data / LEDGER.name, read_table_state)
         self._views = ProcessSeqnoTable(data / VIEWS.name, read_views_state)
@@ -155,9 +166,7 @@ class ProcessLedger:
             if len(views):
                 self._views.append(views, _reached(views))
             self.ledger.append(rows, _reached(rows))
-            self._appends += 1
-            if self._appends % MERGE_AFTER == 0:
-                self.ledger.merge()
+            self.ledger.merge_now_and_then()
 
 
 def _reached(rows: pa.Table) -> dict[str, int]:

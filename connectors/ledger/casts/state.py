@@ -29,34 +29,24 @@ A group without casts has no table. The ends of its cast topics are asked for, b
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
-from connectors.kafka.codec.headers import HEADER, NOTHING
 from connectors.ledger.answer import CASTS
-from connectors.ledger.append_only import APPEND_ONLY, KEPT, MAX_ATTEMPTS, Layout
-from connectors.ledger.appending import SparkTable, any_of, create_or_mend, lock_of_tables
+from connectors.ledger.append_only import APPEND_ONLY, KEPT, Layout
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import GROUP
-from connectors.ledger.table_job import BatchWriter
-from connectors.ledger.table_state import TRANSACTION, Commit, Place, TableState, digest_of, open_table
-from connectors.spark import codec as spark_codec
-from connectors.spark.table_store import prepare
+from connectors.ledger.table_state import TRANSACTION, Commit, TableState, digest_of, open_table
 from connectors.storage.location import Location
 from ordering.base.names import Topic
-from ordering.base.records import MAX_PAYLOAD_BYTES
 from ordering.casts.casts import NO_VIEW, Cast
 
 CASTS_SCHEMA = (
@@ -64,7 +54,7 @@ CASTS_SCHEMA = (
     "incarnation long, local_seqno long, payload binary, headers array<struct<key:string,value:binary>>, "
     "cast_partition int, cast_offset long, written_at timestamp"
 )
-_LAYOUT = Layout(
+LAYOUT = Layout(
     CASTS,
     CASTS_SCHEMA,
     [GROUP],
@@ -75,8 +65,6 @@ _LAYOUT = Layout(
         "delta.autoOptimize.autoCompact": "true",
     },
 )
-
-_logger = logging.getLogger(__name__)
 
 _OF_NUMBERING = [GROUP, "sender", "incarnation", "view_id"]
 _OF_PLACE = [GROUP, "site", "cast_partition"]
@@ -181,47 +169,7 @@ def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.T
     return rows.filter(functools.reduce(operator.and_, same))
 
 
-def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], bool] = lambda: False) -> Place:
-    """Create the table `casts` below `data` if it is missing; return its path. Raises like `create_tables`."""
-    prepare(spark, data)
-    with lock_of_tables(spark, data).held(is_ending):
-        create_or_mend(spark, data / CASTS, _LAYOUT)
-    return cast(Place, data / CASTS)
-
-
-def cast_rows(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of Spark's Kafka source over cast topics → the columns of `casts`, and `topic`.
-
-    The rows must be casts (`decode_cast`): their headers are not checked here.
-    """
-    headers = spark_codec.all_headers()
-    header = spark_codec.own_header(headers)
-
-    def said(name: str) -> Column:
-        text = F.get(F.split(header.cast("string"), " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index(name)))
-        return F.when((text != NOTHING) & (text != ""), text)
-
-    sender = F.col("key").cast("string")
-    return kafka_rows.select(
-        spark_codec.group_of(F.col("topic")).alias(GROUP),
-        said("ORDER").alias("order"),
-        said("VIEW").try_cast("bigint").alias("view_id"),
-        F.when(said("ORDER") == "causal", said("AFTER").try_cast("bigint")).alias("after_seqno"),
-        F.when(said("ORDER") == "causal", said("CLOCK")).alias("clock"),
-        F.substring_index(sender, "/", 1).alias("site"),
-        sender.alias("sender"),
-        said("INCARNATION").try_cast("bigint").alias("incarnation"),
-        said("LOCAL_SEQNO").try_cast("bigint").alias("local_seqno"),
-        F.col("value").alias("payload"),
-        F.filter(headers, lambda each: ~each["key"].startswith(HEADER)).alias("headers"),
-        F.col("partition").cast("int").alias("cast_partition"),
-        F.col("offset").alias("cast_offset"),
-        F.col("timestamp").alias("written_at"),
-        "topic",
-    )
-
-
-class _Place(NamedTuple):
+class CastPlace(NamedTuple):
     """A cast of a batch: its place in Kafka, and its number."""
 
     topic: str
@@ -230,64 +178,13 @@ class _Place(NamedTuple):
     numbering: Numbering
     local_seqno: int
 
-
-class CastWriter(BatchWriter):
-    """Appends batches of casts."""
-
-    def __init__(self, path: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(is_ending)
-        self._path = path
-        self._table = SparkTable(path, read_cast_state)
-
-    @property
-    def state(self) -> CastTableState:
-        """Return the table's content, as far as this writer knows."""
-        return self._table.state
-
-    def check_tables(self) -> None:
-        """Raise LedgerReplaced if the table was deleted or replaced since it was last read or written."""
-        self._table.check()
-
-    def _write(self, batch: DataFrame) -> None:
-        batch.persist()
-        try:
-            found = list(_places(batch))
-            if not found:
-                return
-            with lock_of_tables(batch.sparkSession, self._path.parent).held(self._is_ending):
-                for _ in range(MAX_ATTEMPTS):
-                    self._table.look_again()
-                    missing, state = _missing(self._table.state, found)
-                    if not missing:
-                        return
-                    rows = cast_rows(batch.filter(any_of(_span(*span) for span in _spans(missing)))).drop("topic")
-                    if self._table.append_once(rows):
-                        self._table.has_appended(state)
-                        return
-                raise self._table.contended()
-        finally:
-            batch.unpersist()
+    @classmethod
+    def of(cls, group: str, topic: str, partition: int, offset: int, cast: Cast) -> CastPlace:
+        """Return the place of that cast."""
+        return cls(topic, partition, offset, Numbering(group, *cast.member, cast.view), cast.local_seqno)
 
 
-def _places(batch: DataFrame) -> Iterable[_Place]:
-    """Yield the casts of a batch, in the order of their offsets. No payload is read here."""
-    size = F.octet_length("value").alias("size")
-    at = F.unix_millis("timestamp").alias("at")
-    columns = batch.select("topic", "partition", "offset", "key", size, "headers", at)
-    for row in sorted(columns.toArrow().to_pylist(), key=lambda row: (row["topic"], row["partition"], row["offset"])):
-        topic = Topic.of(row["topic"])
-        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
-        # For the payload only its size, and whether it is null, are checked.
-        value = None if row["size"] is None else bytes(row["size"] if row["size"] > MAX_PAYLOAD_BYTES else 0)
-        cast = decode_cast(row["key"], value, headers, row["at"], topic.site)
-        place = row["topic"], row["partition"], row["offset"]
-        if isinstance(cast, Cast):
-            yield _Place(*place, Numbering(topic.group, *cast.member, cast.view), cast.local_seqno)
-        else:
-            _logger.warning("skipped the record at %s-%d:%d, which is not a cast: %s", *place, cast)
-
-
-def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Place], CastTableState]:
+def missing_in(state: CastTableState, found: Iterable[CastPlace]) -> tuple[list[CastPlace], CastTableState]:
     """Return the casts that the table lacks, each once, and its state with them added."""
     numbers, offsets, written_ms = dict(state.numbers), dict(state.offsets), dict(state.written_ms)
     missing = []
@@ -299,18 +196,3 @@ def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Plac
             written_ms.pop((place.topic, place.partition), None)
             missing.append(place)
     return missing, replace(state, numbers=numbers, offsets=offsets, written_ms=written_ms)
-
-
-def _spans(places: Iterable[_Place]) -> list[tuple[str, int, int, int]]:
-    """Return topic, partition, first and last offset of each run of rows with consecutive offsets."""
-    spans: list[tuple[str, int, int, int]] = []
-    for place in places:
-        if spans and spans[-1][:2] == place[:2] and spans[-1][3] + 1 == place.offset:
-            spans[-1] = (*spans[-1][:3], place.offset)
-        else:
-            spans.append((*place[:3], place.offset))
-    return spans
-
-
-def _span(topic: str, partition: int, first: int, last: int) -> Column:
-    return (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
