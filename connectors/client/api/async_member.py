@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +75,8 @@ class AsyncStream(Generic[T]):
         self._open_stream = open_stream
         self._stream: Stream[T] | None = None
         self._thread = OneThread("abcast-stream")
-        self._next_item: Future[T] | None = None
+        self._waiting: Future[Any] | None = None
+        self._wants_list = False  # whether `_waiting` is for a list
         self._is_closed = False
 
     def __aiter__(self) -> AsyncStream[T]:
@@ -86,16 +87,36 @@ class AsyncStream(Generic[T]):
 
         The first call opens the stream. Raises as `Stream.__next__` does, and all errors of opening it.
         """
-        if self._next_item is None:
-            self._next_item = self._thread.submit(self._next)
+        if self._waiting is not None and self._wants_list:
+            raise UsageError("a list of this iterator is on its way: take it from batches() first.")
+        self._wants_list = False
+        return cast(T, await self._come(next))
+
+    def batches(self, most: int = 1000, wait_s: float | None = 0.0) -> AsyncBatches[T]:
+        """Return an asynchronous iterator over lists of the next items, as `Stream.batches` gives them.
+
+        Raises as `__anext__` does, when it is iterated, also for wrong arguments.
+        """
+        return AsyncBatches(functools.partial(self._next_list, most, wait_s))
+
+    async def _next_list(self, most: int, wait_s: float | None) -> list[T]:
+        is_item = self._waiting is not None and not self._wants_list  # of a cancelled `__anext__`
+        self._wants_list = not is_item
+        found = await self._come(lambda stream, end: next(stream.batches(most, wait_s), end))
+        return [found] if is_item else found
+
+    async def _come(self, ask: Callable[[Stream[T], Any], Any]) -> Any:
+        """Wait for what `ask` returns, or what an earlier call has asked for. Raises StopAsyncIteration at the end."""
+        if self._waiting is None:
+            self._waiting = self._thread.submit(functools.partial(self._asked, ask))
         # A task that is cancelled here leaves the item to the next call.
-        await asyncio.wait([asyncio.wrap_future(self._next_item)])
-        future, self._next_item = self._next_item, None
-        item = future.result()
-        if item is _END:
+        await asyncio.wait([asyncio.wrap_future(self._waiting)])
+        future, self._waiting = self._waiting, None
+        found = future.result()
+        if found is _END:
             await self.aclose()
             raise StopAsyncIteration
-        return item
+        return found
 
     def taken(self) -> None:
         """Count the item in hand as taken. The stream saves that in Kafka as it goes on, or in `aclose`."""
@@ -107,19 +128,33 @@ class AsyncStream(Generic[T]):
         self._is_closed = True  # seen by the stream's thread, if it opens the stream now
         if self._stream is not None:
             self._stream.stop()
-        if self._stream is not None or self._next_item is not None:
+        if self._stream is not None or self._waiting is not None:
             await asyncio.wrap_future(self._thread.submit(self._close))
 
-    def _next(self) -> T:
+    def _asked(self, ask: Callable[[Stream[T], Any], Any]) -> Any:
         if self._stream is None and not self._is_closed:
             self._stream = self._open_stream()
         if self._is_closed or self._stream is None:
-            return cast(T, _END)
-        return next(self._stream, cast(T, _END))
+            return _END
+        return ask(self._stream, _END)
 
     def _close(self) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+class AsyncBatches(Generic[T]):
+    """An asynchronous iterator over lists of an `AsyncStream`'s items, for the stream's task."""
+
+    def __init__(self, next_list: Callable[[], Awaitable[list[T]]]) -> None:
+        self._next_list = next_list
+
+    def __aiter__(self) -> AsyncBatches[T]:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        """Take the list in hand; wait for the next one and return it."""
+        return await self._next_list()
 
 
 def _beside(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncMember, P], Coroutine[Any, Any, R]]:

@@ -38,6 +38,9 @@ from ordering.participant.events import Event, EventReader
 
 POLL_S = 0.1
 
+Rest = Messages | Iterator[Place]
+"""The rest of a read, which the application has not got."""
+
 
 class PositionUse(Enum):
     """The use that a run makes of the position in Kafka."""
@@ -108,8 +111,8 @@ class Deliveries(MemberPass["Delivery | Event"]):
         """Return the cut at the application's place in all orders; None if the run has the total order only."""
         return None
 
-    def _items(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
-        """Yield the messages, and the events if asked for.
+    def _items(self, memory: MemberMemory) -> Iterator[Delivery | Event | list[Delivery | Event]]:
+        """Yield the messages, and the events if asked for; or lists of them.
 
         Raises:
             BrokerUnreachable: no broker answers at the start; later, the run waits until one does.
@@ -120,33 +123,79 @@ class Deliveries(MemberPass["Delivery | Event"]):
                 version (LaterVersion); or the ledger has a gap.
         """
         self._next_seqno = self._first_seqno = self._begin(memory)
-        bookmark, counted, between = self._bookmark, self._counted, self._between
-        hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic
-        for places in self._places(memory):
+        bookmark, gathering, is_stopping = self._bookmark, self._gathering, self._stopping.is_set
+        for read in self._places(memory):
             if is_stopping():
                 return
-            given_at: float | None = None
-            for seqno, next_offset, what in places:
-                if what is not None and (seqno > counted or not _is_total(what)):
-                    hand_out(seqno, next_offset)
-                    yield what
-                    take()
-                    given_at = clock()
-                    if given_at >= bookmark.due_at:
-                        bookmark.commit()
-                    if is_stopping():
-                        return
-                    if between is not None:
-                        between(self)
+            rest: Rest | None = read if isinstance(read, Messages) else iter(read)
+            while rest is not None or gathering.is_full or gathering.is_due(has_news=bool(read)):
+                if rest is None or gathering.is_full:
+                    yield from self._given()
+                elif gathering.most:
+                    rest = self._gather(rest)
                 else:
-                    bookmark.pass_over(seqno, next_offset)
-            if given_at is not None:
-                self._silence.broken(given_at)
+                    rest = yield from self._one_by_one(rest)
+                if is_stopping():
+                    return
             bookmark.commit_if_due()
-            if between is not None:
-                between(self)
+            if self._between is not None:
+                self._between(self)
             if self._silence.is_over:
-                return
+                if not gathering.items:
+                    return
+                yield from self._given()
+
+    def _one_by_one(self, rest: Rest) -> Generator[Delivery | Event, None, Rest | None]:
+        """Yield single items; return the rest once the application asks for a list, None if there is none."""
+        bookmark, gathering, counted, between = self._bookmark, self._gathering, self._counted, self._between
+        hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic
+        given_at: float | None = None
+        for seqno, next_offset, what in places_of(rest) if isinstance(rest, Messages) else rest:
+            if what is not None and (seqno > counted or not _is_total(what)):
+                hand_out(seqno, next_offset)
+                yield what
+                take()
+                given_at = clock()
+                if given_at >= bookmark.due_at:
+                    bookmark.commit()
+                if is_stopping():
+                    return None
+                if between is not None:
+                    between(self)
+                if gathering.most:
+                    self._silence.broken(given_at)
+                    return _behind(rest, seqno)
+            else:
+                bookmark.pass_over(seqno, next_offset)
+        if given_at is not None:
+            self._silence.broken(given_at)
+        return None
+
+    def _given(self) -> Iterator[Delivery | Event | list[Delivery | Event]]:
+        yield from super()._given()
+        if self._between is not None and not self._stopping.is_set():
+            self._between(self)
+
+    def _gather(self, rest: Rest) -> Rest | None:
+        """Add the next items to the list that was asked for, up to its end; return the rest, None if there is none."""
+        gathering, counted = self._gathering, self._counted
+        room = gathering.most - len(gathering.items)
+        if isinstance(rest, Messages) and rest and rest.columns.seqno[0] > counted:
+            part, left = (rest[:room], rest[room:]) if len(rest) > room else (rest, None)
+            self._gathered(list(deliveries_of(part)), (part.columns.seqno[-1], part.columns.offset[-1] + 1))
+            return left
+        found: list[Delivery | Event] = []
+        seqno = next_offset = 0
+        for seqno, next_offset, what in places_of(rest) if isinstance(rest, Messages) else rest:
+            if what is not None and (seqno > counted or not _is_total(what)):
+                found.append(what)
+                if len(found) == room:
+                    break
+            elif not found and not gathering.items:
+                self._bookmark.pass_over(seqno, next_offset)
+        if seqno:
+            self._gathered(found, (seqno, next_offset))
+        return _behind(rest, seqno) if len(found) == room else None
 
     def _begin(self, memory: MemberMemory) -> int:
         """Begin the bookmark; return the first seqno to deliver. Raises PositionLost, BrokerUnreachable."""
@@ -159,8 +208,8 @@ class Deliveries(MemberPass["Delivery | Event"]):
         self._bookmark.begin(PositionMark(0, 0), committed, remember)
         return self.from_seqno
 
-    def _places(self, memory: MemberMemory) -> Iterator[Iterable[Place]]:
-        """Yield batches of places from `_next_seqno` on, from Kafka or the ledger; an empty one if nothing is new."""
+    def _places(self, memory: MemberMemory) -> Iterator[Messages | Iterable[Place]]:
+        """Yield messages, or places, from `_next_seqno` on, from Kafka or the ledger; none if nothing is new."""
         while True:
             try:
                 yield from self._from_kafka(memory)
@@ -181,7 +230,7 @@ class Deliveries(MemberPass["Delivery | Event"]):
                         "is that the right directory, and does its job run?"
                     ) from gone
 
-    def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
+    def _from_kafka(self, memory: MemberMemory) -> Generator[Messages | Iterable[Place], None, None]:
         first = self._next_seqno
         tailer = memory.shared.tailer(self.group, self.address.site)
         # A seqno of the application's choice may be in the future, and is waited for. A position was once reached: if
@@ -190,14 +239,14 @@ class Deliveries(MemberPass["Delivery | Event"]):
         self._silence.expect(end)
         with closing(tailer.read_from(start)) as reader:
             while True:
-                effective = reader.poll(POLL_S)
+                effective = reader.poll(self._gathering.patience(POLL_S))
                 self._silence.read_up_to(reader.position)
                 if effective:
                     wanted = effective
                     if effective[0].seqno < first:
                         wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
                     # Lazily: a delivery that the application is done with is freed before the next one is made.
-                    yield places_of(wanted) if isinstance(wanted, Messages) else map(self._place, wanted)
+                    yield wanted if isinstance(wanted, Messages) else map(self._place, wanted)
                     self._next_seqno = max(first, effective[-1].seqno + 1)
                 else:
                     yield ()
@@ -226,10 +275,21 @@ def delivery_of(record: Effective) -> Delivery:
     )
 
 
+def _behind(rest: Rest, seqno: int) -> Rest:
+    """Return the part of `rest` behind `seqno`, where an iterator already is."""
+    return rest[bisect.bisect_right(rest.columns.seqno, seqno) :] if isinstance(rest, Messages) else rest
+
+
 def places_of(messages: Messages) -> Iterator[Place]:
-    """Yield the place of each message, with its delivery: as `delivery_of`, but computed by columns."""
+    """Yield the place of each message, with its delivery."""
+    offsets = [offset + 1 for offset in messages.columns.offset]
+    return zip(messages.columns.seqno, offsets, deliveries_of(messages), strict=True)
+
+
+def deliveries_of(messages: Messages) -> Iterator[Delivery]:
+    """Yield the delivery of each message: as `delivery_of`, but computed by columns."""
     columns = messages.columns
-    deliveries = map(
+    return map(
         _make,
         zip(
             columns.seqno,
@@ -247,7 +307,6 @@ def places_of(messages: Messages) -> Iterator[Place]:
             strict=True,
         ),
     )
-    return zip(columns.seqno, [offset + 1 for offset in columns.offset], deliveries, strict=True)
 
 
 _make: Callable[[tuple[Any, ...]], Delivery] = functools.partial(tuple.__new__, Delivery)

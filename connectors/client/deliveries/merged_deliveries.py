@@ -30,7 +30,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from connectors.client.deliveries.cut import Cut
-from connectors.client.deliveries.deliveries import POLL_S, Deliveries
+from connectors.client.deliveries.deliveries import POLL_S, Deliveries, places_of
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
 from connectors.client.tail.cast_reader import CastTopics
@@ -41,7 +41,7 @@ from connectors.kafka.codec.cast_codec import is_late_copy
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, Messages
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.names import Address, Topic
@@ -228,15 +228,16 @@ class MergedDeliveries(Deliveries):
         super().__init__(source.connection, source.group, source.address, from_seqno, timeout, None, **options)
         self._source = source
         self._is_shared = is_shared
-        self._in_hand: Cast | OrderedRecord | None = None
+        self._in_hand: list[Cast | OrderedRecord] = []  # the first records of the log's `ready`
         self._log: MergedLog | None = None
 
     def take(self) -> None:
-        """Count the message in hand as taken."""
+        """Count the messages in hand as taken."""
         super().take()
-        if self._log is not None and self._in_hand is not None and self._log.ready[0] is self._in_hand:
-            self._log.ready.popleft()
-        self._in_hand = None
+        for record in self._in_hand:
+            if self._log is not None and self._log.ready and self._log.ready[0] is record:
+                self._log.ready.popleft()
+        self._in_hand = []
 
     def run(self) -> Iterator[Any]:
         """Yield the messages, and the events if asked for.
@@ -261,35 +262,34 @@ class MergedDeliveries(Deliveries):
         log = self._log = self._source.open(first, or_end=self.from_seqno is not None)
         seqno = max(first - 1, self._counted)
         while True:
-            if not log.ready:
+            if len(log.ready) == len(self._in_hand):
                 # Only now: records that were read, and wait for the hub, were in the log, too.
                 self._silence.read_up_to(log.position)
-                log.step(log.read(POLL_S))
+                log.step(log.read(self._gathering.patience(POLL_S)))
                 yield []
-            while log.ready:
-                record = log.ready[0]
+            while len(log.ready) > len(self._in_hand):  # those in hand wait for the end of their list
+                record = log.ready[len(self._in_hand)]
                 status = self._delivery_status(record)
                 if status is not DeliveryStatus.DELIVERED:
                     if status is DeliveryStatus.NEVER:
-                        log.ready.popleft()
+                        del log.ready[len(self._in_hand)]
                     yield []
                     continue
                 if isinstance(record, OrderedRecord):
                     seqno = max(seqno, record.seqno)
                 place = self._merged_place(record, seqno, first)
-                self._in_hand = record if place[2] is not None else None
-                if place[2] is None:
+                if place[2] is None and not self._in_hand:
                     log.ready.popleft()
+                else:
+                    self._in_hand.append(record)
                 yield [place]
-                if self._in_hand is not None:
-                    self.take()
                 self._next_seqno = seqno + 1
 
     def _events_of_a_state(self, memory: MemberMemory) -> Iterator[list[Place]]:
         """Yield the events up to the last seqno that a state counts: the state has the messages only."""
         with contextlib.closing(self._from_kafka(memory)) as reading:
             for batch in reading:
-                places = list(batch)
+                places = list(places_of(batch) if isinstance(batch, Messages) else batch)
                 yield [place for place in places if place[0] <= self._counted]
                 if places and places[-1][0] >= self._counted:
                     return
@@ -307,7 +307,9 @@ class MergedDeliveries(Deliveries):
 
     def _delivery_status(self, record: Cast | OrderedRecord) -> DeliveryStatus:
         hub = self._source.hub
-        return DeliveryStatus.DELIVERED if hub is None else hub.delivery_status(record, POLL_S)
+        return (
+            DeliveryStatus.DELIVERED if hub is None else hub.delivery_status(record, self._gathering.patience(POLL_S))
+        )
 
     def _merged_place(self, record: Cast | OrderedRecord, seqno: int, first: int) -> Place:
         if isinstance(record, Cast):
@@ -315,7 +317,8 @@ class MergedDeliveries(Deliveries):
         effective = record.record
         assert isinstance(effective, Effective)
         self._offset = effective.offset + 1
-        if record.seqno < first:
+        is_counted = record.kind == MESSAGE and record.seqno <= self._counted
+        if record.seqno < first or is_counted:
             if record.kind != MESSAGE and self._events is not None:
                 self._place(effective)
             return record.seqno, self._offset, None

@@ -95,9 +95,11 @@ class Inbox(MemberPass[Letter]):
         """The trace of a record that an earlier run has read, until this run has compared it."""
         self._read_last: Trace | None = None
         """The trace to commit: of the last record read before which every letter is taken."""
+        self._read_up_to: Any = None
+        """The last record up to which all letters are taken, in hand, or in the list that grows; None at first."""
 
-    def _items(self, memory: MemberMemory) -> Iterator[Letter]:
-        """Yield the letters.
+    def _items(self, memory: MemberMemory) -> Iterator[Letter | list[Letter]]:
+        """Yield the letters, or lists of them.
 
         Raises BrokerUnreachable (at the start), KafkaRefused, TopicMissing, HistoryChanged, HistoryUnavailable,
         PositionLost. Later, the run waits until a broker answers.
@@ -105,7 +107,7 @@ class Inbox(MemberPass[Letter]):
         with closing(self.connection.consumer()) as consumer:
             yield from self._receive(memory, consumer)
 
-    def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
+    def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter | list[Letter]]:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
         self._log = SameLogConsumer(consumer, self._changed)
         try:
@@ -116,7 +118,7 @@ class Inbox(MemberPass[Letter]):
             self._begin(consumer, partition, 0)  # raises first if letters are gone, too
             raise
         self._bookmark.begin(PositionMark(first, first), first, functools.partial(self._remember, memory, partition))
-        silence, bookmark = self._silence, self._bookmark
+        silence, bookmark, gathering = self._silence, self._bookmark, self._gathering
         position: int | None = None
 
         def begin() -> None:
@@ -131,29 +133,56 @@ class Inbox(MemberPass[Letter]):
             try:
                 records = self._poll(partition)
             except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+                if gathering.items:
+                    yield from self._given()
                 first = max(first, bookmark.taken.number)
                 begin()
                 continue
-            for record in records:
-                if self._stopping.is_set():
-                    return
-                self._compare(partition, record)
-                letter = self._judge(record, is_new=record.offset >= first)
-                if letter is not None and record.offset >= first:
-                    bookmark.hand_out(record.offset + 1, record.offset + 1)
-                    yield letter
-                    bookmark.take()
-                    self._read_last = trace_of(record)
-                    silence.broken(time.monotonic())
-                    bookmark.commit_if_due()
+            yield from self._letters(partition, records, first)
+            if self._stopping.is_set():
+                return
             if (reached := consumer.position(partition)) != position:
                 position = reached
-                bookmark.pass_over(position, position)
-                self._read_last = trace_of(records[-1]) if records else self._read_last
+                self._note_passed(position, records)
                 silence.read_up_to(position)
             bookmark.commit_if_due()
-            if silence.is_over:
+            if gathering.is_due(has_news=bool(records)) or (gathering.items and silence.is_over):
+                yield from self._given()
+            if not gathering.items and silence.is_over:
                 return
+
+    def _letters(
+        self, partition: TopicPartition, records: Sequence[Any], first: int
+    ) -> Iterator[Letter | list[Letter]]:
+        """Yield the letters in `records` from the offset `first` on, as far as they were asked for."""
+        for record in records:
+            if self._stopping.is_set():
+                return
+            self._compare(partition, record)
+            letter = self._judge(record, is_new=record.offset >= first)
+            if letter is not None and record.offset >= first:
+                self._gathered([letter], (record.offset + 1, record.offset + 1))
+                self._read_up_to = record
+                if self._gathering.is_full:
+                    yield from self._given()
+
+    def _note_passed(self, position: int, records: Sequence[Any]) -> None:
+        """Note that the letters below `position` are handed out or gathered, and `records` were read last."""
+        self._read_up_to = records[-1] if records else self._read_up_to
+        if self._gathering.items:
+            self._gathering.place = position, position
+        else:
+            self._bookmark.pass_over(position, position)
+            self._note_read()
+
+    def take(self) -> None:
+        """Count the letters in hand as taken."""
+        super().take()
+        self._note_read()
+
+    def _note_read(self) -> None:
+        if self._read_up_to is not None:
+            self._read_last = trace_of(self._read_up_to)
 
     def _begin(
         self, consumer: Consumer, partition: TopicPartition, taken: int, read_to: int | None = None
@@ -213,7 +242,7 @@ class Inbox(MemberPass[Letter]):
 
     def _poll(self, partition: TopicPartition) -> Sequence[Any]:
         try:
-            polled = self._log.poll(POLL_S)
+            polled = self._log.poll(self._gathering.patience(POLL_S))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError):
             raise  # the log's beginning has moved
         except AuthorizationError as error:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from connectors.client.memory.bookmark import Bookmark
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.values.gathering import Gathering
 from connectors.client.values.silence import Silence
 from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import AbcastError
 from ordering.base.names import Address
 
 T = TypeVar("T")
@@ -29,6 +32,7 @@ class MemberPass(ABC, Generic[T]):
         self._stopping = threading.Event()
         self._silence = Silence(timeout, connection.timeout)
         self._bookmark = Bookmark(who)
+        self._gathering = Gathering()
 
     def stop(self) -> None:
         """End the run as if there were no more items. A thread that is about to get one may still get it."""
@@ -38,12 +42,20 @@ class MemberPass(ABC, Generic[T]):
         """Count the item in hand as taken."""
         self._bookmark.take()
 
-    def run(self) -> Iterator[T]:
-        """Yield the items, and commit the bookmark at the end. Raises as `_items`."""
+    def ask(self, most: int, wait_s: float = 0.0) -> None:
+        """Let `run` yield a list next, as `Stream.batches` says; with a `most` of 0, single items."""
+        self._gathering.ask(most, wait_s)
+
+    def run(self) -> Iterator[T | list[T]]:
+        """Yield the items, or lists of them, and commit the bookmark at the end. Raises as `_items`."""
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
                 yield from self._items(memory)
+            except AbcastError:
+                if self._gathering.items:  # they come before the error
+                    yield from self._given()
+                raise
             finally:
                 # While the interpreter shuts down, no thread is left to talk to Kafka.
                 if not sys.is_finalizing():
@@ -55,5 +67,21 @@ class MemberPass(ABC, Generic[T]):
             self.finished.set()
 
     @abstractmethod
-    def _items(self, memory: MemberMemory) -> Iterator[T]:
-        """Yield the items; begin the bookmark, and move it."""
+    def _items(self, memory: MemberMemory) -> Iterator[T | list[T]]:
+        """Yield the items, or the lists that were asked for; begin the bookmark, and move it."""
+
+    def _gathered(self, items: Sequence[T], place: tuple[int, int]) -> None:
+        """Add items to the list that was asked for; `place` is behind them."""
+        self._gathering.add(items, place)
+        if items:
+            self._silence.broken(time.monotonic())
+
+    def _given(self) -> Iterator[T | list[T]]:
+        """Yield the gathered list, or the single item; take it when the application goes on."""
+        gathering = self._gathering
+        items = gathering.completed()
+        self._bookmark.hand_out(*gathering.place)
+        yield items if gathering.most else items[0]
+        self.take()
+        self._silence.broken(time.monotonic())
+        self._bookmark.commit_if_due()

@@ -1,6 +1,7 @@
 """The iterator that an application gets: over its messages, or over its letters.
 
-The item returned last is *in hand*. It is *taken* when the application asks for the next one, or calls `taken`.
+The item returned last, or the list of items (`batches`), is *in hand*. It is *taken* when the application asks for the
+next one, or calls `taken`.
 Anything else that ends the loop (an exception, `break`, `close`, the end of the process) leaves it untaken, and the
 next iterator returns it again. So an application never loses the item that it was working on.
 
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import gc
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from connectors.client.values.arguments import number, seconds
 from connectors.client.values.delivery import Delivery, Deserializer
 from connectors.client.values.letter import Letter
 from ordering.base.errors import UsageError
@@ -46,8 +49,11 @@ class LogPass(Protocol[T]):
     finished: threading.Event
     """Set when the pass holds nothing open any more."""
 
-    def run(self) -> Iterator[T]:
-        """Yield the items. Called once."""
+    def run(self) -> Iterator[T | list[T]]:
+        """Yield the items, or lists of them. Called once."""
+
+    def ask(self, most: int, wait_s: float = 0.0) -> None:
+        """Let `run` yield a list next, as `Stream.batches` says; with a `most` of 0, single items."""
 
     def stop(self) -> None:
         """End `run`, from any thread."""
@@ -87,10 +93,38 @@ class Stream(Generic[T]):
         except ValueError as error:
             if str(error) != _TWO_THREADS:
                 raise
-            raise UsageError("another thread waits for this iterator's next item: give each thread its own.") from None
+            raise _another_thread() from None
+        return self._with_deserializer(item)
+
+    def batches(self, most: int = 1000, wait_s: float | None = 0.0) -> Iterator[list[T]]:
+        """Return an iterator over lists of the next items, each with 1 to `most` of them; for this stream's thread.
+
+        It waits for the first item of a list as the stream does, with the same `timeout`. The list then gets what else
+        is there. So it costs less for each item, and delays none. A list that is not full waits for more items, up to
+        `wait_s` seconds after its first (None: until it is full), or until the stream's `timeout`.
+
+        A list is taken as an item is: all of it, when the next list or item is asked for, or when `taken` is called.
+        Otherwise the next iterator returns all of its items again. Raises UsageError if an argument is bad; when
+        iterated, as `__next__` does, but an error comes behind the items that were read before it.
+        """
+        if number("most", most) < 1:
+            raise UsageError(f"most is {most}, but a list has at least one item.")
+        return iter(functools.partial(self._next_list, most, seconds("wait_s", wait_s)), [])
+
+    def _next_list(self, most: int, wait_s: float) -> list[T]:
+        if self._items.gi_running:  # type: ignore[attr-defined]
+            raise _another_thread()
+        self._run.ask(most, wait_s)
+        try:
+            items = cast("list[T]", next(self._items))
+        finally:
+            self._run.ask(0)
+        return items if self._deserializer is None else list(map(self._with_deserializer, items))
+
+    def _with_deserializer(self, item: Any) -> T:
         if self._deserializer is not None and isinstance(item, Delivery | Letter):
             return cast(T, item._replace(deserializer=self._deserializer))
-        return item
+        return cast(T, item)
 
     def taken(self) -> None:
         """Count the item in hand as taken. The stream saves that in Kafka as it goes on, or in `close`."""
@@ -118,6 +152,10 @@ class Stream(Generic[T]):
             self.close()
         except UsageError:
             self._run.finished.wait(timeout)
+
+
+def _another_thread() -> UsageError:
+    return UsageError("another thread waits for this iterator's next item: give each thread its own.")
 
 
 def _abandon(items: Any) -> None:
