@@ -64,6 +64,8 @@ class MemoryProducer:
             if self.kafka.lacks(place, WRITES):
                 self.kafka.keep(sent, key, value, headers or [])
                 self._in_flight.append(sent)
+            elif len(key or b"") + len(value or b"") > self.kafka.limits.get(topic, self._max_bytes):
+                sent.fail(MessageSizeTooLargeError())
             elif self.kafka.refusals[topic]:
                 self.kafka.refusals[topic] -= 1
                 sent.fail(NotEnoughReplicasError())
@@ -194,8 +196,7 @@ class MemoryConsumer:
         return {place: self._end(place) for place in asked}
 
     def _end(self, place: TopicPartition) -> int:
-        end = len(self.kafka.partitions[place])
-        return min(end, self.kafka.open.get(place, end)) if self._of_committed else end
+        return self.kafka.last_stable(place) if self._of_committed else len(self.kafka.partitions[place])
 
     def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
         """Return the partitions as a list.
@@ -218,9 +219,9 @@ class MemoryConsumer:
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         self._asked(times)
         for place, at_ms in times.items():
-            kept = self.kafka.partitions[place][self.kafka.beginnings.get(place, 0) :]
+            kept = self.kafka.partitions[place][self.kafka.beginnings.get(place, 0) : self._end(place)]
             later = (record for record in kept if record.timestamp >= at_ms)
-            first = next(later, None)
+            first = next((each for each in later if (place, each.offset) not in self.kafka.compacted), None)
             found[place] = None if first is None else OffsetAndTimestamp(first.offset, first.timestamp, -1)
         return found
 
@@ -251,9 +252,11 @@ class MemoryConsumer:
             self.kafka.changed.wait_for(look, timeout_ms / 1000)
         for place, records in found.items():
             self.next[place] += len(records)
-            hidden = self.kafka.marks | self.kafka.aborted if self._of_committed else self.kafka.marks
-            if hidden:
-                found[place] = [each for each in records if (place, each.offset) not in hidden]
+            if hidden := self.kafka.marks | self.kafka.compacted:
+                records = [each for each in records if (place, each.offset) not in hidden]
+            if self._of_committed and self.kafka.transactions.get(place):
+                records = [each for each in records if not self.kafka.is_aborted(place, each.offset)]
+            found[place] = records
         return {place: records for place, records in found.items() if records}
 
     def position(self, place: TopicPartition) -> int:

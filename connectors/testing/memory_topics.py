@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kafka.errors import KafkaError, KafkaTimeoutError
@@ -19,6 +20,15 @@ from connectors.kafka.transport import PlainRecord
 
 READS, WRITES, OFFSETS = "reads", "writes", "offsets"
 """The operations of a partition that may be away. A partition without a leader lacks all of them."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A transaction in a partition's log. It is open while it has no marker there."""
+
+    offsets: range
+    marker: int | None = None
+    aborts: bool = False
 
 
 class MemoryTopics:
@@ -32,10 +42,11 @@ class MemoryTopics:
         self.changed = threading.Condition()
         self.marks: set[tuple[TopicPartition, int]] = set()
         """Offsets without a record for consumers."""
-        self.aborted: set[tuple[TopicPartition, int]] = set()
-        """Offsets of aborted records, which consumers of committed records do not get."""
-        self.open: dict[TopicPartition, int] = {}
-        """The first offset of an open transaction: committed readers stop there."""
+        self.compacted: set[tuple[TopicPartition, int]] = set()
+        """Offsets whose records compaction has removed."""
+        self.transactions: dict[TopicPartition, list[Transaction]] = {}
+        self.limits: dict[str, int] = {}
+        """By topic: the bytes of key and value above which it rejects a record (`max.message.bytes`)."""
         self.refusals = Counter[str]()
         """By topic: the number of the next produce requests that fail."""
         self.passes_first_batches = False
@@ -51,6 +62,8 @@ class MemoryTopics:
         """Partitions with operations that are away."""
         self.leaders = Counter[str]()
         """By topic: the number of the broker that leads it."""
+        self.takes_abandoned = False
+        """Whether a partition that comes back takes the records of abandoned producers: they had left them before."""
         self.silence_s = 0.1
         """The seconds after which a client gives up on asking a partition that is away for its offsets."""
         self._in_flight: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
@@ -69,6 +82,8 @@ class MemoryTopics:
             for sent, record in self._in_flight.pop(place, ()):
                 if not sent.is_done:
                     sent.written(self.append(place, *record))
+                elif self.takes_abandoned:
+                    self.append(place, *record)
             self.changed.notify_all()
 
     def lacks(self, place: TopicPartition, what: str) -> bool:
@@ -100,9 +115,12 @@ class MemoryTopics:
     def _forget(self, place: TopicPartition, end: int) -> None:
         """Forget all about the partition's offsets from `end` on."""
         self.beginnings[place] = min(self.beginnings.get(place, 0), end)
-        if place in self.open and self.open[place] >= end:
-            del self.open[place]
-        for offsets in (self.marks, self.aborted):
+        kept = [each for each in self.transactions.pop(place, ()) if each.offsets.start < end]
+        for each in kept:
+            if each.marker is not None and each.marker >= end:
+                each.marker = None  # it is open again, and nobody will end it
+        self.transactions[place] = kept
+        for offsets in (self.marks, self.compacted):
             offsets.difference_update([(at, offset) for at, offset in offsets if at == place and offset >= end])
 
     def make_anew(self, topics: Iterable[str]) -> None:
@@ -142,6 +160,40 @@ class MemoryTopics:
         with self.changed:
             self.marks.add((place, len(self.partitions[place])))
             return self.append(place, None, None, []).offset
+
+    def transact(self, place: TopicPartition, values: Sequence[bytes]) -> None:
+        """Append the records in a transaction, and leave it open."""
+        with self.changed:
+            begin = len(self.partitions[place])
+            for value in values:
+                self.append(place, None, value, [])
+            self.transactions.setdefault(place, []).append(Transaction(range(begin, begin + len(values))))
+
+    def end_transaction(self, place: TopicPartition, *, commits: bool) -> None:
+        """End the newest transaction of the partition, which is open."""
+        with self.changed:
+            newest = self.transactions[place][-1]
+            newest.marker, newest.aborts = self.mark(place), not commits
+
+    def last_stable(self, place: TopicPartition) -> int:
+        """Return the offset at which readers of committed records stop, as a broker tells it.
+
+        It lies below the beginning if records amid an open transaction were deleted.
+        """
+        starts = [each.offsets.start for each in self.transactions.get(place, ()) if each.marker is None]
+        return min([len(self.partitions[place]), *starts])
+
+    def is_aborted(self, place: TopicPartition, offset: int) -> bool:
+        """Whether readers of committed records don't get the record."""
+        return any(each.aborts and offset in each.offsets for each in self.transactions.get(place, ()))
+
+    def compact(self, place: TopicPartition) -> None:
+        """Remove the records of each key but the last."""
+        with self.changed:
+            newest = {record.key: record.offset for record in self.partitions[place]}
+            self.compacted.update(
+                (place, record.offset) for record in self.partitions[place] if newest[record.key] != record.offset
+            )
 
     def append(
         self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]

@@ -54,13 +54,14 @@ def open_transactions(
     if not partitions:
         return
     with connection.reachable():
-        ends = consumer.end_offsets(partitions)
+        beginnings, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
         with closing(connection.consumer(isolation_level="read_committed")) as committed:
             stable = committed.end_offsets(partitions)
     for place in sorted(partitions):
         if stable[place] >= ends[place]:
             continue
-        first = next(read_range(connection, consumer, place, stable[place], ends[place]), None)
+        left = max(stable[place], beginnings[place])  # its first records may be deleted
+        first = next(read_range(connection, consumer, place, left, ends[place]), None)
         open_s = 0.0 if first is None else time.time() - first.timestamp / 1000
         if open_s >= LONG_S:
             command = (

@@ -10,65 +10,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
 
 import pytest
-from kafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from kafka.errors import KafkaError, MessageSizeTooLargeError
 from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import same_log_consumer
-from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record
+from connectors.kafka.transport import Consumer, Producer
 from ordering.base.errors import HistoryChanged
 from ordering.base.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
-from tests.kafka.conformance.clusters import PARTITIONS, BrokerCluster, Cluster, MemoryCluster
+from tests.kafka.conformance.clusters import PARTITIONS, Cluster
+from tests.kafka.conformance.reading import fill, out_of_range, read_to
 from tests.kafka.polling import more, read
 from tests.waiting import WAIT, eventually
-
-MEMORY = "memory"
-REAL = [pytest.param(name, marks=pytest.mark.broker) for name in TRANSPORTS]
-
-
-@pytest.fixture(params=[MEMORY, *REAL])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if request.param == MEMORY:
-        yield MemoryCluster()
-        return
-    broker = request.getfixturevalue("broker")
-    with contextlib.closing(BrokerCluster(Connection(broker.bootstrap_servers, transport=request.param))) as real:
-        yield real
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    return cluster.create()
-
-
-@pytest.fixture
-def place(topic: str) -> TopicPartition:
-    return TopicPartition(topic, 0)
-
-
-@pytest.fixture
-def producer(cluster: Cluster) -> Iterator[Producer]:
-    producer = cluster.connection.producer(linger_ms=5)
-    yield producer
-    producer.abandon()
-
-
-@pytest.fixture
-def consumer(cluster: Cluster) -> Iterator[Consumer]:
-    with contextlib.closing(cluster.connection.consumer()) as consumer:
-        yield consumer
-
-
-@pytest.fixture
-def committed(cluster: Cluster) -> Iterator[Consumer]:
-    """A consumer of committed records."""
-    with contextlib.closing(cluster.connection.consumer(isolation_level="read_committed")) as consumer:
-        yield consumer
-
 
 # --- appending ---
 
@@ -327,37 +282,3 @@ def test_an_open_transaction_holds_back_committed_readers(
     assert [record.offset for record in read(consumer, place, 0, 4)] == [0, 1, 2, 3]
     assert [record.offset for record in read(committed, place, 0, 2)] == [0, 1]
     assert not committed.poll(timeout_ms=200)
-
-
-# --- helpers ---
-
-
-def fill(producer: Producer, place: TopicPartition, count: int) -> None:
-    for _ in range(count):
-        producer.send(place.topic, b"x", partition=place.partition).get(WAIT)
-
-
-def read_to(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[Record]:
-    """The records until the position is `end`."""
-    consumer.assign([place])
-    consumer.seek(place, start)
-    records: list[Record] = []
-    deadline = time.monotonic() + WAIT
-    while consumer.position(place) < end:
-        assert time.monotonic() < deadline, f"the position stays at {consumer.position(place)}"
-        records += consumer.poll(timeout_ms=200).get(place, ())
-    return records
-
-
-def out_of_range(consumer: Consumer, place: TopicPartition, offset: int) -> None:
-    consumer.assign([place])
-    consumer.seek(place, offset)
-    with pytest.raises(OffsetOutOfRangeError) as raised:
-        _poll_on(consumer)
-    assert same_log_consumer.out_of_range(raised.value) == {place}
-
-
-def _poll_on(consumer: Consumer) -> None:
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        consumer.poll(timeout_ms=500)

@@ -37,17 +37,18 @@ def opened(connection: Connection, *places: TopicPartition) -> list[OpenTransact
 def test_one_that_is_used_as_it_should_be_is_not_told() -> None:
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
-    for number in range(3):
-        kafka.topics.append(FORWARD, b"nyc/a", b"", forward_headers(5, number + 1))
+    kafka.topics.append(FORWARD, b"nyc/a", b"", forward_headers(5, 1))
     assert opened(kafka, FORWARD) == []
-    kafka.topics.open[FORWARD] = 1
+    kafka.topics.transact(FORWARD, [b"", b""])
     assert opened(kafka, FORWARD) == []
     records = kafka.topics.partitions[FORWARD]
-    records[1] = records[1]._replace(timestamp=records[1].timestamp - 60_000)
-    (found,) = opened(kafka, FORWARD)
-    assert (found.topic, found.partition, found.offset) == ("abcast.g.forward.nyc", 0, 1)
-    assert 60 <= found.open_s < 90
-    kafka.topics.open.clear()
+    for offset in (1, 2):
+        records[offset] = records[offset]._replace(timestamp=records[offset].timestamp - 60_000)
+        (found,) = opened(kafka, FORWARD)
+        assert (found.topic, found.partition, found.offset) == ("abcast.g.forward.nyc", 0, 1)
+        assert 60 <= found.open_s < 90
+        kafka.topics.drop(FORWARD.topic, 2)
+    kafka.topics.end_transaction(FORWARD, commits=True)
     assert opened(kafka, FORWARD) == []
 
 

@@ -157,6 +157,20 @@ def test_rare_polls_get_the_records_behind_dropped_ones(pause_s: int) -> None:
             topics.drop(place.topic, number)
 
 
+def test_records_deleted_amid_an_open_transaction() -> None:
+    """A reader of committed records begins there, though Kafka tells it an end below the beginning."""
+    place, kafka = PLACES[0], MemoryConnection()
+    kafka.topics.partitions[place] = []
+    kafka.topics.transact(place, [b"0", b"1", b"2"])
+    kafka.topics.drop(place.topic, 2)
+    consumer = kafka.consumer(isolation_level="read_committed")
+    log = SameLogConsumer(consumer, lambda place, what: HistoryChanged(f"{place.topic} {what}"), looks=False)
+    log.read({place: 2})
+    assert log.poll(0.0) == {}
+    kafka.topics.end_transaction(place, commits=True)
+    assert [record.offset for record in log.poll(0.0)[place]] == [2]
+
+
 class Clock:
     """A clock that a test sets."""
 
