@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.maintain import DataRetention, every, kept_of_data, seconds
+from jobs.terminal import interruption
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
+from jobs.terminal.ledger_process import LedgerProcess
 from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -23,9 +26,13 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
-from jobs.terminal.streaming import Relays, job_options, run_jobs, served
+from jobs.terminal.streaming import STOPPING, Relays, Served, await_end, job_options, run_jobs, served, working
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from connectors.kafka.connection.connection import Connection
+    from connectors.takeover.agreement import AgreementSettings
 
 
 def run(
@@ -61,6 +68,9 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
+    if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
+        _run_light(connection, site, data, agreed, which)
+        return
     options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
@@ -75,6 +85,23 @@ def run(
     if topology is not None:
         relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
     run_jobs(names, options, relays, beside, maintenance, agreed)
+
+
+def _run_light(connection: Connection, site: str, data: Path, agreed: AgreementSettings | None, which: Served) -> None:
+    """Run without Spark: nothing that the site needs takes it."""
+    from connectors.kafka.groups.troubles import Troubles
+    from connectors.ledger.process.job import LedgerOptions
+    from connectors.relay.beginning import beginning_of
+    from connectors.spark.data_directory import check_writable
+
+    directory, troubles = data.absolute(), Troubles()
+    check_writable(directory)
+    job = engine_job(connection, site, directory, agreed, which, troubles, beginning_of(None, site))
+    tune()
+    interruption.stop_when_asked(STOPPING)
+    options = LedgerOptions(connection, site, directory, *which, troubles=troubles)
+    with working([job, LedgerProcess(options)]) as jobs:
+        await_end(jobs)
 
 
 if __name__ == "__main__":

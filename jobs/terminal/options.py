@@ -216,7 +216,7 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         interruption.raise_in_order()
         try:
             _let_through()
-            _set_up_logging()
+            set_up_logging()
             # Typer itself ends the process: 0, the code of typer.Exit, 2 for wrong usage, 130 after Ctrl-C, 1 when the
             # reader of the output (say, `head`) is gone.
             config = load_config(command, is_script=is_script)
@@ -306,7 +306,8 @@ class _ToStandardError(logging.StreamHandler[Any]):
     def stream(self, _: Any) -> None: ...
 
 
-def _set_up_logging() -> None:
+def set_up_logging() -> None:
+    """Log to standard error, from the level that ABCAST_LOG_LEVEL names. Raises UsageError."""
     level = os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper()
     if level not in LOG_LEVELS:
         raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -212,3 +213,26 @@ def test_each_seqno_once_whichever_engine_writes(scenario: Scenario) -> None:
     seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
     assert sorted(seqnos) == list(range(1, len(sent) + 1))
     rivals[1].stop()
+
+
+@pytest.mark.timeout(120)
+def test_the_order_goes_on_without_the_ledgers_process(scenario: Scenario) -> None:
+    """`run --engine process`: its ledger is a child, which is started again, and ends when its parent is killed."""
+    ledger = scenario.data / "ledger"
+    process = scenario.job("run", None, "--engine", "process")
+    load = scenario.load("alice")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
+    [child] = process.members("spawn_main")
+    os.kill(child, signal.SIGKILL)
+    assert scenario.probe() < WAIT
+    eventually(lambda: {*process.members("spawn_main")} - {child}, 60, "there is another child")
+    reached = ledger_seqno(ledger, scenario.group)
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > reached, 60, "the ledger goes on")
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not process.members("spawn_main"), 60, "the child has ended")
+    process = scenario.job("run", None, "--engine", "process")
+    sent = load.finish()
+    assert scenario.verify(sent, ledger=ledger) == len(sent) + 1
+    process.stop()
+    seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
+    assert sorted(seqnos) == list(range(1, len(seqnos) + 1))

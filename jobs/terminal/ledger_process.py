@@ -1,0 +1,143 @@
+"""The ledger beside a sequencer of the process engine: in a process of its own, so that the order keeps its time.
+
+Invariant: the sequencer depends on nothing here. If the child ends, it is started again; if an error ends it that no
+restart would mend, that is logged, and the sequencer goes on. A child whose parent is killed finds its pipe closed, and
+ends in order; until then, and beside the next parent's child, it writes nothing twice (`connectors.ledger.process`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from multiprocessing.connection import Connection as Pipe
+from typing import TYPE_CHECKING
+
+from connectors.kafka.groups.retrying import HEALTHY_S
+from connectors.kafka.groups.troubles import Troubles
+from jobs.terminal.streaming import LOOK_S, raise_failures, working
+from ordering.base.errors import AbcastError
+
+if TYPE_CHECKING:
+    from connectors.ledger.process.job import LedgerOptions
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+"""The waits before a child is started again grow."""
+_STOP_S = 60.0
+_logger = logging.getLogger(__name__)
+
+
+class LedgerProcess:
+    """Runs the ledger's jobs in a child. `run` blocks until `stop`, which any thread may call."""
+
+    name = "ledger"
+    is_principal = False
+    keeps_trying = True
+    ends_alone_with: tuple[type[AbcastError], ...] = ()
+
+    def __init__(self, options: LedgerOptions) -> None:
+        self._options = options
+        self.ready = threading.Event()
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ask `run` to end the child, and to return."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Keep a child running until stopped. Raises AbcastError for an error that no restart would mend."""
+        wait_s = FIRST_WAIT_S
+        while not self._stop.is_set():
+            began = time.monotonic()
+            ended_with = self._run_child()
+            self.ready.set()
+            if ended_with is not None:
+                raise AbcastError(ended_with)
+            wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
+            if not self._stop.is_set():
+                _logger.warning("the ledger's process has ended: starting it again in %g s", wait_s)
+                self._stop.wait(wait_s)
+
+    def _run_child(self) -> str | None:
+        """Run a child to its end; return the sentence of the error that ended its jobs, if one did."""
+        spawning = multiprocessing.get_context("spawn")
+        ours, theirs = spawning.Pipe()
+        connection = replace(self._options.connection, waiting=nullcontext)
+        options = self._options._replace(connection=connection, troubles=None)
+        child = spawning.Process(target=serve, args=(options, theirs), name="abcast-ledger")
+        child.start()
+        theirs.close()
+        ended_with, asked_at = None, float("inf")
+        with contextlib.closing(ours):
+            while child.is_alive():
+                if self._stop.is_set() and asked_at == float("inf"):
+                    asked_at = time.monotonic()
+                    with contextlib.suppress(OSError):
+                        ours.send(None)
+                if time.monotonic() - asked_at > _STOP_S:
+                    child.kill()
+                ended_with = self._take_in(ours) or ended_with
+            child.join()
+            return self._take_in(ours) or ended_with
+
+    def _take_in(self, pipe: Pipe) -> str | None:
+        """Take in the child's reports; return the sentence of the error that ended it."""
+        try:
+            while pipe.poll(LOOK_S):
+                job, said = pipe.recv()
+                if job == _READY:
+                    self.ready.set()
+                elif job == _ENDED:
+                    return str(said)
+                elif self._options.troubles is not None:
+                    self._options.troubles.put(job, said)
+        except (EOFError, OSError):
+            time.sleep(LOOK_S)  # the child is about to end
+        return None
+
+
+_READY, _ENDED = "(ready)", "(ended)"
+
+
+class _Reports(Troubles):
+    """The troubles of the child's jobs, which it sends to its parent."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe, self._sending = pipe, threading.Lock()
+
+    def put(self, job: str, reasons: Mapping[str, str]) -> None:
+        self.tell(job, dict(reasons))
+
+    def tell(self, job: str, said: object) -> None:
+        """Send a report; a parent that is gone needs none."""
+        with self._sending, contextlib.suppress(OSError):
+            self._pipe.send((job, said))
+
+
+def serve(options: LedgerOptions, pipe: Pipe) -> None:
+    """Run the ledger's jobs in this process until the parent says so, or is gone."""
+    from connectors.ledger.process.casts import ProcessCastJob
+    from connectors.ledger.process.job import ProcessLedgerJob
+    from jobs.terminal.options import set_up_logging
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal: the parent stops this
+    set_up_logging()
+    reports = _Reports(pipe)
+    options = options._replace(troubles=reports)
+    try:
+        with working([ProcessLedgerJob(options), ProcessCastJob(options)]) as jobs:
+            is_ready = False
+            while not (pipe.poll(LOOK_S) or all(job.done.is_set() for job in jobs)):
+                raise_failures(jobs)
+                if not is_ready and all(job.ready.is_set() or job.done.is_set() for job in jobs):
+                    is_ready = True
+                    reports.tell(_READY, "")
+    except AbcastError as error:
+        reports.tell(_ENDED, str(error))
