@@ -205,8 +205,7 @@ def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
         producer.send(str(copied), value=value, headers=headers).get(timeout=60)
         producer.close(timeout=60)
         create_topics(options.connection, "odd", [options.site])
-        eventually(lambda: "odd.data" in caplog.text, 120, "it is told")
-        assert "is the copy of another site's" in caplog.text
+        eventually(lambda: f"{copied} is the copy of another site's" in caplog.text, 120, "it is told")
         assert member.broadcast(b"after").result(60) == 2
         assert epoch(options, "fine") == before
         assert epoch(options, "odd") == 0

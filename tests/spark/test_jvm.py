@@ -53,11 +53,15 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_secrets_are_on_no_command_line() -> None:
-    """A user's settings reach the JVM unchanged, by files of that user's own; `ps` shows none of them."""
+    """A user's settings reach the JVM unchanged, by files of that user's own; `ps` shows none of them.
+
+    Spark looks at the user's jars, ours among them, before it has loaded any.
+    """
     values = {
         "spark.hadoop.fs.s3a.secret.key": r"TOP-SECRET \1 #=:!ü'\"x\\",
         "spark.authenticate.secret": "TOP-SECRET 2",
         "spark.ssl.keyPassword": "!TOP-SECRET=3",
+        "spark.jars": ",".join(str(jar) for jar in (jars_directory() / "own").glob("*.jar")),
     }
     given = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in values.items())
     options = "--conf 'spark.driver.extraJavaOptions=-Dtest.password=TOP-SECRET-4 \"-Dtest.two=a \\\\ b\"'"
@@ -74,6 +78,7 @@ print(json.dumps([
     [java("test.password"), java("test.two")],
     b"SECRET" in Path(f"/proc/{{process.pid}}/cmdline").read_bytes(),
     sorted({{stat.S_IMODE(file.stat().st_mode) for file in files}}),
+    session.range(3).count(),
 ]))
 """
     variables = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{given} {options} pyspark-shell"}
@@ -82,7 +87,7 @@ print(json.dumps([
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found == [list(values.values()), ["TOP-SECRET-4", r"a \ b"], False, [0o600]]
+    assert found == [list(values.values()), ["TOP-SECRET-4", r"a \ b"], False, [0o600], 3]
 
 
 def test_a_start_says_nothing() -> None:
@@ -130,14 +135,3 @@ except EnvironmentProblem as problem:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.endswith("Spark's JVM ended while it started (exit code 1).\n")
     assert "Traceback" not in done.stderr
-
-
-def test_our_own_jar_among_the_users() -> None:
-    """Spark looks at the user's jars, ours among them, before it has loaded any."""
-    jars = ",".join(str(jar) for jar in (jars_directory() / "own").glob("*.jar"))
-    code = "from connectors.spark.session import build_session; print(build_session('x', cores=1).range(3).count())"
-    variables = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf spark.jars={jars} pyspark-shell"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, env=variables
-    )
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

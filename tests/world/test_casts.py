@@ -35,7 +35,7 @@ def test_what_is_rare_does_happen() -> None:
     assert {name for name in rare if not seen[name]} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seeds", blocks(SEEDS_WITH_ALL_THAT_IS_RARE, 200, SEEDS))
 def test_every_order_holds_for_long(seeds: range) -> None:
     check(seeds)

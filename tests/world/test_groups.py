@@ -21,7 +21,7 @@ def test_a_group_in_trouble_holds_up_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 50, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
 def test_a_group_in_trouble_holds_up_no_other_in_many_histories(seeds: range) -> None:
     check(seeds)
 

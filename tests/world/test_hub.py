@@ -31,7 +31,7 @@ def test_there_is_one_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 60, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 30, SEEDS))
 def test_there_is_one_order_in_many_hubs(seeds: range) -> None:
     """However often the home is replaced, whatever is cut off, killed, repeated, or dropped by a retention."""
     check(seeds)

@@ -38,7 +38,7 @@ def test_every_site_has_every_message() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 100, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 30, SEEDS))
 def test_every_site_has_every_message_in_many_meshes(seeds: range) -> None:
     check(seeds)
 
