@@ -1,65 +1,78 @@
 """The command language of tests/traces/*.txt: one command a line, what it changes under it, indented.
 
-Traces that begin with `members` have a language of their own (`tests.world.member_script`).
+Traces that begin with `members` have a language of their own (`tests.world.member_script`). The others have the actors
+of `tests.world.group`, as they ship. A record is on its way until a command lets it arrive.
 
     group a b partitions=1     a fresh group with these members, each with an outbox (b- has none)
     send a 3                   a broadcasts 3 messages; they are on the wire
     arrive a 2 1               the records with these local seqnos of a reach FORWARD, in this order (default: all)
     drop a 3                   these never arrive (default: all)
     resend a                   a sends its forward table again
-    restart a                  a is killed and starts again
+    restart a                  a is killed and starts again; with an outbox, it sends what that holds
     read a                     a delivers what there is
     poison                     a stranger writes a record that is no FORWARD record
-    partition                  FORWARD gets one more partition
     start X                    a sequencer process starts (and does nothing yet)
-    step X until sealed        X goes on until it has done that: measured, claimed, sealed, rebuilt, opened
+    step X until sealed        X goes on until it has done that: measured, claimed, sealed, opened
     takeover X                 start, and all of the take-over
-    batch X                    one whole micro-batch
+    batch X                    X looks for newer claims, and decides and writes what there is
     plan X                     X decides a batch and has written no record of it yet
-    write X 2                  X writes the next 2 records of the batch
+    write X 2                  the next 2 records of the batch arrive
     crash X                    kill -9
     buffered X                 kill -9; what it had not written yet arrives all the same
-    fail X                     the attempt at the batch fails: X's next step begins a takeover
-    late X                     what the failed attempt had not written yet arrives after all
+    fail X                     the write of the batch fails: X is about to take over again
+    late X                     what the failed write had left arrives after all
     lose X 1                   the next record of the batch never reaches the broker
     deliver D                  the deliverer D (made when first named) delivers what there is
     resume D                   D is killed, and reads on after the last seqno it has
-    check                      the checker's verdict on all of it
+    check                      all faults end; then the world's verdict on all of it
 
-Members are written without their site. `fenced` means that a process saw a newer epoch and stopped.
+Members are written without their site. `fenced` means that a process saw a newer epoch and stopped. Notes in EPOCH are
+not told: they are why epochs have gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from unittest.mock import patch
 
-from connectors.kafka.codec.codec import WRONG_VERSION
-from ordering.base.errors import AbcastError
-from ordering.base.records import EPOCH, Data, Forward, MessageId
-from ordering.checker.checker import Checker
+from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
+from connectors.kafka.codec.epochs import Claim, decode
+from connectors.kafka.transport import PlainRecord
+from ordering.base.errors import AbcastError, Fenced
+from ordering.base.records import EPOCH, Data, MessageId
 from ordering.sequencer.state import SequencerState
-from tests.simulator.broker import SITE, Broker
-from tests.simulator.dice import Dice
-from tests.simulator.members import Member
-from tests.simulator.readers import Deliverer
-from tests.simulator.rules import Rules
-from tests.simulator.sequencers import Sequencer
+from tests.world.group import CLAIMS, DATA, FORWARD, History, Shape, playing
+from tests.world.group_actors import SITE, Deliverer, GroupJob, GroupMember
+from tests.world.kafka import partition
+from tests.world.member_parts import count_incarnations
 from tests.world.member_script import MemberScript
+from tests.world.wires import RUSH, OnItsWay, WiredProducer
 
 INDENT = "    "
+DEAD_LETTERS = partition("dead-letter", SITE)
+LOOK_MS = 1_000
+"""The time before a batch, in which a job looks for newer claims."""
+RESEND_AFTER_S = 10.0
+"""The time after which a member sends again by itself. A trace takes less."""
+CALLS = 80
+"""The calls to Kafka in which a job does what there is to do."""
 
 
 def rewrite(text: str) -> str:
     """The script with what its commands really do under each of them. Comments and blank lines stay."""
     is_of_members = "members" in [line.split()[0] for line in text.splitlines() if line.strip()]
-    runner: Script | MemberScript = MemberScript() if is_of_members else Script()
     lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith(INDENT):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            lines += [INDENT + what for what in runner.run(line)]
+    with ExitStack() as stack:
+        runner: Script | MemberScript = MemberScript() if is_of_members else Script(stack)
+        for line in text.splitlines():
+            if line.startswith(INDENT):
+                continue
+            lines.append(line)
+            if line and not line.startswith("#"):
+                lines += [INDENT + what for what in runner.run(line)]
     return "\n".join(lines) + "\n"
 
 
@@ -67,38 +80,63 @@ def name_of(message: MessageId) -> str:
     return str(message).removeprefix(f"{SITE}/")
 
 
+class _NoFaults(random.Random):
+    """Dice that let nothing happen by itself, and all of it at once."""
+
+    def random(self) -> float:
+        return 0.999
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+
 class Script:
     """Runs commands one by one; each returns what it changed, a line a thing."""
 
-    def __init__(self) -> None:
-        self._make_group(["a"])
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
 
     def run(self, line: str) -> list[str]:
         verb, *words = line.split()
-        before = self._snapshot()
+        if verb == "group":
+            self._make_group(words)
+        before = self._ends()
         try:
-            said = getattr(self, f"_do_{verb.replace('-', '_')}")(*words) or []
+            said = getattr(self, f"_do_{verb}")(*words) or []
         except AbcastError as error:
             said = [f"{type(error).__name__}: {error}"]
-        return [*self._changes(*before), *said] or ["nothing"]
+        changes = self._changes(before) if verb != "check" else []
+        return [*changes, *said] or ["nothing"]
 
     # What changed.
 
-    def _snapshot(self) -> tuple[list[int], int, int]:
-        return [log.end for log in self.broker.forward], len(self.broker.data), len(self.broker.claims)
+    def _ends(self) -> dict[object, int]:
+        return {place: len(log) for place, log in self.world.kafka.topics.partitions.items()}
 
-    def _changes(self, forward: list[int], data: int, claims: int) -> list[str]:
-        lines = []
-        for partition, log in enumerate(self.broker.forward):
-            for _, record in log.read(forward[partition] if partition < len(forward) else 0):
-                what = name_of(record.id) if isinstance(record, Forward) else f"malformed ({record.reason})"
-                lines.append(f"FORWARD {partition}:{record.source.offset} {what}")
-        for epoch, floor, *_ in self.broker.claims[claims:]:
-            lines.append(f"EPOCH {epoch - 1} claim of epoch {epoch}, floor {floor}")
-        lines += [
-            f"DATA {offset} {self._data(self.broker.data[offset])}" for offset in range(data, len(self.broker.data))
+    def _changes(self, ends: dict[object, int]) -> list[str]:
+        logs = self.world.kafka.topics.partitions
+        forward = sorted(place for place in logs if place.topic == FORWARD.topic)
+        return [
+            line
+            for place in (*forward, CLAIMS, DATA, DEAD_LETTERS)
+            for record in logs[place][ends[place] :]
+            for line in self._told(place.topic, record)
         ]
-        return lines
+
+    def _told(self, topic: str, record: PlainRecord) -> list[str]:
+        at = record.offset
+        if topic == FORWARD.topic:
+            is_poison = not record.headers
+            return [f"FORWARD {record.partition}:{at} {'malformed' if is_poison else name_of(_sent_as(record))}"]
+        if topic == CLAIMS.topic:
+            claim = decode(topic, at, record.value, record.headers, 0)
+            if not isinstance(claim, Claim):
+                return []
+            return [f"EPOCH {at} claim of epoch {claim.epoch}, floor {claim.floor}"]
+        if topic == DATA.topic:
+            return [f"DATA {at} {self._data(_decoded(record))}"]
+        source, reason, _ = decode_dead_letter(record.headers)
+        return [f"dead letter {source.rsplit('-', 1)[-1]}: {reason}"]
 
     @staticmethod
     def _data(record: Data) -> str:
@@ -112,151 +150,215 @@ class Script:
 
     def _make_group(self, words: list[str]) -> None:
         options = dict(word.split("=") for word in words if "=" in word)
-        self.broker = Broker(int(options.get("partitions", 1)))
-        names = [word for word in words if "=" not in word]
-        self.members = {
-            name.removesuffix("-"): Member(self.broker, name.removesuffix("-"), outbox=not name.endswith("-"))
-            for name in names
-        }
-        self.sequencers: dict[str, Sequencer] = {}
-        self.failed: dict[str, list[Data]] = {}
+        shape = Shape(
+            partitions=int(options.get("partitions", 1)), deliverers=0, haste=0.0, batch_rows=RUSH, snapshot_every=1_000
+        )
+        self.world = world = self._stack.enter_context(playing(History(0, shape, ())))
+        self._stack.enter_context(patch("tests.world.group_actors.RESEND_AFTER_S", RESEND_AFTER_S))
+        numbers = "connectors.client.memory.incarnation_numbers.IncarnationNumbers"
+        self._stack.enter_context(patch(f"{numbers}.claim", count_incarnations))
+        self._stack.enter_context(patch(f"{numbers}.is_of_a_wrong_clock", lambda *_: False))
+        world.dice = world.actors.dice = _NoFaults(0)
+        world.members = [
+            GroupMember(world.kafka, world.disk, name.removesuffix("-"), has_outbox=not name.endswith("-"))
+            for name in words
+            if "=" not in name
+        ]
+        self.members = {member.address.name: member for member in world.members}
+        self.wires: dict[str, list[OnItsWay]] = {name: [] for name in self.members}
+        for member in world.members:
+            member.start()
+        self.jobs: dict[str, GroupJob] = {}
+        self.takeovers = 0
         self.deliverers: dict[str, Deliverer] = {}
 
     def _do_group(self, *words: str) -> None:
-        self._make_group(list(words))
+        """`run` has made it."""
 
     def _do_send(self, name: str, count: str = "1") -> list[str]:
-        sent = [self.members[name].broadcast() for _ in range(int(count))]
-        return [f"{name} holds {self._held(name)}"] if all(sent) else ["the forward table is full"]
+        for _ in range(int(count)):
+            self.members[name].broadcast()
+        return [self._held(name)]
 
     def _held(self, name: str) -> str:
-        return " ".join(str(entry.local_seqno) for entry in self.members[name].table.pending()) or "nothing"
+        sender = self.members[name].sender
+        assert sender is not None
+        assert sender.forwarder is not None
+        pending = sender.forwarder._pending_messages.table.pending()
+        return f"{name} holds " + (" ".join(str(entry.local_seqno) for entry in pending) or "nothing")
 
-    def _on_the_wire(self, name: str, locals_: tuple[str, ...]) -> list[int]:
-        """Indexes, to be used one after the other: each one counts what the ones before have removed."""
-        wire = [local for _incarnation, local, _payload in self.members[name].wire]
-        indexes = []
-        for local in map(int, locals_ or tuple(map(str, wire))):
-            indexes.append(wire.index(local))
-            wire.pop(indexes[-1])
-        return indexes
+    def _wire(self, name: str) -> list[OnItsWay]:
+        """The records of a member on their way."""
+        for producer in self.members[name].producers:
+            self.wires[name] += producer.wire
+            producer.wire = []
+        return self.wires[name]
+
+    def _taken(self, name: str, locals_: Sequence[str]) -> list[OnItsWay]:
+        """Take the records with these local seqnos from the wire, by default all."""
+        wire = self._wire(name)
+        if locals_:
+            taken = [next(each for each in wire if _local_seqno(each) == local) for local in locals_]
+        else:
+            taken = list(wire)
+        self.wires[name] = [each for each in wire if each not in taken]
+        return taken
 
     def _do_arrive(self, name: str, *locals_: str) -> None:
-        for index in self._on_the_wire(name, locals_):
-            self.members[name].append(index)
+        for each in self._taken(name, locals_):
+            self.world.kafka.write(each)
 
     def _do_drop(self, name: str, *locals_: str) -> list[str]:
-        dropped = [self.members[name].wire.pop(index) for index in self._on_the_wire(name, locals_)]
-        return ["dropped " + " ".join(str(local) for _incarnation, local, _payload in dropped)]
+        return ["dropped " + " ".join(map(_local_seqno, self._taken(name, locals_)))]
 
     def _do_resend(self, name: str) -> list[str]:
-        self.members[name].resend()
-        return ["on the wire " + " ".join(str(local) for _incarnation, local, _payload in self.members[name].wire)]
+        sender = self.members[name].sender
+        assert sender is not None
+        assert sender.forwarder is not None
+        with sender.forwarder.changed:
+            sender.forwarder._send_queue.send_table()
+        return ["on the wire " + " ".join(map(_local_seqno, self._wire(name)))]
 
     def _do_restart(self, name: str) -> list[str]:
-        self.members[name].crash()
-        return [f"{name} is incarnation {self.members[name].incarnation} and holds {self._held(name)}"]
+        self._wire(name)
+        member = self.members[name]
+        member.crash()
+        member.start()
+        assert member.sender is not None
+        assert member.sender.forwarder is not None
+        return [f"{self._held(name)}, as incarnation {member.sender.forwarder.incarnation}"]
 
     def _do_read(self, name: str) -> list[str]:
-        member = self.members[name]
-        before = len(member.delivered)
-        member.read(len(self.broker.data))
-        return [*self._delivered(member.delivered[before:]), f"{name} holds {self._held(name)}"]
+        self.members[name].turn()
+        return [*self._delivered(self.members[name].application), self._held(name)]
 
     @staticmethod
-    def _delivered(entries: list[tuple[int, MessageId, bytes]]) -> list[str]:
-        return [f"delivers {seqno} {name_of(message)}" for seqno, message, _payload in entries]
+    def _delivered(reader: Deliverer) -> list[str]:
+        before = len(reader.delivered)
+        reader.catch_up()
+        return [f"delivers {seqno} {name_of(message)}" for seqno, message, _payload in reader.delivered[before:]]
 
     def _do_poison(self) -> None:
-        self.broker.append_malformed(0, WRONG_VERSION)
-
-    def _do_partition(self) -> None:
-        self.broker.add_partition()
+        self.world.kafka.topics.append(FORWARD, b"nobody", b"poison", [])
 
     # Sequencers.
 
     def _do_start(self, name: str) -> None:
-        self.sequencers[name] = Sequencer(self.broker, Rules(), Dice(0), zombie=False, batch_rows=1000)
+        self.jobs[name] = GroupJob(self.world.kafka, name, self._note_takeover, is_blind=False, depth=1, later=0)
 
-    def _advance(self, name: str, done: Callable[[str], bool]) -> list[str]:
-        while True:
-            event = self.sequencers[name].advance()
-            if event is None:
-                return [f"{name} is fenced"]
-            if done(event):
+    def _note_takeover(self, job: GroupJob, state: SequencerState) -> None:
+        self.takeovers += 1
+        self.world.note_takeover(job, state)
+
+    def _advance(self, name: str, is_done: Callable[[], bool], calls: int = 1) -> list[str]:
+        """Let a job make calls to Kafka until it is done, or is fenced."""
+        process = self.jobs[name].process
+        for _ in range(CALLS):
+            if is_done():
                 return []
+            with self.world.actors.acting(name):
+                process.step(calls)
+            if process.has_ended:
+                assert isinstance(process.error, Fenced), process.error
+                return [f"{name} is fenced"]
+        raise AssertionError(f"{name} does not get there")
+
+    def _producers(self, name: str) -> list[WiredProducer]:
+        return [producer for producer in self.jobs[name].process.producers if producer.wire]
 
     def _do_step(self, name: str, _until: str, event: str) -> list[str]:
-        return self._advance(name, lambda happened: happened == event)
+        ends, takeovers = self._ends(), self.takeovers
+        is_done: dict[str, Callable[[], bool]] = {
+            "measured": lambda: bool(self._producers(name)),  # its claim is on its way
+            "claimed": lambda: self._ends()[CLAIMS] > ends[CLAIMS],
+            "sealed": lambda: self._ends()[DATA] > ends[DATA],
+            "opened": lambda: self.takeovers > takeovers,
+        }
+        return self._advance(name, is_done[event])
 
     def _do_takeover(self, name: str) -> list[str]:
         self._do_start(name)
-        return self._advance(name, lambda event: event == "opened")
+        return self._do_step(name, "until", "opened")
 
     def _do_plan(self, name: str) -> list[str]:
-        return self._advance(name, lambda event: event == "planned") or [self._plan_of(name)]
-
-    def _plan_of(self, name: str) -> str:
-        return f"{name} is to write " + (" ".join(map(self._short, self.sequencers[name].outputs)) or "nothing")
-
-    @staticmethod
-    def _short(record: Data) -> str:
-        if record.kind == EPOCH:
-            return "snapshot"
-        return f"{record.seqno}={name_of(record.id)}"
-
-    def _do_write(self, name: str, count: str) -> list[str]:
-        for _ in range(int(count)):
-            self._advance(name, lambda event: event == "wrote")
-        return []
-
-    def _do_batch(self, name: str) -> list[str]:
-        letters = len(self.sequencers[name].dead_letters)
-        fenced = self._advance(name, lambda event: event == "committed")
-        new = self.sequencers[name].dead_letters[letters:]
-        return [
-            *fenced,
-            *(f"dead letter {letter.source.partition}:{letter.source.offset}: {letter.reason}" for letter in new),
+        return self._advance(name, lambda: self._has_planned(name)) or [
+            f"{name} is to write " + " ".join(_short(each) for each in self._producers(name)[0].wire)
         ]
 
+    def _has_planned(self, name: str) -> bool:
+        pipeline, producers = self.jobs[name].pipeline, self._producers(name)
+        return pipeline is not None and bool(producers) and _of(producers[0].wire[-1]).seqno == pipeline.state.seqno
+
+    def _do_write(self, name: str, count: str) -> None:
+        self._producers(name)[0].arrive(int(count))
+
+    def _do_batch(self, name: str) -> list[str]:
+        self.world.actors.pass_time(LOOK_MS)
+        self.world.kafka.haste = 1.0
+        turns = iter((False, True))
+        try:
+            return self._advance(name, lambda: next(turns), CALLS)
+        finally:
+            self.world.kafka.haste = 0.0
+
     def _do_crash(self, name: str) -> None:
-        del self.sequencers[name]
+        self.jobs.pop(name).process.kill()
+        self.world.kafka.leftovers.clear()
 
     def _do_buffered(self, name: str) -> None:
-        sequencer = self.sequencers.pop(name)
-        for record in sequencer.outputs:
-            self.broker.append_data(record)
+        self.jobs.pop(name).process.kill()
+        self._do_late(name)
 
     def _do_fail(self, name: str) -> None:
-        self.failed[name] = self.sequencers[name].fail()
+        self.world.kafka.abandon(self._producers(name)[0].lose(0))
 
-    def _do_late(self, name: str) -> None:
-        for record in self.failed.pop(name):
-            self.broker.append_data(record)
+    def _do_late(self, _name: str) -> None:
+        for each in self.world.kafka.leftovers.pop():
+            self.world.kafka.write(each)
 
     def _do_lose(self, name: str, count: str) -> list[str]:
-        [batch] = self.sequencers[name].in_flight
-        lost, batch.data = batch.data[: int(count)], batch.data[int(count) :]
-        return ["lost " + " ".join(map(self._short, lost))]
+        producer = self._producers(name)[0]
+        lost = producer.wire[: int(count)]
+        producer.wire = producer.lose(int(count))
+        return ["lost " + " ".join(map(_short, lost))]
 
     # Readers.
 
     def _do_deliver(self, name: str) -> list[str]:
-        deliverer = self.deliverers.setdefault(name, Deliverer(self.broker, name))
-        before = len(deliverer.delivered)
-        deliverer.read(len(self.broker.data))
-        return self._delivered(deliverer.delivered[before:])
+        if name not in self.deliverers:
+            self.deliverers[name] = Deliverer(self.world.kafka, name)
+            self.world.deliverers.append(self.deliverers[name])
+        return self._delivered(self.deliverers[name])
 
     def _do_resume(self, name: str) -> list[str]:
-        self.deliverers[name].crash()
-        return [f"{name} reads on after seqno {self.deliverers[name].cursor.last_seqno}"]
+        self.deliverers[name].resume()
+        return [f"{name} reads on after seqno {self.deliverers[name].last_seqno}"]
 
     def _do_check(self) -> list[str]:
-        checker = Checker(causal=True)
-        for record in self.broker.data:
-            checker.data(SITE, record)
-        for member in self.members.values():
-            member.report(checker)
-        for deliverer in self.deliverers.values():
-            deliverer.report(checker)
-        return [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()] or ["every promise holds"]
+        for job in self.jobs.values():
+            job.process.kill()
+        self.world.heal()
+        return [f"{anomaly.name}: {anomaly.detail}" for anomaly in self.world.check()] or ["every promise holds"]
+
+
+def _sent_as(record: PlainRecord) -> MessageId:
+    """Return the id of a FORWARD record."""
+    _, _, incarnation, local_seqno, *_ = record.headers[0][1].decode().split(" ")
+    return MessageId((record.key or b"").decode(), int(incarnation), int(local_seqno))
+
+
+def _local_seqno(each: OnItsWay) -> str:
+    return str(each.record[2][0][1].decode().split(" ")[3])
+
+
+def _decoded(record: PlainRecord) -> Data:
+    return decode_data(record.key, record.value, record.headers)
+
+
+def _of(each: OnItsWay) -> Data:
+    return decode_data(*each.record)
+
+
+def _short(each: OnItsWay) -> str:
+    record = _of(each)
+    return "snapshot" if record.kind == EPOCH else f"{record.seqno}={name_of(record.id)}"

@@ -17,6 +17,7 @@ from connectors.client.tail.log_reader import LogReader
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.tail_cache import TailBatch, TailCache
 from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.codec.epochs import encode_claim
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog, Start
@@ -31,7 +32,6 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, Data, Source
 from ordering.sequencer.sequencer import absorb, seal, snapshot
 from ordering.sequencer.state import SequencerState
-from tests.simulator.broker import Broker, SimulatedLog
 from tests.waiting import WAIT, eventually
 
 
@@ -110,18 +110,18 @@ class Log:
         self.kafka = MemoryConnection()
         self.kafka.create("g", "nyc")
         self.place = TopicPartition("abcast.g.data.nyc", 0)
-        self.state, self.records, self.broker = SequencerState("g"), list[Data](), Broker(1)
+        self.state, self.records = SequencerState("g"), list[Data]()
         self.is_away = False
 
     def write(self, *records: Data) -> None:
         for record in records:
             self.records.append(record)
-            self.broker.append_data(record)
             self.kafka.topics.append(self.place, *encode_data(record))
             self.state = absorb(self.state, [record])
 
     def take_over(self) -> None:
-        self.broker.append_claim(len(self.records))
+        claims = TopicPartition("abcast.g.epoch.nyc", 0)
+        self.kafka.topics.append(claims, None, *encode_claim(len(self.records)))
         self.write(seal(self.state.epoch + 1))
         self.write(snapshot(self.state))
 
@@ -150,14 +150,14 @@ class Log:
             )
 
     def drop(self, below: int) -> None:
-        self.broker.beginning = below
         self.kafka.topics.drop(self.place.topic, below)
 
     def reader(self) -> LogReader:
         def after(seqno: int, *, or_end: bool) -> tuple[Start, int]:
             if self.is_away:
                 raise BrokerUnreachable("no broker")
-            return SimulatedLog(self.broker).after(seqno, or_end=or_end), len(self.records)
+            with DataLog(self.kafka, "g", "nyc") as log:
+                return log.after(seqno, or_end=or_end), len(self.records)
 
         tailer: Any = SimpleNamespace(
             cache=TailCache(),
@@ -177,7 +177,7 @@ def polled(reader: LogReader) -> list[tuple[int, bytes | None]]:
 def test_records_without_a_seqno_that_were_dropped_end_no_reader() -> None:
     """A reader is told that history is gone only if its next seqno is, and reads exactly the effective records."""
     went_on = told = 0
-    for number in range(400):
+    for number in range(270):
         dice, log = random.Random(number), Log()
         for _ in range(dice.randint(1, 12)):
             log.go_on(dice)
@@ -230,8 +230,10 @@ def test_it_asks_again_while_no_broker_answers() -> None:
 
 def test_another_log_is_noticed_behind_dropped_records() -> None:
     log, reader = idle_and_purged()
-    log.broker.data.clear()
-    log.broker.beginning = 0
+    log.kafka.topics.make_anew([log.place.topic])
+    empty = snapshot(absorb(SequencerState("g"), [seal(1)]))
+    log.write(*[seal(1)] * (len(log.records) - 1), empty)
+    log.drop(reader.position + 1)
     with pytest.raises(HistoryChanged, match="was read up to epoch 1, seqno 1"):
         polled(reader)
 

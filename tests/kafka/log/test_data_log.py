@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from connectors.client.api.member import Member
 from connectors.kafka.codec.codec import encode_data
-from connectors.kafka.codec.epochs import Note
+from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
@@ -27,29 +27,31 @@ from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
-from ordering.base.records import Data
+from ordering.base.records import Data, Source
 from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.sequencer import absorb, seal, snapshot
 from ordering.sequencer.state import SequencerState
-from tests.simulator.broker import Broker, SimulatedLog
 
 
 def data(epoch: int, seqno: int, sender: str = "s/a", local_seqno: int | None = None) -> Data:
-    return Data("message", epoch, seqno, 0, sender, 1, seqno if local_seqno is None else local_seqno)
+    source = Source("abcast.g.forward.s", 0, seqno)
+    return Data("message", epoch, seqno, 0, sender, 1, seqno if local_seqno is None else local_seqno, source=source)
 
 
 def state(epoch: int, seqno: int, *seals: Seal) -> SequencerState:
     return SequencerState("g", epoch, seqno, received={"s/a": ReceivedRow(1, seqno)} if seqno else {}, seals=seals)
 
 
-def log_of(*records: Data, floors: tuple[int, ...], beginning: int = 0) -> SimulatedLog:
-    broker = Broker(1)
+def log_of(*records: Data, floors: tuple[int, ...], notes: Sequence[Note] = (), beginning: int = 0) -> DataLog:
+    kafka = MemoryConnection()
+    kafka.create("g", "s")
+    place, epochs = (TopicPartition(str(Topic("g", role, "s")), 0) for role in ("data", "epoch"))
     for record in records:
-        broker.append_data(record)
-    for floor in floors:
-        broker.append_claim(floor)
-    broker.beginning = beginning
-    return SimulatedLog(broker)
+        kafka.topics.append(place, *encode_data(record))
+    for entry in (*map(encode_claim, floors), *map(encode_note, notes)):
+        kafka.topics.append(epochs, None, *entry)
+    kafka.topics.drop(place.topic, beginning)
+    return DataLog(kafka, "g", "s")
 
 
 FIRST = (seal(1), snapshot(state(1, 0, Seal(1, 1))), data(1, 1), data(1, 2))
@@ -108,8 +110,8 @@ def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
 def test_a_snapshot_behind_lost_records_is_no_base(epoch: int, kept: tuple[Data, ...], seqno: int) -> None:
     """Messages up to 4 were written. DATA loses its end, and the sequencer goes on with a snapshot."""
     hidden = snapshot(state(epoch, 4, *(Seal(1, 1), Seal(2, 3))[:epoch]))
-    log = log_of(*kept, hidden, data(epoch, 5), floors=(0, 4)[:epoch])
-    log.broker.notes += [Note(1, 1, 0), Note(5, 2, 2)][:epoch]
+    notes = (Note(1, 1, 0), Note(5, 2, 2))[:epoch]
+    log = log_of(*kept, hidden, data(epoch, 5), floors=(0, 4)[:epoch], notes=notes)
     assert log.state().seqno == seqno
     assert (found := snapshot_below(log, log.end(), 5)) is None or found.state.seqno <= seqno
 
@@ -151,11 +153,11 @@ def test_a_snapshot_hides_no_epoch_without_a_claim() -> None:
 
 def test_the_state_without_the_beginning() -> None:
     """A snapshot in force is enough; without one, DATA alone does not tell it."""
-    log = log_of(*FIRST, *SECOND, data(2, 3), floors=(0, 4), beginning=5)
+    records = *FIRST, *SECOND, data(2, 3)
+    log = log_of(*records, floors=(0, 4), beginning=5)
     assert (log.state().epoch, log.state().seqno) == (2, 3)
-    log.broker.beginning = 6
     with pytest.raises(HistoryUnavailable, match="no snapshot is left"):
-        log.state()
+        log_of(*records, floors=(0, 4), beginning=6).state()
 
 
 def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +178,8 @@ def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("seqno", "beginning", "is_held"), [(1, 3, True), (1, 4, False), (2, 6, True), (0, 3, False)])
 def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_held: bool) -> None:
-    log = log_of(*FIRST, *SECOND, data(2, 3), snapshot(state(2, 3, Seal(1, 1), Seal(2, 3))), floors=(0, 4))
-    log.broker.beginning = beginning
+    last = snapshot(state(2, 3, Seal(1, 1), Seal(2, 3)))
+    log = log_of(*FIRST, *SECOND, data(2, 3), last, floors=(0, 4), beginning=beginning)
     if is_held:
         assert log.after(seqno).offset == max(beginning, seqno)
     else:
@@ -216,8 +218,8 @@ def test_leftovers_of_a_dropped_epoch_are_not_what_retention_has_dropped(beginni
 def test_a_note_of_a_lost_seal_leads_to_no_seqno() -> None:
     """DATA loses the second seal, and all before it. Its sequencer goes on, and is killed before it notices."""
     third = seal(3), snapshot(state(3, 4, Seal(3, 5)))
-    log = log_of(*(data(2, seqno) for seqno in range(1, 5)), *third, data(3, 5), floors=(0, 2, 4))
-    log.broker.notes += [Note(1, 1, 0), Note(3, 2, 0), Note(5, 3, 4)]
+    notes = Note(1, 1, 0), Note(3, 2, 0), Note(5, 3, 4)
+    log = log_of(*(data(2, seqno) for seqno in range(1, 5)), *third, data(3, 5), floors=(0, 2, 4), notes=notes)
     assert log.state().seqno == 5
     assert [log.after(seqno).offset for seqno in range(5)] == [0, 1, 2, 3, 5]
 
