@@ -107,11 +107,15 @@ class ForwardTable:
         """The highest local seqno that is known to be ordered."""
         return self.last - len(self._payloads)
 
-    def has_room(self, size: int) -> bool:
-        """Whether one more message of `size` (`message_bytes`) fits. An empty table takes any single message."""
-        if not self._payloads:
+    def has_room(self, size: int, count: int = 1) -> bool:
+        """Whether `count` more messages of `size` in all (`message_bytes`) fit. An empty table takes any single one."""
+        if not self._payloads and count == 1:
             return True
-        return len(self._payloads) < self.max_records and self._bytes + size <= self.max_bytes
+        return len(self._payloads) + count <= self.max_records and self._bytes + size <= self.max_bytes
+
+    def may_hold(self, size: int, count: int) -> bool:
+        """Whether so many messages fit when the table is empty."""
+        return count == 1 or (count <= self.max_records and size <= self.max_bytes)
 
     def append(self, payload: bytes, headers: Headers) -> Pending:
         """Keep the message under the next local seqno, even if it has no room. Return the entry."""

@@ -352,7 +352,7 @@ ROWS = (
         "sending alone, to a bare producer",
         "records/s (ratio)",
         f"ratio ≥ {MIN_MEMBER_TO_BARE}; confluent ≥ {MIN_FAST_BROADCASTS_PER_S:,}",
-        _member("sending", "bare", "member", "member with outbox"),
+        _member("sending", "bare", "member", "member, many at once", "member with outbox"),
         _beside_bare("sending", "member", MIN_MEMBER_TO_BARE, MIN_FAST_BROADCASTS_PER_S),
     ),
     Row(
@@ -370,7 +370,7 @@ ROWS = (
         "delivering, to a bare consumer",
         "records/s (ratio)",
         f"ratio ≥ {MIN_MEMBER_TO_BARE}; confluent ≥ {MIN_FAST_DELIVERIES_PER_S:,}",
-        _member("delivering", "bare", "member"),
+        _member("delivering", "bare", "member", "member, in lists"),
         _beside_bare("delivering", "member", MIN_MEMBER_TO_BARE, MIN_FAST_DELIVERIES_PER_S),
     ),
     Row(

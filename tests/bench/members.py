@@ -29,6 +29,8 @@ from tests.bench.load import PAYLOAD_BYTES, BareReader, BareSender
 _PAYLOAD = b"x" * PAYLOAD_BYTES
 _NEVER_S = 3600.0
 _PATIENCE_S = 300.0
+_AT_ONCE = 100
+"""Messages in one `broadcast_many`."""
 
 
 class Bench(NamedTuple):
@@ -79,7 +81,12 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
     with lab.place("members") as place:
         sending = _alternate(
             Bench(lab, connection, place),
-            {"bare": _send_bare, "member": _send, "member with outbox": _send_with_outbox},
+            {
+                "bare": _send_bare,
+                "member": _send,
+                "member, many at once": _send_many,
+                "member with outbox": _send_with_outbox,
+            },
             plan.member_records,
         )
     lab.say(f"{what} broadcasts, the sequencer runs and all receipts are awaited")
@@ -100,7 +107,9 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
             then=_fence,
         )
         lab.say(f"members on {connection.transport}: {plan.member_rounds} times {plan.delivered_records:,} deliveries")
-        delivering = _alternate(bench, {"bare": _read_bare, "member": _deliver}, plan.delivered_records)
+        delivering = _alternate(
+            bench, {"bare": _read_bare, "member": _deliver, "member, in lists": _deliver_lists}, plan.delivered_records
+        )
     return {"sending": sending, "ordered": ordered, "delivering": delivering}
 
 
@@ -183,7 +192,7 @@ class _BareLibrdkafka:
                 return
 
 
-def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> Took:
+def _send(bench: Bench, name: str, count: int, outbox: Path | None = None, at_once: int = 1) -> Took:
     """Return the seconds until the broker has every record; none is ordered, and the member is abandoned."""
     lab, forward = bench.lab, bench.place.forward
     room = {"max_pending_records": count + 1, "max_pending_bytes": 1 << 40}
@@ -194,8 +203,12 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> To
         while lab.end_of(forward) < goal - count:
             time.sleep(0.02)
         started = Took.now()
-        for _ in range(count):
-            member.broadcast(_PAYLOAD)
+        if at_once == 1:
+            for _ in range(count):
+                member.broadcast(_PAYLOAD)
+        else:
+            for start in range(0, count, at_once):
+                member.broadcast_many([_PAYLOAD] * min(at_once, count - start))
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
         forwarder = member._sending.forwarder
         assert forwarder is not None
@@ -206,6 +219,10 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> To
         with contextlib.suppress(NotOrderedInTime):
             member.close(timeout=0)
     return took
+
+
+def _send_many(bench: Bench, name: str, count: int) -> Took:
+    return _send(bench, name, count, at_once=_AT_ONCE)
 
 
 def _send_with_outbox(bench: Bench, name: str, count: int) -> Took:
@@ -291,4 +308,15 @@ def _deliver(bench: Bench, name: str, count: int) -> Took:
         for number, _ in enumerate(all_, start=2):
             if number == count:
                 break
+        return Took.since(started)
+
+
+def _deliver_lists(bench: Bench, name: str, count: int) -> Took:
+    """Return the seconds from the first list on, for as many deliveries as the other works."""
+    with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
+        lists = all_.batches()
+        next(lists)
+        started, left = Took.now(), count
+        while left > 0:
+            left -= len(next(lists))
         return Took.since(started)

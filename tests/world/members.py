@@ -234,16 +234,23 @@ class Process:
         self.has_left = True
         self.forwarder.tell(Asked(Cause.LEAVE))
 
-    def broadcast(self, payload: bytes = b"") -> None:
-        """Broadcast, if that is taken. A closed group's stranger has nothing to say before it has joined once."""
+    def broadcast(self, payload: bytes = b"", count: int = 1) -> None:
+        """Broadcast one message, or `count` in one call, if that is taken.
+
+        A closed group's stranger has nothing to say before it has joined once.
+        """
         now = self.now
         if self.has_left or (not self.said and now.joined_at is None and not now.sends_messages):
             return
-        payload = payload or f"{self.address} {self.world.next_number()}".encode()
+        several = [payload or f"{self.address} {self.world.next_number()}".encode() for _ in range(count)]
         with suppress(Blocked, Excluded, ForwardTableFull, UsageError, BrokerUnreachable):
-            self.said[payload] = self.forwarder.broadcast(payload, (), 0.0)
+            if count == 1:
+                receipt = self.forwarder.broadcast(several[0], (), 0.0)
+            else:
+                receipt = self.forwarder.broadcast_many(several, (), 0.0)
+            self.said |= {**dict.fromkeys(several), several[-1]: receipt}
             if now.is_silent:
-                self.world.blame(SPOKE, f"{now.member} has taken {payload!r}, {now.phase.value}")
+                self.world.blame(SPOKE, f"{now.member} has taken {several!r}, {now.phase.value}")
 
     def want_flush(self) -> None:
         """Ask for a quiet point."""
@@ -292,8 +299,8 @@ class Process:
 
     def _block(self) -> None:
         self.calls += "B"
-        for _ in range(self.world.dice.randint(0, 2)):
-            self.broadcast()  # block() may
+        if count := self.world.dice.randint(0, 2):
+            self.broadcast(count=count)  # block() may
 
     def _unblock(self) -> None:
         self.calls += "U"

@@ -217,6 +217,7 @@ class AsyncMember:
     connect = _beside(Member.connect)
     wait_ordered = _beside(Member.wait_ordered)
     broadcast_sync = _in_turn(Member.broadcast_sync)
+    broadcast_many = _in_turn(Member.broadcast_many)
     send = _in_turn(Member.send)
 
     @overload

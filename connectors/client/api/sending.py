@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, overload
 
+from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.quiet_points import QuietPoints
 from connectors.client.incarnation.sender import Sender
 from connectors.client.values.arguments import seconds
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.letter import LetterReceipt
-from connectors.client.values.message import GivenHeaders, Serializer, check_headers, check_payload
+from connectors.client.values.message import GivenHeaders, Serializer, check_headers, check_payload, check_payloads
 from connectors.client.values.receipt import Receipt
 from ordering.base.errors import UsageError
 from ordering.base.names import Address
@@ -86,6 +88,45 @@ class SendingHalf:
             check_headers(headers),
             seconds("timeout", timeout),
         )
+        forwarder = self._may_broadcast()
+        if order == TOTAL:
+            return forwarder.broadcast(kept, checked, limit)
+        if order not in ORDERS:
+            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
+        return forwarder.cast(order, kept, checked, limit)
+
+    def broadcast_many(
+        self, payloads: Iterable[Any], headers: GivenHeaders = (), timeout: float | None = 30.0
+    ) -> Receipt:
+        """Send messages to the group in total order, as one call; return one receipt for all of them.
+
+        All messages are accepted, or none. With an outbox they enter it in one step. So a member that is killed then
+        sends all of them later, or none. This costs less for each message than `broadcast`.
+
+        The messages are ordered as they are given, behind what this member has broadcast before. Messages of other
+        members may come between them, and a view. `receipt.result()` returns the seqno of the
+        last one, when all are ordered. Their local seqnos are consecutive; `receipt.message_id` is that of the last. If
+        the receipt has an error, some of the first messages may be ordered.
+
+        Args:
+            payloads: one or more, each as for `broadcast`; as many as the member's `max_pending_records` and
+                `max_pending_bytes` allow. They wait until there is room for all: a tenth of that is quicker.
+            headers: as for `broadcast`, for each of the messages.
+            timeout: seconds to wait while the forward table lacks room for all, or a flush runs (None: as long as it
+                takes).
+
+        Raises as `broadcast` does; UsageError also if there is no payload, or more than the limits allow.
+        """
+        self._sending.check_process()
+        kept, checked, limit = (
+            check_payloads(payloads, self._serializer),
+            check_headers(headers),
+            seconds("timeout", timeout),
+        )
+        return self._may_broadcast().broadcast_many(kept, checked, limit)
+
+    def _may_broadcast(self) -> Forwarder:
+        """Return the forwarder, if the member may broadcast now. Raises UsageError."""
         if self._quiet.is_mine:
             raise UsageError(
                 "no member may send in a flush, not even the one that asked for it: leave the `with` first."
@@ -96,11 +137,7 @@ class SendingHalf:
                 f"group {self.group} is closed, and {self.address} is not a member: call connect() first. (`abcast "
                 "publish` can't.)"
             )
-        if order == TOTAL:
-            return forwarder.broadcast(kept, checked, limit)
-        if order not in ORDERS:
-            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        return forwarder.cast(order, kept, checked, limit)
+        return forwarder
 
     def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
         """Send a message in total order; return its seqno once this member has delivered it.

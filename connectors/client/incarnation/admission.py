@@ -14,7 +14,7 @@ from __future__ import annotations
 from connectors.client.casts.caster import Caster
 from connectors.client.incarnation.lifecycle import LifecycleState
 from connectors.client.incarnation.pending_messages import PendingMessages
-from ordering.base.errors import Blocked, ForwardTableFull
+from ordering.base.errors import Blocked, ForwardTableFull, counted
 from ordering.participant.participant_table import ParticipantPhase
 
 
@@ -25,20 +25,20 @@ class AdmissionControl:
         self._lifecycle = lifecycle
         self._pending_messages = pending_messages
 
-    def wait_until_taken(self, size: int, timeout: float | None) -> None:
-        """Wait until a message of `size` bytes may enter the forward table.
+    def wait_until_taken(self, size: int, timeout: float | None, count: int = 1) -> None:
+        """Wait until `count` messages, of `size` bytes in all, may enter the forward table.
 
         Raises Blocked, ForwardTableFull, Excluded.
         """
         lifecycle, pending_messages = self._lifecycle, self._pending_messages
-        while lifecycle.is_silent or not pending_messages.table.has_room(size):
+        while lifecycle.is_silent or not pending_messages.table.has_room(size, count):
             if lifecycle.is_silent:
                 self._wait_for_the_flush(timeout)
-            elif not lifecycle.wait(lambda: pending_messages.table.has_room(size), timeout):
+            elif not lifecycle.wait(lambda: pending_messages.table.has_room(size, count), timeout):
                 raise ForwardTableFull(
-                    f"{len(pending_messages.table)} messages of {lifecycle.address} wait to be ordered, and none was "
-                    f"ordered within {timeout:g} s. Does the group's sequencer run (`abcast status`)? Broadcast again "
-                    "later, or raise max_pending_records."
+                    f"{len(pending_messages.table)} messages of {lifecycle.address} wait to be ordered, and there was "
+                    f"no room for {counted(count, 'message')} more within {timeout:g} s. Does the group's sequencer "
+                    "run (`abcast status`)? Broadcast again later, or raise max_pending_records."
                 )
         lifecycle.check_takes()
 

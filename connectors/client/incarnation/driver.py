@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from connectors.client.incarnation.callbacks import Callbacks
 from connectors.client.incarnation.lifecycle import LifecycleState
@@ -107,6 +107,15 @@ class Driver:
             send_queue.note_progress()
         pending, receipt = pending_messages.accept(payload, headers)
         send_queue.add(pending, kind, flush_id)
+        return receipt
+
+    def accept_many(self, payloads: Sequence[bytes], headers: Headers) -> Receipt:
+        """Add messages, as `accept` does; return the receipt of the last. If it raises, none is accepted."""
+        pending_messages, send_queue = self._pending_messages, self._send_queue
+        if not pending_messages.has_receipts:
+            send_queue.note_progress()
+        receipt = pending_messages.accept_many(payloads, headers)
+        send_queue.add_many(len(payloads))
         return receipt
 
     def _perform(self, action: Action) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from connectors.client.casts.caster import Caster
 from connectors.client.incarnation.admission import AdmissionControl
@@ -217,6 +217,27 @@ class Forwarder:
             if self._pending_messages.has_accepted_nothing:
                 self._see_that_it_is_not_ignored()
             return self._driver.accept(payload, headers)
+
+    def broadcast_many(self, payloads: Sequence[bytes], headers: Headers, timeout: float | None) -> Receipt:
+        """Give the messages consecutive local seqnos, keep and send them; return the receipt of the last one.
+
+        All are accepted, or none. Raises as `broadcast` does; UsageError if the forward table never has room for all.
+        """
+        with self._lock:
+            lifecycle, table = self._lifecycle, self._pending_messages.table
+            lifecycle.check()
+            count, size = len(payloads), sum(message_bytes(payload, headers) for payload in payloads)
+            if not table.may_hold(size, count):
+                raise UsageError(
+                    f"{counted(count, 'message')} of {size:,} bytes are over the member's limits: at most "
+                    f"{table.max_records} (max_pending_records) of {table.max_bytes:,} bytes (max_pending_bytes) wait "
+                    "at a time. Broadcast fewer at once."
+                )
+            if not lifecycle.takes_messages or not table.has_room(size, count):
+                self._admission.wait_until_taken(size, timeout, count)
+            if self._pending_messages.has_accepted_nothing:
+                self._see_that_it_is_not_ignored()
+            return self._driver.accept_many(payloads, headers)
 
     def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
         """Send the message straight to the members, in fifo or causal order.

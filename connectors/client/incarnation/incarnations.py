@@ -71,7 +71,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HandedOver(NamedTuple):
-    """A message that one incarnation hands to the next. `receipt` is None if an earlier process accepted it."""
+    """A message that one incarnation hands to the next, with its place among the receipts (`pending_messages`)."""
 
     pending: Pending
     receipt: Receipt | None

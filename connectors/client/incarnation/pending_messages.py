@@ -5,6 +5,9 @@ Invariants.
 * *Table, receipts and outbox are in step.* There is one receipt for each entry of the table, in the same order: None
   for an entry of an earlier process, and no receipts at all once they have failed. The outbox, if there is one, has
   every entry of the table, and had it first. So an accepted message survives whatever the outbox survives.
+* *Messages that are accepted together have one receipt*, in the place of the last; the places of the others have None.
+  They enter the outbox in one step, and leave the table in their order. So all of them are ordered when the receipt
+  gets its seqno, whatever incarnation sends them.
 * *A message is removed when it is ordered, not when its id is.* The record that DATA has under an id is compared with
   the message sent under it (`connectors.client.incarnation.incarnations`). If they differ, nothing is removed, and
   Superseded is raised.
@@ -101,6 +104,21 @@ class PendingMessages:
         receipt = Receipt(self._identity, pending.local_seqno, self._incarnations.changed, self.why)
         self._receipts.append(receipt)
         return pending, receipt
+
+    def accept_many(self, payloads: Sequence[bytes], headers: Headers) -> Receipt:
+        """Keep messages under the next local seqnos; return the receipt of the last.
+
+        Raises EnvironmentProblem: then none is accepted.
+        """
+        if self._outbox is not None:
+            self._outbox.append_many(self.table.last + 1, payloads, headers)
+        self.has_accepted_nothing = False
+        for payload in payloads:
+            self.table.append(payload, headers)
+        receipt = Receipt(self._identity, self.table.last, self._incarnations.changed, self.why)
+        self._receipts.extend(itertools.repeat(None, len(payloads) - 1))
+        self._receipts.append(receipt)
+        return receipt
 
     def acknowledge(self, own: Sequence[Effective]) -> None:
         """Remove the messages ordered by `own`, records of this incarnation in DATA, and settle their receipts.

@@ -161,6 +161,15 @@ class Outbox:
         with self._explained():
             self._database.execute(_KEEP, (local_seqno, payload, _encode(headers)))
 
+    def append_many(self, first_local_seqno: int, payloads: Sequence[bytes], headers: Headers) -> None:
+        """Keep messages with consecutive local seqnos in one step: all or none. Raises EnvironmentProblem."""
+        encoded = _encode(headers)
+        with self._explained():
+            self._database.execute("BEGIN")
+            rows = ((number, payload, encoded) for number, payload in enumerate(payloads, first_local_seqno))
+            self._database.executemany(_KEEP, rows)
+            self._database.execute("COMMIT")
+
     def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
         """Delete the messages up to `local_seqno`, which are ordered; later ones are ordered behind `seqno`, if at all.
 

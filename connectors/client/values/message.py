@@ -38,6 +38,20 @@ def check_payload(payload: object, serializer: Serializer | None = None) -> byte
     return payload
 
 
+def check_payloads(payloads: Iterable[object], serializer: Serializer | None = None) -> list[bytes]:
+    """Return the bytes of one or more payloads, each as `check_payload` does. Raises UsageError at a bad one."""
+    if isinstance(payloads, GivenPayload | str) or not isinstance(payloads, Iterable):
+        raise UsageError(f"payloads are a list or an iterator of payloads, not {type(payloads).__name__}.")
+    kept: list[bytes] = []
+    try:
+        kept.extend(check_payload(payload, serializer) for payload in payloads)
+    except UsageError as error:
+        raise UsageError(f"payload {len(kept) + 1}: {error}") from error
+    if not kept:
+        raise UsageError("there is no payload: give at least one.")
+    return kept
+
+
 def check_headers(headers: GivenHeaders) -> Headers:
     """Return the application's headers as pairs. Raises UsageError if they can't be sent."""
     if headers == ():

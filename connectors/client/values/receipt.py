@@ -1,4 +1,4 @@
-"""The receipt that `broadcast` returns: it tells the sender the seqno of its message."""
+"""The receipt that `broadcast` returns: it tells the sender the seqno of its message, or of the last of several."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ A shorter one is a poll, which asking Kafka would slow down.
 
 class Receipt(Promise):
     """The receipt for one message in total order. Its number is the message's seqno in the group.
+
+    The receipt of `broadcast_many` is that of the last message. It has its number when all of them are ordered.
 
     It is settled once: with the seqno, when the member has read its own message from DATA, or with an error (the member
     was superseded, excluded or closed, say). `result(timeout)` waits for that.
