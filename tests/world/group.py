@@ -47,12 +47,12 @@ from tests.world.group_actors import (
     GroupJob,
     GroupMember,
     LedgerWriter,
-    StillTailer,
     Table,
 )
 from tests.world.kafka import WorldConnection, WorldKafka, partition
 from tests.world.shrinking import drop_actions
 from tests.world.stepping import InTurn, Process
+from tests.world.threads import StillTailer
 from tests.world.wires import RUSH, OnItsWay, WiredConnection, WiredKafka, WiredProducer
 from tests.world.world import World
 
@@ -628,6 +628,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,
         "connectors.client.tail.sharing.LogTailer": StillTailer,
+        "connectors.client.tail.log_tailer.POLL_S": 0.0,
         "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,
         "secrets.randbelow": lambda below: world.actors.dice.randrange(below),
         "time.time_ns": lambda: world.actors.now_ms * 1_000_000,

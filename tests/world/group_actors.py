@@ -24,7 +24,6 @@ from connectors.client.incarnation.callbacks import Callbacks
 from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.sender import Sender
 from connectors.client.memory.outbox import Outbox
-from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.engine.group_supervisor import WATCH_S, GroupSupervisor, Taken
@@ -36,7 +35,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.ledger.table import _RuleFollower
 from connectors.takeover.rows import Output
-from ordering.base.errors import HistoryUnavailable, Superseded
+from ordering.base.errors import Superseded
 from ordering.base.formats import ADDITIONS
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Address
@@ -190,44 +189,6 @@ class Deliverer:
 
 def _id(each: Effective) -> tuple[str, int, int]:
     return each.sender, each.incarnation, each.local_seqno
-
-
-class StillTailer(LogTailer):
-    """A tailer without a thread."""
-
-    _cursor: DataCursor | None = None
-
-    def acquire(self, cursor: DataCursor | None = None) -> bool:
-        """Acquire a reference."""
-        self.check()
-        self._users += 1
-        if self._cursor is None:
-            self._cursor = cursor or self.cursor(self.end()[0])
-            self.cache.open(self._cursor.position)
-        return self._cursor is cursor
-
-    def release(self) -> None:
-        """Release a reference."""
-        self._users -= 1
-        if not self._users and self._cursor is not None:
-            self._cursor.close()
-            self._cursor = None
-            self._end.close()
-
-    def turn(self) -> None:
-        """Do what the thread does in a turn."""
-        if self._cursor is None or self.has_failed:
-            return
-        try:
-            records = self._cursor.poll(0.0)
-        except HistoryUnavailable as gone:
-            self._cursor = self._start_anew(self._cursor, gone, self._stopping)
-            return
-        except Exception as error:  # noqa: BLE001 - any error must reach the listeners
-            self._fail(error, self._stopping)
-            return
-        with self.notifying:
-            self._notify(records)
 
 
 class _File(sqlite3.Connection):

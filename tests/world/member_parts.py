@@ -16,7 +16,6 @@ from connectors.client.incarnation.callbacks import Callback, Callbacks
 from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.rejoin import REJOIN_PATIENCE_S, Rejoin
 from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
-from connectors.client.tail.log_tailer import LogTailer
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
@@ -28,6 +27,7 @@ from ordering.participant.participant_table import ParticipantPhase as Part
 from tests.world.kafka import WorldConnection
 from tests.world.kafka import _Consumer as _WorldConsumer
 from tests.world.kafka import _Producer as _WorldProducer
+from tests.world.threads import StillTailer
 
 if TYPE_CHECKING:
     from tests.world.members import Process
@@ -76,41 +76,14 @@ class _Consumer(_WorldConsumer):
         return {place: records for place, records in found.items() if records}
 
 
-class Tailer(LogTailer):
-    """A tailer without a thread."""
+class Tailer(StillTailer):
+    """A tailer of a process, which hears of the records."""
 
     connection: MemberConnection
-    _at: DataCursor | None = None
 
     def cursor(self, start: Start) -> DataCursor:
         """Open a cursor."""
         return DataCursor(_Consumer(self.connection.process), self.partition, start)
-
-    def acquire(self, cursor: DataCursor | None = None) -> bool:
-        """Acquire a reference. The first one begins to read at the log's end."""
-        self.check()
-        if not self._users:
-            self._at = cursor or self.cursor(self.end()[0])
-            self.cache.open(self._at.position)
-        self._users += 1
-        return self._at is cursor
-
-    def release(self) -> None:
-        """Release a reference."""
-        self._users -= 1
-        if not self._users:
-            self.cache.close()
-            self._end.close()
-
-    def turn(self) -> None:
-        """Read some records, and pass them on."""
-        if not self._users or self.has_failed:
-            return
-        assert self._at is not None
-        try:
-            self._at = self._turn(self._at, self._stopping)
-        except Exception as error:  # noqa: BLE001 - as the thread does
-            self._fail(error, self._stopping)
 
     def _notify(self, records: Sequence[Effective]) -> None:
         """Pass runs of records on, each up to a control record, which the application sees."""

@@ -62,6 +62,39 @@ class Turns(threading.Event):
         return True
 
 
+class StillTailer(LogTailer):
+    """A tailer that takes a turn when it is told to, and then does all that the thread does in one."""
+
+    _cursor: DataCursor | None = None
+
+    def acquire(self, cursor: DataCursor | None = None) -> bool:
+        """Acquire a reference. The first one begins to read at the log's end."""
+        self.check()
+        if self._cursor is None:
+            self._cursor = cursor or self.cursor(self.end()[0])
+            self.cache.open(self._cursor.position)
+        self._users += 1
+        return self._cursor is cursor
+
+    def release(self) -> None:
+        """Release a reference."""
+        self._users -= 1
+        if not self._users and self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+            self.cache.close()
+            self._end.close()
+
+    def turn(self) -> None:
+        """Read on, and pass the records on."""
+        if self._cursor is None or self.has_failed:
+            return
+        try:
+            self._cursor = self._turn(self._cursor, self._stopping)
+        except Exception as error:  # noqa: BLE001 - as the thread does
+            self._fail(error, self._stopping)
+
+
 class Tailer(LogTailer):
     """A tailer without a thread."""
 
