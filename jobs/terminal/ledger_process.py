@@ -1,8 +1,8 @@
 """The ledger beside a sequencer of the process engine: in a process of its own, so that the order keeps its time.
 
-Invariant: the sequencer depends on nothing here. If the child ends, it is started again; if an error ends it that no
-restart would mend, that is logged, and the sequencer goes on. A child whose parent is killed finds its pipe closed, and
-ends in order; until then, and beside the next parent's child, it writes nothing twice (`connectors.ledger.process`).
+Invariant: the sequencer depends on nothing here. If the child ends, that is logged, and it is started again. A child
+whose parent is killed finds its pipe closed, and ends in order. Until then it runs beside the next parent's child, and
+nothing is written twice (`connectors.ledger.process`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from typing import TYPE_CHECKING
 
-from connectors.kafka.groups.retrying import HEALTHY_S
+from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
 from connectors.kafka.groups.troubles import Troubles
 from jobs.terminal.streaming import LOOK_S, raise_failures, working
 from ordering.base.errors import AbcastError
@@ -51,17 +51,16 @@ class LedgerProcess:
         self._stop.set()
 
     def run(self) -> None:
-        """Keep a child running until stopped. Raises AbcastError for an error that no restart would mend."""
-        wait_s = FIRST_WAIT_S
+        """Keep a child running until stopped."""
+        wait_s, throttle = FIRST_WAIT_S, LogThrottle()
         while not self._stop.is_set():
             began = time.monotonic()
-            ended_with = self._run_child()
+            why = self._run_child() or "its process has ended."
             self.ready.set()
-            if ended_with is not None:
-                raise AbcastError(ended_with)
             wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
             if not self._stop.is_set():
-                _logger.warning("the ledger's process has ended: starting it again in %g s", wait_s)
+                if throttle.is_due(why):
+                    _logger.error("ledger: %s The order goes on; the ledger is started again, now and then.", why)
                 self._stop.wait(wait_s)
 
     def _run_child(self) -> str | None:

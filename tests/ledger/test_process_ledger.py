@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka.groups.group_choice import GroupChoice
+from connectors.kafka.log.data_log import Start
 from connectors.ledger.process import job, table
 from connectors.ledger.process.casts import ProcessCastJob
 from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
@@ -20,6 +22,8 @@ from connectors.ledger.table_state import LedgerReplaced, read_table_state, read
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import JobThread, working
+from ordering.base.errors import EnvironmentProblem
+from ordering.base.reader import Reader
 from tests.waiting import WAIT, eventually
 
 SITE = "nyc"
@@ -153,6 +157,34 @@ def casts_of(data: Path) -> list[dict[str, Any]]:
     found: pa.Table = DeltaTable(str(data / "casts")).to_pyarrow_table()
     rows: list[dict[str, Any]] = found.sort_by("cast_offset").to_pylist()
     return rows
+
+
+def test_a_full_disk_is_told_in_a_sentence(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Generic LocalFileSystem error: No space left on device (os error 28)")
+
+    def write_it() -> None:
+        with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice, writing(kafka, tmp_path) as running:
+            monkeypatch.setattr(table, "write_deltalake", fail)
+            alice.broadcast(b"x").result(WAIT)
+            eventually(running.done.is_set, what="the job has ended")
+
+    with pytest.raises(EnvironmentProblem, match="is full: free some space"):
+        write_it()
+
+
+def test_headers_are_kept_no_longer_than_their_records(kafka: MemoryConnection) -> None:
+    """Records that make no row are among them."""
+    place = TopicPartition(f"abcast.g.data.{SITE}", 0)
+    for _ in range(50):
+        kafka.topics.append(place, None, b"", [("abcast", b"2 entry - 1 - 1 - - -")])
+    feed = job._Feed(kafka, "g", SITE, Start(0, Reader()))
+    for _ in range(5):
+        assert feed.read() is None
+    assert not feed._headers.by_offset
+    feed.close()
 
 
 def test_a_table_that_is_deleted_ends_the_job(kafka: MemoryConnection, tmp_path: Path) -> None:

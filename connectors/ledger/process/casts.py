@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
 from connectors.kafka.codec.headers import HEADER, NOTHING, split_headers
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
@@ -33,7 +34,7 @@ from connectors.ledger.process.job import PAUSE_S, TRIGGER_S, WAITS_S, LedgerOpt
 from connectors.ledger.process.rows import arrow_schema
 from connectors.ledger.process.table import ProcessTable, create_table
 from connectors.ledger.table_lock import ProcessLock, StoppedWaiting
-from ordering.base.errors import AbcastError, HistoryChanged
+from ordering.base.errors import AbcastError, HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
 from ordering.casts.casts import CAUSAL, Cast
 
@@ -73,6 +74,9 @@ class ProcessCastJob:
                     return
                 except HistoryChanged as changed:
                     _logger.warning("%s: %s Looking where its casts go on.", self.name, changed)
+                except KafkaRefused as refused:  # the next attempt finds out which group it concerns
+                    warn_seldom(_logger, "%s: %s", self.name, refused)
+                    self._stop.wait(WAITS_S[0])
                 except AbcastError as error:
                     if self._stop.is_set() and error.retriable:
                         return
@@ -104,6 +108,8 @@ class ProcessCastJob:
                 if found and time.monotonic() - written_at >= TRIGGER_S:
                     table.append(found)
                     found, written_at = [], time.monotonic()
+            if found:
+                table.append(found)
 
     def _select(self) -> dict[str, list[str]]:
         selected = self._topics.select(self._finder.find())
@@ -114,6 +120,8 @@ def _poll(log: SameLogConsumer, connection: Connection) -> list[Any]:
     """Return the next records. Raises BrokerUnreachable, KafkaRefused, HistoryChanged."""
     try:
         return [record for records in log.poll(PAUSE_S).values() for record in records]
+    except OffsetOutOfRangeError as error:
+        raise HistoryChanged(f"retention has dropped casts before they were read ({error}).") from error
     except KafkaError as error:
         raise connection.unreachable() if error.retriable else connection.refused(error) from error
 

@@ -39,7 +39,7 @@ from connectors.ledger.last_row import starts_of
 from connectors.ledger.process.rows import RawHeaders, ledger_rows, view_rows
 from connectors.ledger.process.table import ProcessLedger, create_tables
 from connectors.ledger.table_lock import StoppedWaiting
-from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
 
 TRIGGER_S = 1.0
@@ -94,14 +94,16 @@ class _Feed:
 
     def read(self) -> tuple[pa.Table, pa.Table] | None:
         """Return the next rows of the ledger and of the views; None if there are none now. Raises as `DataCursor`."""
-        records = self._cursor.poll(0.0)
-        if not records:
-            return None
-        headers = self._headers.by_offset
-        rows = ledger_rows(self._group, records, headers), view_rows(self._group, self._site, records)
-        for offset in [offset for offset in headers if offset < self._cursor.position]:
-            del headers[offset]
-        return rows
+        records, headers = self._cursor.poll(0.0), self._headers.by_offset
+        try:
+            if records:
+                return ledger_rows(self._group, records, headers), view_rows(self._group, self._site, records)
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise ProtocolViolation(f"records of group {self._group} make no rows: {error!r}.") from error
+        finally:
+            for offset in [offset for offset in headers if offset < self._cursor.position]:
+                del headers[offset]
+        return None
 
     def close(self) -> None:
         self._cursor.close()
@@ -170,7 +172,9 @@ class ProcessLedgerJob:
         self._looked_at = float("-inf")
         while True:
             is_over = self._stop.is_set()
-            if not is_over and time.monotonic() - self._looked_at >= min(self.options.look_every_s, LOOK_EVERY_S):
+            # A group that is opened again begins behind the table's rows, so none of its rows may wait here.
+            is_due = time.monotonic() - self._looked_at >= min(self.options.look_every_s, LOOK_EVERY_S)
+            if is_due and not batch.rows and not is_over:
                 ledger.check()
                 self._look(ledger)
             has_read = False

@@ -28,7 +28,9 @@ from connectors.ledger.row import GROUP
 from connectors.ledger.seqno_table import LEDGER, VIEWS, SeqnoTable
 from connectors.ledger.table_lock import ProcessLock
 from connectors.ledger.table_state import TRANSACTION, TableState, open_table, read_table_state, read_views_state
+from connectors.spark.data_directory import disk_full
 from connectors.storage.location import Location, delta_options
+from ordering.base.errors import EnvironmentProblem
 
 MERGE_AFTER = 100
 """Appends between two merges of small files. Each append makes a file for each group in it."""
@@ -68,10 +70,10 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
         except CommitFailedError:
             self._delta = None
             return False
-        except DeltaError:
+        except (DeltaError, OSError) as error:
             self._delta = None
             self.check()  # a replaced table explains the error
-            raise
+            raise not_written(self._path, error) from error
         return True
 
     def merge_now_and_then(self) -> None:
@@ -87,6 +89,8 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
             )
         except CommitFailedError:
             _logger.debug("%s: another writer was faster than the merge", self._path)
+        except (DeltaError, OSError) as error:
+            raise not_written(self._path, error) from error
 
 
 class ProcessSeqnoTable(ProcessTable[TableState], SeqnoTable[pa.Table]):
@@ -137,9 +141,18 @@ def create_table(path: Location, layout: Layout) -> None:
                 table.alter.set_table_properties(dict(lacks.properties))
         except CommitFailedError:
             continue
+        except (DeltaError, OSError) as error:
+            raise not_written(path, error) from error
         else:
             return
     raise contended(path)
+
+
+def not_written(path: Location, error: Exception) -> EnvironmentProblem:
+    """Return the error for a table that can't be written."""
+    if "No space left" in str(error) or "Disk quota" in str(error):
+        return disk_full()
+    return EnvironmentProblem(f"the Delta table {path} can't be written: {' '.join(str(error).split())[:200]}.")
 
 
 class ProcessLedger:
