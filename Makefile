@@ -55,7 +55,6 @@ simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7
 	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
-	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --casts --seeds $(SEEDS) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --cuts --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --retention --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
 from tests.simulator import cuts, isis, retention
-from tests.simulator.orders import Orders
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
 from tests.world import agreeing, casts, group, hub, mesh_history
@@ -56,7 +55,6 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "sites": frozenset({"mesh", "takeover", "two"}),
     "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
     "membership": frozenset({"views", "takeover", "retention", "purge", "outbox"}),
-    "orders": frozenset({"casts", "views", "flush"}),
     "casts": frozenset({"casts", "views", "takeover"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
     "retention": frozenset({"takeover", "two", "ledger", "purge"}),
@@ -108,14 +106,6 @@ def membership(seed: int) -> set[str]:
         )
 
 
-def orders(seed: int) -> set[str]:
-    world = Orders(seed)
-    powers = world.cast_logs.kafka.powers
-    return {POWERS[power] for power in powers} | on(
-        hostile=world.liars.lies_left, retention=powers, hub=len(world.sites) > 1
-    )
-
-
 def sending(seed: int) -> set[str]:
     with casts.playing(seed) as world:
         powers = world.sites["n"].kafka.powers
@@ -165,7 +155,6 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "sites": mesh,
     "hub": a_hub,
     "membership": membership,
-    "orders": orders,
     "casts": sending,
     "cuts": cut,
     "retention": retained,

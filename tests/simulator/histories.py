@@ -21,7 +21,6 @@ SEEDS: dict[str, Sequence[int]] = {
     "sites": (0, 1),
     "retention": (0, 1),
     "membership": (0, 2),
-    "orders": (0, 1),
     "casts": (1, 3),
     "hub": (0, 1),
     "cuts": (0, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ordering.base.errors import AbcastError
 from ordering.checker.anomalies import Anomaly
@@ -13,11 +13,9 @@ from tests.simulator import (
     isis,
     isis_mutations,
     log_mutations,
-    orders_mutations,
     retention,
 )
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.orders import Orders
 from tests.world import (
     agreeing,
     agreeing_mutations,
@@ -36,8 +34,15 @@ from tests.world import (
 )
 
 
-def run_orders(seed: int, mutation: Mutation) -> list[Anomaly]:
-    return [Anomaly(name, detail, ()) for name, detail in Orders(seed, mutation).run()]
+def telling(playing: Callable[[int, Mutation], Any]) -> Callable[[int, Mutation, str], str]:
+    """Return a function that tells a history, event by event, of the world that `playing` provides."""
+
+    def explain(seed: int, mutation: Mutation, _: str) -> str:
+        with playing(seed, mutation) as world:
+            world.run()
+        return "\n".join(world.story)
+
+    return explain
 
 
 class Simulation(NamedTuple):
@@ -71,17 +76,14 @@ SIMULATIONS: Mapping[str, Simulation] = {
             "group", "groups with one sequencer at a time", group.run, group_mutations.MUTATIONS, 200, group.explain
         ),
         Simulation("sites", "meshes of sites", mesh.run, mesh_mutations.MUTATIONS, 60, mesh.explain),
-        Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60, hub.explain),
+        Simulation("hub", "hubs whose home is replaced", hub.run, hub_mutations.MUTATIONS, 60, telling(hub.playing)),
         Simulation(
             "membership",
             "histories of joins, leaves and flushes",
             membership.run,
             membership_mutations.MUTATIONS,
             40,
-            membership.explain,
-        ),
-        Simulation(
-            "orders", "histories of fifo, causal and total messages", run_orders, orders_mutations.MUTATIONS, 200
+            telling(membership.playing),
         ),
         Simulation(
             "casts",
@@ -89,7 +91,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
             casts.run,
             casts_mutations.MUTATIONS,
             200,
-            casts.explain,
+            telling(casts.playing),
         ),
         Simulation("cuts", "histories of logs that are cut and made anew", cuts.run, log_mutations.CUTS, 100),
         Simulation(
@@ -104,7 +106,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
             agreeing.run,
             agreeing_mutations.MUTATIONS,
             60,
-            agreeing.explain,
+            telling(agreeing.playing),
         ),
         Simulation(
             "groups",

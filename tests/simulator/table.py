@@ -23,7 +23,7 @@ from tests.simulator.simulations import SIMULATIONS, Simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "proofs.md"
 STARTS = (0, 10_000, 20_000)
-BOUNDS = {"group": 60, "sites": 20, "hub": 12, "isis": 40, "isis-sites": 12, "orders": 60}
+BOUNDS = {"group": 60, "sites": 20, "hub": 12, "isis": 40, "isis-sites": 12}
 """Seeds that are run from each start, at most."""
 BOUND = 30
 """The bound of other worlds."""

@@ -279,10 +279,3 @@ def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; return what it breaks."""
     with playing(seed, mutation) as world:
         return world.run()
-
-
-def explain(seed: int, mutation: Mutation, _: str) -> str:
-    """Return the history, event by event."""
-    with playing(seed, mutation) as world:
-        world.run()
-    return "\n".join(world.story)

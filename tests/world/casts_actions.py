@@ -17,7 +17,7 @@ from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import AbcastError, CastMissing
+from ordering.base.errors import AbcastError, BrokerUnreachable, CastMissing
 from ordering.casts.casts import Cast
 from ordering.checker.anomalies import LOST
 from ordering.participant.participant_events import Asked
@@ -43,7 +43,7 @@ ACTIONS = {
     "send": 30, "tail": 30, "read": 30, "deliver": 30, "take": 30, "read_app": 25, "call": 25, "beat": 4, "decide": 30,
     "carry": 25, "start": 5, "kill": 3, "leave": 1, "pause": 1, "rejoin": 6, "stall": 6, "arrive": 6, "refuse": 2,
     "repeat": 2, "kill_relay": 1, "run_relay_twice": 1, "cut": 1, "slow": 3, "ask": 8, "kill_job": 1, "look": 3,
-    "mishap": 8,
+    "mishap": 8, "die_sending": 2, "idle": 3,
 }  # fmt: skip
 """The actions, with their weights."""
 
@@ -73,6 +73,8 @@ class CastActions(World[CastSite]):
         self.has_outboxes = dice.random() < 0.5
         self.is_lax = not self.has_flush
         powers = POWERS if mutation.has("away") and (seed % 3 == 2 or mutation is not NONE) else ()
+        if powers:
+            self._actions = ACTIONS | {"kill_relay": 12}
         self.max_held = dice.choice((3, 8, 1_000))
         names = ("n", "s")[: dice.choice((1, 2, 2))]
         self.sites = {name: CastSite(WorldKafka(seed, self.actors, powers), name, dice.randint(1, 2)) for name in names}
@@ -112,6 +114,12 @@ class CastActions(World[CastSite]):
             except AbcastError as error:
                 self.has_ended(member, error)
 
+    def turns(self, member: Member, *parts: str) -> None:
+        """Let these parts of a process go on, one after the other, while it lives. `ORDERS` are sent in."""
+        for part in parts:
+            if member.is_alive:
+                self.turn(*(("send_in", member, part) if part in ORDERS else (part, member)))
+
     def has_ended(self, member: Member, error: Exception) -> None:
         """End a process by an error."""
         if not member.is_alive:
@@ -119,12 +127,12 @@ class CastActions(World[CastSite]):
         self.note_error(member.name, error)  # type: ignore[arg-type]
         if isinstance(error, CastMissing):
             self.seen["found a lie"] += 1
-            if self.liar is None or self.liar.address not in str(error):
+            if self.liar is None or (member is not self.liar and self.liar.address not in str(error)):
                 self.blame(LOST, f"{member.name} takes a true clock for a wrong one: {error}")
             self.end_process(member)
             self._start()
             return
-        if not self.lies:
+        if not self.lies and not isinstance(error, BrokerUnreachable):
             self.blame(LOST, f"{member.name} ends: {error!r}")
         self.end_process(member)
 
@@ -213,6 +221,36 @@ class CastActions(World[CastSite]):
             self.seen["killed"] += 1
             self.end_process(member)
 
+    def _die_sending(self) -> None:
+        """Kill a member that has sent in all orders. Its casts are on their way for long, or others have read them."""
+        member = self._one_to_spare() if self.has_flush else None
+        if member is None:
+            return
+        is_late = self.dice.random() < 0.5
+        for at, place in self.cast_places() if is_late else ():
+            if member.kafka is at.kafka:
+                self._delay(at, place)
+        for order in self.dice.choices(ORDERS, k=3):
+            self.turns(member, order)
+        for other in self.running if not is_late else ():
+            if other is not member:
+                self.turns(other, "tail", "read", "deliver")
+        if member.is_alive:
+            self.seen["died sending"] += 1
+            self.end_process(member)
+            self._start()
+
+    def _idle(self) -> None:
+        """Let time pass, until the group goes on without the dead. Nobody reads casts."""
+        for _ in range(4):
+            self.pass_time(SUSPECT_AFTER_MS // 3, (), 0.0)
+            self._beat()
+            self._look()
+            self._decide()
+            self._relay_all()
+            for member in self.running:
+                self.turns(member, "tail", "deliver", "call")
+
     def _leave(self) -> None:
         """Tell the group, and end without waiting."""
         member = self._one_to_spare()
@@ -233,7 +271,8 @@ class CastActions(World[CastSite]):
 
     def look(self, seen: Seen) -> None:
         """Let the judge look at a reader that waits, and at others, which may tell."""
-        self.judge.look(seen, [each.hub_seen for each in self.members if not each.hub_seen.is_lax])
+        hubs = [each.hub_seen for each in self.members]
+        self.judge.look(seen, [each for each in hubs if not (each.is_lax or each.is_out)])
 
     # --- states ---
 
@@ -248,13 +287,15 @@ class CastActions(World[CastSite]):
         suppliers = [
             each
             for each in self.running
-            if each.application is not None and (self.is_lax or not each.application.seen.is_lax)
+            if each.application is not None and not each.is_liar and (self.is_lax or not each.application.seen.is_lax)
         ]
         if not suppliers:
             joiner.wants_state = False
             return
         supplier = self.dice.choice(suppliers)
-        assert supplier.application is not None
+        sender = self._supply_news(supplier, joiner)
+        if supplier.application is None:
+            return
         with self.actors.acting(supplier.name):
             state = supplier.cut()
         joined = joiner.joined
@@ -263,12 +304,36 @@ class CastActions(World[CastSite]):
             return
         joiner.state, joiner.had = state, supplier.application.seen.given or 0
         self.seen["asked for a state"] += 1
+        if any(at.kafka.powers for at in self.sites.values()):
+            self._go_on_without(joiner)
         if self.dice.random() < 0.4 and supplier is not self.liar and len(self.running) > 3:
             self.end_process(supplier)
             others = [each for each in self.running if each not in (joiner, self.liar) and each.joined]
             if others:
                 self.seen["died serving"] += 1
-                self.end_process(self.dice.choice(others))
+                self.end_process(sender if sender in others else self.dice.choice(others))
+                self._idle()
+
+    def _go_on_without(self, joiner: Member) -> None:
+        """Let all others read casts that a joiner's state does not have, and retention run, while it is on its way."""
+        others = [each for each in self.running if each is not joiner]
+        self.turns(self.dice.choice(others), *self.dice.choices(ORDERS, k=2))
+        self._relay_all()
+        for each in self.running:
+            self.turns(each, *("tail", "read", "deliver", "read_for_application") * 3)
+            self.turns(each, *["take"] * 6 if each is not joiner else ())
+        self._retire()
+
+    def _supply_news(self, supplier: Member, joiner: Member) -> Member | None:
+        """Give a supplier what others have not read, perhaps, from a member at its site; return that."""
+        near = [each for each in self.running if each.kafka is supplier.kafka and each not in (supplier, joiner)]
+        if not near or self.dice.random() < 0.3:
+            return None
+        sender = self.dice.choice(near)
+        self.turns(sender, *self.dice.choices(ORDERS if self.has_flush else ("fifo", "total"), k=3))
+        self.turns(supplier, *("tail", "read", "deliver", "read_for_application") * 2)
+        self.turns(supplier, *["take"] * self.dice.randrange(1, 8))
+        return sender
 
     def check_state(self, joiner: Member, had: int) -> None:
         """Check that the joiner's hub has delivered all that a state has."""
@@ -351,7 +416,8 @@ class CastActions(World[CastSite]):
 
     def _kill_relay(self) -> None:
         if self.carriers:
-            self.carriers.pop(self.dice.randrange(len(self.carriers)))
+            of_casts = [each for each in self.carriers if isinstance(each.job, Casts)]
+            self.carriers.remove(self.dice.choice(of_casts or self.carriers))
 
     def _run_relay_twice(self) -> None:
         if len(self.sites) > 1 and len(self.carriers) < 6:
@@ -359,7 +425,7 @@ class CastActions(World[CastSite]):
 
     # --- Kafka ---
 
-    def _cast_places(self) -> list[tuple[CastSite, TopicPartition]]:
+    def cast_places(self) -> list[tuple[CastSite, TopicPartition]]:
         """Return the partitions of casts, copies included, with their sites."""
         return [
             (at, place) for at in self.sites.values() for place in at.kafka.topics.partitions if ".cast." in place.topic
@@ -367,7 +433,9 @@ class CastActions(World[CastSite]):
 
     def _stall(self) -> None:
         """Let casts to a partition be on their way for long."""
-        at, place = self.dice.choice(self._cast_places())
+        self._delay(*self.dice.choice(self.cast_places()))
+
+    def _delay(self, at: CastSite, place: TopicPartition) -> None:
         if place.topic.endswith(f".{at.name}") and place not in at.kafka.topics.away:
             at.kafka.topics.take_away(place.topic, WRITES, partition=place.partition)
 
@@ -390,7 +458,7 @@ class CastActions(World[CastSite]):
         Without a view, a newcomer takes the first cast that it reads for a sender's next one. So there all comes again
         that the sender has written since, as a table that is sent again.
         """
-        at, place = self.dice.choice(self._cast_places())
+        at, place = self.dice.choice(self.cast_places())
         log = at.kafka.topics.partitions[place]
         if log and place not in at.kafka.topics.away and place.topic.endswith(f".{at.name}"):
             start = self.dice.randrange(len(log))
@@ -421,7 +489,7 @@ class CastActions(World[CastSite]):
         """Let retention drop casts that nobody needs any more; not while a process waits to begin."""
         if any(each.joined is None or each.hub.log is None for each in self.members):
             return
-        for at, place in self._cast_places():
+        for at, place in self.cast_places():
             if self.dice.random() < 0.5:
                 before = at.kafka.topics.beginnings.get(place, 0)
                 at.kafka.topics.drop(place.topic, self._needed_from(at, place, before), place.partition)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ordering.base.records import MESSAGE, VIEW
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, OrderedRecord
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.membership.membership import MemberIncarnation
 
 NOBODY = "nobody"
 """The reader of a view that nobody goes on into."""
@@ -53,7 +54,7 @@ class Seen:
     """The same for its next fifo message: its own casts, and what happened before those."""
     begins: dict[tuple[bool, str], int] = field(default_factory=dict)
     """The first message that it was given, by whether it was a total one, and by sender."""
-    life: object = None
+    life: MemberIncarnation | None = None
     """The incarnation of its member."""
     is_out: bool = False
     """Whether a view came without its member: others need not agree with it any more."""
@@ -70,6 +71,8 @@ class Judge:
         self.before: dict[int, tuple[str, int]] = {1: (NOBODY, 0)}
         """By view: a reader that was there before, and its deliveries before the view."""
         self.settled: dict[int, object] = {}
+        self.readers: list[Seen] = []
+        """The readers of the history, in the order of their starts."""
         self.doubtful = 0
         """The messages that `may_lack`."""
 

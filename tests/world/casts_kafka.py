@@ -29,6 +29,8 @@ class MemberConnection(WorldConnection):
     """Its producers."""
     lies: list[int] = field(default_factory=list, hash=False, compare=False)
     """The casts that its next messages count too many."""
+    truth: dict[tuple[str, str], Depends] = field(default_factory=dict, hash=False, compare=False)
+    """The true clocks of such messages, by incarnation and local seqno."""
 
     @classmethod
     def of(cls, kafka: WorldKafka, name: str) -> MemberConnection:
@@ -54,11 +56,12 @@ class MemberConnection(WorldConnection):
 class _LyingProducer(_Producer):
     def __init__(self, connection: MemberConnection, settings: dict[str, Any]) -> None:
         super().__init__(connection.kafka, settings)
-        self._lies, self._dice = connection.lies, connection.kafka.actors.dice
+        self._lies, self._truth, self._dice = connection.lies, connection.truth, connection.kafka.actors.dice
 
     def send(self, topic: str, *args: Any, **options: Any) -> MemoryFuture:
         depends = depends_of(options.get("headers") or ()) if self._lies else None
         if depends is not None and self._dice.random() < 0.5:
+            self._truth[tuple(dict(options["headers"])["abcast"].decode().split()[2:4])] = depends
             clock = [int(part or 0) for part in depends.clock.split(",")]
             clock[self._dice.randrange(len(clock))] += self._lies.pop()
             others = [each for each in options["headers"] if each[0] != DEPENDS_HEADER]

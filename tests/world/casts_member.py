@@ -7,7 +7,7 @@ ships: a state goes from application to application without letters, and no posi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,9 @@ from ordering.base.errors import AbcastError, Blocked, BrokerUnreachable, Exclud
 from ordering.base.names import Address
 from ordering.base.reader import Reader as EpochReader
 from ordering.base.records import MESSAGE, VIEW
-from ordering.casts.casts import TOTAL, Cast, OrderedRecord
+from ordering.casts.casts import TOTAL, Cast, Depends, OrderedRecord
+from ordering.casts.causal import CausalReceiver
+from ordering.casts.clocks import Clock
 from ordering.casts.delivery_status import DeliveryStatus
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.events import ViewChange
@@ -63,7 +65,7 @@ class Member:
         self.wants_state = False
         self.hub_seen = Seen("")
         self._watched: object = None
-        self.is_alive, self.is_paused, self.is_liar, self.lies_left = True, False, False, 0
+        self.is_alive, self.is_paused, self.is_liar = True, False, False
         try:
             self.sender.start().join()
         except BaseException:
@@ -131,6 +133,15 @@ class Member:
             beats: Any = shared.heartbeats(GROUP, self.forwarder.address.site)
             if beats._beating:
                 beats.turn()
+
+    def lie(self, lies: Sequence[int]) -> None:
+        """Let it count so many casts too many. It believes what it should say itself: nobody goes by its deliveries."""
+        self.is_liar = True
+        self.connection.lies.extend(lies)
+        for log in self.logs:
+            _believe(log.merger.causal, self.life, self.connection.truth)
+        for seen in (self.hub_seen, *([self.application.seen] if self.application is not None else [])):
+            seen.is_out = True
 
     def call(self) -> None:
         """Make the application's next call. An answer to a flush waits for the casts before it."""
@@ -203,7 +214,9 @@ class Member:
         self.application = Application(self, source, first or counted + 1, seen, counted)
 
     def _new_seen(self, what: str, *, is_lax: bool) -> Seen:
-        return Seen(f"the {what} of {self.name}", 0 if is_lax else None, life=self.life, is_lax=is_lax)
+        seen = Seen(f"the {what} of {self.name}", 0 if is_lax else None, life=self.life, is_lax=is_lax)
+        self.world.judge.readers.append(seen)
+        return seen
 
     def leave_application(self) -> None:
         """End the application."""
@@ -221,10 +234,13 @@ class Member:
 
     def send_in(self, order: str) -> None:
         """Send a message, if the application may."""
-        if self.application is None or self.application.seen.given is None or self.joined is None:
+        is_in = self.joined is not None or self.forwarder.participant.is_silent
+        if self.application is None or self.application.seen.given is None or not is_in:
             return
         world, seen = self.world, self.application.seen
         payload = world.judge.sends(seen, self.address, order, self)
+        if self.is_liar:
+            world.judge.may_lack(int(payload))
         try:
             if order == TOTAL:
                 self.forwarder.broadcast(payload, (), 0.0)
@@ -252,7 +268,8 @@ class Member:
     def progress(self) -> object:
         """The part of its state that changes while the process does something."""
         given = self.application.seen.given if self.application is not None else None
-        return self.hub_seen.given, given, self.life, self.hub.log and self.hub.log.merger.causal.view
+        read = [sorted(log._casts.next.items()) for log in self.logs]
+        return self.hub_seen.given, given, self.life, self.hub.log and self.hub.log.merger.causal.view, read
 
     @property
     def is_settled(self) -> bool:
@@ -277,6 +294,16 @@ class Member:
             self.outbox.close()
         if self.world.dice.random() < 0.5:
             self.connection.abandon()
+
+
+def _believe(receiver: CausalReceiver, own: MemberIncarnation, truth: Mapping[tuple[str, str], Depends]) -> None:
+    read = receiver._clock_of
+
+    def true_clock_of(record: OrderedRecord) -> Clock:
+        known = truth.get((str(own.incarnation), str(record.local_seqno))) if record.member == own else None
+        return read(record if known is None else record._replace(depends=known))
+
+    receiver._clock_of = true_clock_of  # type: ignore[method-assign]
 
 
 class Application:

@@ -1,35 +1,41 @@
 """Mutations of members that send in all orders, as they ship: each breaks a rule, with the anomaly that it must show.
 
-`tests.simulator.orders_mutations` has the classes for the core.
+`tests.world.casts_broken` has the broken parts of the core.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kafka.structs import TopicPartition
-
+from connectors.client.deliveries.cut import Cut
+from connectors.client.deliveries.merged_deliveries import MergedDeliveries
 from connectors.client.tail.merged_log import Begin, MergedLog
-from connectors.relay.marks import Copy, last_copy
-from ordering.base.records import Source
 from ordering.casts.causal import CausalReceiver
-from ordering.casts.unwritten_casts import Course
+from ordering.casts.stalls import Stall, stalls
+from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.participant.participant import Participant
 from tests.simulator.mutation import Mutation
-from tests.simulator.orders_mutations import (
+from tests.world.casts_actions import LIES, NO_FLUSH
+from tests.world.casts_broken import (
     BlindToOthers,
     BlindToOtherSites,
     BlindToTotal,
     CausalBeforeOwnTotal,
     DropsInsteadOfHolding,
     Forgetful,
+    Hasty,
+    NeverBlocks,
     OneLife,
     TakesAhead,
     TakesOlder,
+    TalksAfterFlushOk,
     TornState,
     TotalAlone,
+    lagging_hub,
+    state_at_once,
+    state_of_the_dead,
 )
-from tests.world.casts_actions import NO_FLUSH, POWERS
 
 
 def without_new_up_to(log: MergedLog, tailer: Any, topics: Any, begin: Begin) -> None:
@@ -38,26 +44,42 @@ def without_new_up_to(log: MergedLog, tailer: Any, topics: Any, begin: Begin) ->
 
 
 true_init = MergedLog.__init__
-true_last_copy = last_copy
 
 
-def counts_its_copies(connection: Any, topic: str, partition: int, source: Source, *_: Any) -> Copy | None:
-    """Go on at the number of a copy's records."""
-    copy = true_last_copy(connection, topic, partition, source)
-    if copy is None or ".cast." not in topic:
-        return copy
-    return copy._replace(made_from=len(connection.topics.partitions[TopicPartition(topic, partition)]) - 1)
+def again_if_delivered(inherited: InheritedCast, *where: Any) -> Course:
+    """Cast an inherited cast again that was delivered."""
+    course = true_course_of(inherited, *where)
+    return Course.ANEW if course is Course.DELIVERED else course
 
+
+def cut_at_once(deliveries: MergedDeliveries) -> Cut | None:
+    """Supply a state that counts deliveries which the application was not given."""
+    log = deliveries._log
+    return Cut(log.behind.state, log.behind.offsets) if log is not None else None
+
+
+def without_circles(*what: Any) -> list[Stall]:
+    """Return the stalls for casts that are missing."""
+    return [stall for stall in true_stalls(*what) if stall.missing is not None]
+
+
+true_course_of = course_of
+true_stalls = stalls
+true_takes_messages: Any = vars(Participant)["takes_messages"].fget
 
 RECEIVER = "ordering.casts.merging.CausalReceiver"
 OUTGOING = "connectors.client.casts.caster.Outgoing"
 COURSE = "connectors.client.casts.caster.course_of"
 LOG = "connectors.client.tail.merged_log"
+HUB = "connectors.client.tail.cast_hub"
+PARTICIPANT = "ordering.participant.participant.Participant"
 
 
-def receives(name: str, why: str, expected: str | tuple[str, ...], receiver: type[CausalReceiver]) -> Mutation:
+def receives(
+    name: str, why: str, expected: str | tuple[str, ...], receiver: type[CausalReceiver], from_seed: int = 0
+) -> Mutation:
     """Return a mutation of the receiver."""
-    return Mutation(name, why, expected, ((RECEIVER, receiver),))
+    return Mutation(name, why, expected, ((RECEIVER, receiver),), from_seed)
 
 
 MUTATIONS = (
@@ -66,12 +88,14 @@ MUTATIONS = (
         "A causal cast does not wait for other senders' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         BlindToOthers,
+        from_seed=5,
     ),
     receives(
         "blind-to-other-sites",
         "A causal cast does not wait for other sites' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         BlindToOtherSites,
+        from_seed=5,
     ),
     receives(
         "forgets-to-merge",
@@ -124,26 +148,11 @@ MUTATIONS = (
         ((f"{LOG}.MergedLog._read_again", lambda *_, **__: None),),
     ),
     Mutation(
-        "retention-goes-by-offsets",
-        "Retention drops casts that a joiner with another site's state has to read",
-        LOST,
-        (("tests.world.casts_actions.lacks", lambda *_: False),),
-        from_seed=500,
-        needs=POWERS,
-    ),
-    Mutation(
         "proof-without-the-end",
         "A reader takes a cast that it has not read yet for missing",
         LOST,
         (("connectors.client.tail.cast_buffer.CastBuffer.has_taken_all", property(lambda _: True)),),
-    ),
-    Mutation(
-        "relay-counts-its-copies",
-        "A relay goes on at the number of its copies, not behind the last copy's mark",
-        LOST,
-        (("connectors.relay.job.last_copy", counts_its_copies),),
-        from_seed=500,
-        needs=POWERS,
+        from_seed=9,
     ),
     Mutation(
         "views-without-a-flush",
@@ -157,5 +166,81 @@ MUTATIONS = (
         "A newcomer counts on casts of views that began before it",
         LOST,
         (("connectors.client.tail.merged_log.MergedLog.__init__", without_new_up_to),),
+    ),
+    receives(
+        "never-blocks",
+        "A member in a flush delivers casts beyond the agreed cut",
+        (VIEW_VIOLATION, LOST),
+        NeverBlocks,
+        from_seed=18,
+    ),
+    Mutation(
+        "total-before-casts-are-written",
+        "A total message does not wait until its sender's casts are written",
+        LOST,
+        ((OUTGOING, Hasty),),
+    ),
+    Mutation(
+        "talks-after-flush-ok",
+        "A member goes on sending after its FLUSH_OK",
+        (LOST, VIEW_VIOLATION),
+        (
+            (OUTGOING, TalksAfterFlushOk),
+            (f"{PARTICIPANT}.takes_messages", property(lambda now: true_takes_messages(now) or now.is_silent)),
+        ),
+    ),
+    Mutation(
+        "application-is-given-what-the-hub-is-not",
+        "An application gets casts that its hub skips with a view",
+        VIEW_VIOLATION,
+        ((f"{HUB}.fate_of_record", lagging_hub),),
+        from_seed=14,
+    ),
+    Mutation(
+        "state-of-the-dead",
+        "A joiner takes a state with casts that the group goes on without",
+        LOST,
+        ((f"{HUB}.fate_of_state", state_of_the_dead),),
+        from_seed=14,
+    ),
+    Mutation(
+        "state-before-the-hub",
+        "A joiner takes a state before its hub has delivered the casts in it",
+        LOST,
+        ((f"{HUB}.fate_of_state", state_at_once),),
+        from_seed=6,
+    ),
+    Mutation(
+        "state-in-midst-of-a-delivery",
+        "A donor supplies its state in the middle of a delivery",
+        (LOST, FIFO_VIOLATION, CAUSAL_VIOLATION),
+        (("connectors.client.deliveries.merged_deliveries.MergedDeliveries.cut", cut_at_once),),
+    ),
+    Mutation(
+        "casts-again-what-was-delivered",
+        "A new incarnation sends delivered inherited casts again",
+        (DUPLICATE, LOST),
+        ((COURSE, again_if_delivered),),
+        from_seed=40,
+    ),
+    Mutation(
+        "waits-for-ever",
+        "A reader accepts no proof that a clock is wrong",
+        LOST,
+        ((f"{LOG}.MergedLog._see_whether_stalled", lambda _: None),),
+        needs=(LIES,),
+    ),
+    Mutation(
+        "sees-no-circle",
+        "A reader sees no proof in casts that wait for each other",
+        LOST,
+        (("ordering.casts.causal.stalls", without_circles),),
+        needs=(LIES,),
+    ),
+    Mutation(
+        "proof-by-other-sites",
+        "A reader takes another site's cast that has not arrived for missing",
+        LOST,
+        ((f"{LOG}.MergedLog._is_own", lambda *_: True),),
     ),
 )

@@ -12,7 +12,7 @@ from ordering.base.records import VIEW
 from ordering.casts.casts import CAUSAL, NO_VIEW, Cast
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, VIEW_VIOLATION
 from ordering.membership.membership import MemberIncarnation
-from tests.simulator.cast_logs import Line, LoggedOrders
+from tests.world.cast_logs import Line, LoggedCasts
 
 SEEDS = 12
 Mutated = Iterator[list[Line]]
@@ -29,7 +29,7 @@ def of_views(lines: Sequence[Line]) -> Iterator[tuple[int, Cast, list[Cast]]]:
             earlier.append(line)
 
 
-def one_missing(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def one_missing(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     """A cast between two others of its sender, of the same view or not."""
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
@@ -37,13 +37,13 @@ def one_missing(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
             yield lines[:at] + lines[at + 1 :]
 
 
-def twice(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def twice(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, _, _ in of_views(lines):
         yield lines[: at + 1] + lines[at:]
 
 
-def swapped(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def swapped(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, cast, earlier in of_views(lines):
         where = lines.index(earlier[-1])
@@ -51,7 +51,7 @@ def swapped(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
             yield [*lines[:where], cast, *lines[where + 1 : at], earlier[-1], *lines[at + 1 :]]
 
 
-def behind_its_view(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def behind_its_view(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
         views = [n for n, line in enumerate(lines) if n > at and not isinstance(line, Cast) and line.kind == VIEW]
@@ -68,10 +68,10 @@ def without_the_end(lines: Sequence[Line], at: int, cast: Cast) -> list[Line]:
     ]
 
 
-def fewer_than_others(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def fewer_than_others(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     """The last casts of a sender before a view, which another that goes on has."""
     lines = history.logs[life]
-    lives = {record.view: record.members for record in history.data if record.kind == VIEW}
+    lives = {record.view: record.members for record in history.data.values() if record.kind == VIEW}
     for at, cast, _ in of_views(lines):
         goes_on = any(not isinstance(line, Cast) and line.view > cast.view for line in lines[at:])
         others = [other for other, log in history.logs.items() if other != life and cast in log]
@@ -79,12 +79,12 @@ def fewer_than_others(history: LoggedOrders, life: MemberIncarnation) -> Mutated
             yield without_the_end(lines, at, cast)
 
 
-def entered(history: LoggedOrders, other: MemberIncarnation, cast: Cast) -> bool:
+def entered(history: LoggedCasts, other: MemberIncarnation, cast: Cast) -> bool:
     """Whether this process has delivered the next view."""
     return any(not isinstance(line, Cast) and line.view > cast.view for line in history.logs[other])
 
 
-def never_came(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
+def never_came(history: LoggedCasts, life: MemberIncarnation) -> Mutated:
     """A cast that another sender's causal cast depends on, and all behind it."""
     lines = history.logs[life]
     for at, cast, _ in of_views(lines):
@@ -103,10 +103,9 @@ def never_came(history: LoggedOrders, life: MemberIncarnation) -> Mutated:
 
 
 @cache
-def history_of(seed: int) -> LoggedOrders:
+def history_of(seed: int) -> LoggedCasts:
     """A history, and no anomaly in its logs."""
-    history = LoggedOrders(seed)
-    assert history.run() == []
+    history = LoggedCasts(seed)
     assert history.checked(history.logs) == []
     assert history.checked(history.logs, marked=False) == []
     return history
@@ -124,7 +123,7 @@ def history_of(seed: int) -> LoggedOrders:
     ],
 )
 def test_each_mutation_of_a_right_log_is_named(
-    mutation: Callable[[LoggedOrders, MemberIncarnation], Mutated], name: str
+    mutation: Callable[[LoggedCasts, MemberIncarnation], Mutated], name: str
 ) -> None:
     done = 0
     for seed in range(SEEDS):
