@@ -57,7 +57,7 @@ simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7
 	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --casts --seeds $(SEEDS) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --cuts --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
-	@$(BIN)/python -m tests.simulator --retention --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --groups --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 

@@ -52,7 +52,6 @@ ROUNDS = 12
 SILENT = "went on in silence"
 FALSE_ALARM = "false alarm"
 GIVEN_AGAIN = "given again"
-STUCK = "stuck"
 
 
 class Told(NamedTuple):
@@ -110,6 +109,7 @@ class Cuts:
         self.rows: list[LedgerRow] = []
         self.anomalies: list[Anomaly] = []
         self.seen: set[str] = set()
+        self.story: list[str] = []
 
     # What ships asks a ledger.
 
@@ -126,9 +126,11 @@ class Cuts:
         weights = [weight for weight, _ in acts]
         self.start()
         for act in self.dice.choices([act for _, act in acts], weights, k=steps):
+            self.tell(act.__name__)
             act()
             if self.anomalies:
                 return self.anomalies
+        self.tell("all faults end")
         self.end()
         return self.anomalies
 
@@ -152,7 +154,16 @@ class Cuts:
             (2, self.jump),
         ]
 
+    def tell(self, what: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self.clock.steady_s:>8.1f} s  {what}")
+
+    def note_error(self, who: str, error: AbcastError) -> None:
+        self.tell(f"    {who} ends: {type(error).__name__}: {error}")
+        self.seen.add(f"{who}: {type(error).__name__}")
+
     def blame(self, name: str, detail: str) -> None:
+        self.tell(f"{name}: {detail}")
         self.anomalies.append(Anomaly(name, detail, ()))
 
     def effective(self) -> dict[int, tuple[Data, int, int]]:
@@ -183,11 +194,13 @@ class Cuts:
             given = [Told(each.seqno, each.sender, each.incarnation, each.local_seqno) for each in log.cursor.poll(0.0)]
         except (HistoryChanged, HistoryUnavailable) as error:
             log.is_told = type(error).__name__
-            self.seen.add(log.is_told)
+            self.note_error("a reader", error)
             if isinstance(error, HistoryChanged) and log.damage == self.damage:
                 self.blame(FALSE_ALARM, f"DATA is whole, and yet: {error}")
             return []
         log.given += given
+        for told in given:
+            self.tell(f"    a reader is given {told}")
         if given:
             self.see_that_it_stands(log)
         return given
@@ -266,7 +279,7 @@ class Cuts:
             options = EngineOptions(self.connection, SITE, ledger=self if self.has_ledger else None)
             self.job = Job(options, self.clock)
         except AbcastError as error:
-            self.seen.add(f"a start: {type(error).__name__}")
+            self.note_error("a start", error)
             if isinstance(error, HistoryChanged) and not self.is_damaged:
                 self.blame(FALSE_ALARM, f"DATA is whole, and yet: {error}")
             return
@@ -288,7 +301,7 @@ class Cuts:
             if not self.job.decide(cut, self.later_dice.choice((1, 2, 3, 7)) if is_later else 0):
                 self.kill()
         except AbcastError as error:
-            self.seen.add(f"a batch: {type(error).__name__}")
+            self.note_error("a batch", error)
             self.kill()
 
     def look(self) -> None:
@@ -297,7 +310,7 @@ class Cuts:
         try:
             self.job.look()
         except AbcastError as error:
-            self.seen.add(f"a job: {type(error).__name__}")
+            self.note_error("a job", error)
             self.kill()
 
     def wait(self) -> None:
@@ -342,7 +355,6 @@ class Cuts:
         self.damaged(topic)
         begins = self.topics.beginnings.get(TopicPartition(topic, 0), 0)
         self.topics.truncate(topic, max(begins, end - self.dice.choice([1, 2, 5, 20])))
-        self.forget_marks()
 
     def make_anew(self) -> None:
         topic = self.dice.choice([DATA, FORWARD]).topic
@@ -351,7 +363,6 @@ class Cuts:
         else:
             self.damaged(topic)
             self.topics.make_anew([topic])
-            self.forget_marks()
 
     def make_group_anew(self) -> None:
         """Make the group anew as the errors say: all its topics, and another ledger. A running sequencer has
@@ -360,18 +371,14 @@ class Cuts:
         self.kill()
         self.damaged(DATA.topic)
         self.topics.make_anew(str(Topic(GROUP, role, SITE)) for role in ROLES)
-        self.forget_marks()
         self.is_damaged, self.ledger, self.rows = False, None, []
 
     def damaged(self, topic: str) -> None:
         self.clock.sleep(5)  # a power failure takes its time
         if topic == DATA.topic:
+            self.tell("    DATA is damaged")
             self.damage += 1
             self.is_damaged = True
-
-    def forget_marks(self) -> None:
-        logs = self.topics.partitions
-        self.topics.marks = {(place, offset) for place, offset in self.topics.marks if offset < len(logs[place])}
 
     # The end.
 
@@ -429,3 +436,10 @@ def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run a history; return its violations."""
     with mutation.broken(), playing(seed, has_later=mutation.has("later")) as world:
         return world.run()
+
+
+def explain(seed: int, mutation: Mutation, _: str) -> str:
+    """Return the history, event by event."""
+    with mutation.broken(), playing(seed, has_later=mutation.has("later")) as world:
+        world.run()
+    return "\n".join(world.story)

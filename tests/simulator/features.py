@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations_with_replacement
 
-from tests.simulator import cuts, isis, retention
+from tests.simulator import cuts, isis
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, casts, group, hub, mesh_history
+from tests.world import agreeing, casts, group_history, hub, mesh_history
 from tests.world import membership as members
 
 FEATURES = {
@@ -57,7 +57,6 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "membership": frozenset({"views", "takeover", "retention", "purge", "outbox"}),
     "casts": frozenset({"casts", "views", "takeover"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
-    "retention": frozenset({"takeover", "two", "ledger", "purge"}),
     "isis": frozenset({"isis", "views"}),
     "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge"}),
     "groups": frozenset({"takeover", "away", "cut", "retention", "hostile"}),
@@ -68,7 +67,7 @@ POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limi
 
 
 def a_group(seed: int) -> set[str]:
-    what = group.history(seed)
+    what = group_history.history(seed)
     kinds = {action.kind for action in what.actions}
     return {POWERS[power] for power in what.shape.powers} | on(
         flight=what.shape.depth > 1,
@@ -123,11 +122,6 @@ def cut(seed: int) -> set[str]:
         return on(ledger=world.has_ledger, counts=world.later)
 
 
-def retained(seed: int) -> set[str]:
-    with retention.playing(seed) as world:
-        return on(retention=world.has_retention, counts=world.later)
-
-
 def processes(seed: int) -> set[str]:
     world = isis.World(seed)
     return on(stored=world.remembers, clocks=world.has_bad_clocks, limits=world.largest < 10_000)
@@ -157,7 +151,6 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "membership": membership,
     "casts": sending,
     "cuts": cut,
-    "retention": retained,
     "isis": processes,
     "isis-sites": sites,
     "groups": lambda _: set(),

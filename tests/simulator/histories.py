@@ -19,7 +19,6 @@ from tests.simulator.simulations import SIMULATIONS
 SEEDS: dict[str, Sequence[int]] = {
     "group": (0, 3),
     "sites": (0, 1),
-    "retention": (0, 1),
     "membership": (0, 2),
     "casts": (1, 3),
     "hub": (0, 1),

@@ -127,7 +127,12 @@ class World:
         self.has_excluded = False
         self.gone = False
         self.anomalies: list[Anomaly] = []
+        self.story: list[str] = []
         self._start_all()
+
+    def tell(self, what: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self.now_ms:>7} ms  {what}")
 
     # The history
 
@@ -199,6 +204,7 @@ class World:
             (18, 35, 40, 3, 6, 3, 3, 2, 1, 3, 1),
         )[0]
         node = self.dice.choice(list(self.nodes.values()))
+        self.tell(f"{kind} {node.name}")
         if kind == "submit":
             self._submit(node)
         elif kind == "round":
@@ -319,6 +325,7 @@ class World:
         """Kill a process: a site finds its last stored state again."""
         if node.stored is None:
             node.stored = encode(node.process.state)
+        self.tell(f"    {node.name} dies")
         node.now_ms, node.machine = self.now_ms, None
         node.sent -= len(node.unstored)
         node.unstored = []
@@ -375,12 +382,16 @@ class World:
 
     def _hear(self, node: Node, event: Event) -> None:
         if isinstance(event, DeliverRun):
+            self.tell(f"    {node.name} delivers {event.seqno} {event.run.reference.decode()}")
             node.delivered.append(event)
         elif isinstance(event, Gone):
+            self.tell(f"    {node.name} has missed what nobody has any more")
             self.gone = True
         elif isinstance(event, BegunAgain):
+            self.tell(f"    {node.name} begins incarnation {event.incarnation.incarnation}")
             self._begin(node, event.incarnation.incarnation)
         elif isinstance(event, Installed):
+            self.tell(f"    {node.name} installs view {event.view.id} {[life.name for life in event.view.members]}")
             next(log for log in self.logs if log.delivered is node.delivered).origin = event.view.origin
             known = self.views.setdefault((event.view.origin, event.view.id), event.view)
             if known != event.view:
@@ -390,6 +401,7 @@ class World:
 
     def _settle(self) -> None:
         """Heal and restart all; deliver all that can be delivered."""
+        self.tell("all is healed")
         self.cut.clear()
         self.loss = self.repeats = 0
         self.sudden_death = 0.0
@@ -456,3 +468,11 @@ def flood(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run a history of a cut link alone."""
     with mutation.broken():
         return World(seed).run_flood()
+
+
+def explain(seed: int, mutation: Mutation, _: str) -> str:
+    """Return the history, event by event."""
+    with mutation.broken():
+        world = World(seed)
+        world.run()
+    return "\n".join(world.story)

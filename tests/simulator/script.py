@@ -44,8 +44,9 @@ from connectors.kafka.transport import PlainRecord
 from ordering.base.errors import AbcastError, Fenced
 from ordering.base.records import EPOCH, Data, MessageId
 from ordering.sequencer.state import SequencerState
-from tests.world.group import CLAIMS, DATA, FORWARD, History, Shape, playing
+from tests.world.group import CLAIMS, DATA, FORWARD, playing
 from tests.world.group_actors import SITE, Deliverer, GroupJob, GroupMember
+from tests.world.group_history import History, Shape
 from tests.world.kafka import partition
 from tests.world.member_parts import count_incarnations
 from tests.world.member_script import MemberScript
@@ -160,7 +161,7 @@ class Script:
         self._stack.enter_context(patch(f"{numbers}.is_of_a_wrong_clock", lambda *_: False))
         world.dice = world.actors.dice = _NoFaults(0)
         world.members = [
-            GroupMember(world.kafka, world.disk, name.removesuffix("-"), has_outbox=not name.endswith("-"))
+            GroupMember(world.kafka, world.disk, world.table, name.removesuffix("-"), has_outbox=not name.endswith("-"))
             for name in words
             if "=" not in name
         ]
@@ -326,7 +327,7 @@ class Script:
 
     def _do_deliver(self, name: str) -> list[str]:
         if name not in self.deliverers:
-            self.deliverers[name] = Deliverer(self.world.kafka, name)
+            self.deliverers[name] = Deliverer(self.world.kafka, self.world.table, name)
             self.world.deliverers.append(self.deliverers[name])
         return self._delivered(self.deliverers[name])
 

@@ -13,7 +13,6 @@ from tests.simulator import (
     isis,
     isis_mutations,
     log_mutations,
-    retention,
 )
 from tests.simulator.mutation import NONE, Mutation
 from tests.world import (
@@ -93,12 +92,21 @@ SIMULATIONS: Mapping[str, Simulation] = {
             200,
             telling(casts.playing),
         ),
-        Simulation("cuts", "histories of logs that are cut and made anew", cuts.run, log_mutations.CUTS, 100),
         Simulation(
-            "retention", "histories of logs that are purged at any step", retention.run, log_mutations.RETENTION, 300
+            "cuts",
+            "histories of logs that are cut and made anew",
+            cuts.run,
+            log_mutations.MUTATIONS,
+            100,
+            cuts.explain,
         ),
         Simulation(
-            "isis", "histories of processes that agree without a sequencer", isis.run, isis_mutations.MUTATIONS, 150
+            "isis",
+            "histories of processes that agree without a sequencer",
+            isis.run,
+            isis_mutations.MUTATIONS,
+            150,
+            isis.explain,
         ),
         Simulation(
             "isis-sites",

@@ -31,7 +31,12 @@ def test_nobody_goes_on_in_silence() -> None:
 @pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 100, SEEDS))
 def test_nobody_goes_on_in_silence_in_many_histories(seeds: range) -> None:
     seen = check(seeds)
-    assert {"HistoryChanged", "a start: HistoryChanged", "a job: HistoryChanged", "a batch: InputLost"} <= seen
+    assert {
+        "a reader: HistoryChanged",
+        "a start: HistoryChanged",
+        "a job: HistoryChanged",
+        "a batch: InputLost",
+    } <= seen
 
 
 @pytest.mark.parametrize("seed", [700_297, 700_885, 712_200, 714_211])

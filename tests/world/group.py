@@ -3,12 +3,10 @@ writers as they ship (`tests.world.group_actors`), on the Kafka of `tests.world.
 
 Jobs act call by call, take over at the same time, sleep through others' epochs, are killed between any two calls; their
 writes are cut, late, lost in the middle. Members' records are lost, late and repeated; members are killed, and started
-with earlier outboxes. Operators forget senders, purge FORWARD, add partitions; strangers write to FORWARD and DATA. In
-some histories Kafka has powers (`tests.world.powers`). Then all faults end, and everything must be ordered.
+with earlier outboxes. Operators forget senders, purge FORWARD and DATA, add partitions; strangers write to FORWARD and
+DATA. In some histories Kafka has powers (`tests.world.powers`). Then all faults end, and everything must be ordered.
 
     python -m tests.simulator --group --seeds 2000
-
-A history is a row of actions, each with its own dice: the others stay the same when one is left out.
 """
 
 from __future__ import annotations
@@ -26,10 +24,12 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.codec.epochs import Claim, StrayClaim, decode
 from connectors.kafka.log import log_state
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.data_purge import purge_data
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
@@ -49,9 +49,10 @@ from tests.world.group_actors import (
     LedgerWriter,
     Table,
 )
+from tests.world.group_history import Action, History, history
 from tests.world.kafka import WorldConnection, WorldKafka, partition
 from tests.world.shrinking import drop_actions
-from tests.world.stepping import InTurn, Process
+from tests.world.stepping import InTurn, Process, Stepped
 from tests.world.threads import StillTailer
 from tests.world.wires import RUSH, OnItsWay, WiredConnection, WiredKafka, WiredProducer
 from tests.world.world import World
@@ -71,104 +72,6 @@ WRONG_STATE = "wrong-state"
 """A state rebuilt from DATA differs from DATA; a process that goes on from it will break a promise."""
 STUCK = "stuck"
 """A process met an error that it must not meet, such as a ProtocolViolation."""
-WEIGHTS = {
-    "broadcast": 14,
-    "network": 22,
-    "resend": 6,
-    "member_read": 10,
-    "member_crash": 2,
-    "poison": 1,
-    "add_partition": 1,
-    "start": 4,
-    "race": 3,
-    "sequence": 36,
-    "job_crash": 3,
-    "task_failure": 4,
-    "leftover": 4,
-    "broken_write": 3,
-    "deliver": 7,
-    "deliverer_crash": 3,
-    "ledger": 6,
-    "ledger_commit": 2,
-    "ledger_crash": 1,
-}
-WORK = ("broadcast", "network", "resend", "member_read", "sequence", "deliver", "ledger")
-"""Actions that are no faults: they happen in every history."""
-COUNT = 160
-POWERS = ((), (), (), ("clock", "away", "marker"))
-
-
-class Action(NamedTuple):
-    """An action: its target (modulo the number of targets), and the seed of its dice."""
-
-    kind: str
-    who: int = 0
-    dice: int = 0
-
-
-class Shape(NamedTuple):
-    """The size of a world."""
-
-    members: int = 2
-    partitions: int = 1
-    deliverers: int = 2
-    outboxes: int = 0b01
-    batch_rows: int = 8
-    bad_network: int = 12
-    """Percent of the records that are lost, late, and repeated."""
-    steps: int = 10
-    """Most calls of a job at once: the fewer, the more two of them mix."""
-    depth: int = 1
-    """Batches of a job that may be in flight."""
-    haste: float = 0.5
-    """See `WiredKafka.haste`."""
-    later: int = 0
-    """Percent of batches in which the jobs, of a later version, write a record of an unknown kind."""
-    columns_from: int = 1 << 30
-    """The smallest batch that is decided by columns."""
-    snapshot_every: int = 8
-    window: int = 2048
-    powers: tuple[str, ...] = ()
-
-
-class History(NamedTuple):
-    """The whole history of a seed."""
-
-    seed: int
-    shape: Shape
-    actions: tuple[Action, ...]
-
-
-def history(seed: int, mutation: Mutation = NONE) -> History:
-    """Return the history of a seed. A broken rule has the features that it needs, and no others of later versions."""
-    dice = random.Random(seed)
-    shape = Shape(
-        members=dice.randint(1, 3),
-        partitions=dice.randint(1, 3),
-        deliverers=dice.randint(1, 3),
-        outboxes=dice.randrange(8),
-        batch_rows=dice.choice((3, 8, 30)),
-        bad_network=dice.choice((0, 5, 20)),
-        steps=dice.choice((6, 15, 40)),
-        depth=dice.choice((1, 1, 2, 4)),
-        haste=dice.choice((0.3, 0.7)),
-        snapshot_every=dice.choice((3, 8, 30, 1000)),
-        window=dice.choice((1, 5, 2048)),
-    )
-    # A fault is absent, rare or common in a whole history: what needs one fault often and another never happens, too.
-    weights = [weight if kind in WORK else weight * dice.choice((0, 1, 1, 4)) for kind, weight in WEIGHTS.items()]
-    kinds = dice.choices(list(WEIGHTS), weights, k=COUNT)
-    # In most histories one job does the work; the others come, pause and go.
-    who = dice.choice(((0, 0, 0, 0, 1, 2), (0, 0, 0, 1, 1, 2), (0, 1, 2)))
-    actions = [Action(kind, dice.choice(who), dice.getrandbits(48)) for kind in kinds]
-    for extra, times in (("backup", (0, 0, 2, 6)), ("restore", (0, 0, 2, 6)), ("forget", (0, 0, 6))):
-        for _ in range(dice.choice(times)):
-            actions.insert(dice.randrange(len(actions)), Action(extra, dice.choice(who), dice.getrandbits(48)))
-    later, columns_from, powers = dice.choice((0, 0, 10, 60)), dice.choice((1, 1 << 30)), dice.choice(POWERS)
-    if mutation is NONE:
-        shape = shape._replace(columns_from=columns_from, powers=powers)
-    shape = shape._replace(later=later if mutation.has("later") else 0)
-    return History(seed, shape, (Action("start"), *actions))
 
 
 class Known(NamedTuple):
@@ -227,14 +130,13 @@ class GroupWorld(World[_Site]):
         self.known = [Known()]
         """By the end of the prefix of DATA."""
         self.jobs: list[GroupJob | None] = [None] * JOBS
-        self.starts = 0
-        self.disk = Disk()
+        self.starts = self.purged = 0
+        self.disk, self.table = Disk(), Table()
         self.members = [
-            GroupMember(kafka, self.disk, name, has_outbox=bool(shape.outboxes >> index & 1))
+            GroupMember(kafka, self.disk, self.table, name, has_outbox=bool(shape.outboxes >> index & 1))
             for index, name in enumerate("abc"[: shape.members])
         ]
-        self.deliverers = [Deliverer(kafka, f"deliverer {number}") for number in range(shape.deliverers)]
-        self.table = Table()
+        self.deliverers = [Deliverer(kafka, self.table, f"deliverer {number}") for number in range(shape.deliverers)]
         self.ledgers = [LedgerWriter(kafka, self.table) for _ in range(2)]
 
     # What the world sees
@@ -242,15 +144,10 @@ class GroupWorld(World[_Site]):
     def _noted(self, place: TopicPartition, *record: Any) -> Any:
         """Append a record, and note what DATA tells."""
         stored = self._append(place, *record)
-        told: object = ""
         if place == DATA:
             data = decode_data(stored.key, stored.value, stored.headers)
             self.known.append(self.known[-1].after(data))
-            told = f"epoch {data.epoch} seqno {data.seqno} {data.kind} {data.id if data.sender else ''}"
-        elif place.topic == FORWARD.topic:
-            told = f"{stored.headers[0][1].decode() if stored.headers else ''} {stored.key!r}"
-        role = place.topic.split(".")[-2]
-        self.tell(f"    {role} {place.partition}:{stored.offset} {told}  ({self.actors.actor or 'late'})")
+        self.tell_record(stored)
         return stored
 
     def state_at(self, log: Any, end: int) -> SequencerState:
@@ -372,6 +269,22 @@ class GroupWorld(World[_Site]):
         rows = [each.row for each in known_senders(self.operator, GROUP, SITE) if each.address == address]
         forget_senders(self.operator, GROUP, SITE, rows, timeout_s=0.0)
 
+    def _purge(self, _: int) -> None:
+        """Purge DATA that the ledger has, while the others go on. Afterwards DATA must still tell its state."""
+        kept_s = self.dice.choice((0.0, 0.0, 1.0))
+        process = Stepped("purge", lambda: self._purge_data(process, kept_s))
+        while process.step(self.dice.randint(1, 4)):
+            self._step(self.dice.randrange(JOBS), self.dice.randint(1, self.shape.steps))
+        if process.error is not None:
+            raise process.error
+        with DataLog(self.operator, GROUP, SITE) as log:
+            log.state()
+
+    def _purge_data(self, process: Process, kept_s: float) -> None:
+        connection, known = WiredConnection.of(self.kafka, process), self.table.last_seqno
+        purged = purge_data(connection, GROUP, SITE, kept_s=kept_s, in_ledger=known, lacking=lambda *_: "")
+        self.purged += len(purged)
+
     # Jobs
 
     def _start(self, who: int) -> None:
@@ -408,7 +321,8 @@ class GroupWorld(World[_Site]):
         if not isinstance(error, AbcastError):
             raise error or AssertionError("a job ends by itself")
         self.note_error(job.process.name, error)
-        if not isinstance(error, Fenced) and not error.retriable:
+        is_overtaken = isinstance(error, HistoryUnavailable) and self.purged and job.machine is None  # starts again
+        if not isinstance(error, Fenced) and not error.retriable and not is_overtaken:
             self.blame(STUCK, f"{job.process.name}: {type(error).__name__}: {error}")
 
     def _job_crash(self, who: int) -> None:
@@ -547,7 +461,7 @@ class GroupWorld(World[_Site]):
             # `after` begins at the offset that equals the seqno: once before the seal, once right behind it.
             for seqno in sorted({max(0, seal.first_seqno - 3), seal.first_seqno - 1, sealed_at}):
                 if seqno <= known.seqno:
-                    deliverer = Deliverer(self.kafka, f"late joiner at epoch {seal.epoch} after {seqno}")
+                    deliverer = Deliverer(self.kafka, self.table, f"late joiner at epoch {seal.epoch} after {seqno}")
                     deliverer.resume(seqno)
                     self.deliverers.append(deliverer)
 

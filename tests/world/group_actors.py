@@ -35,7 +35,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.ledger.table import _RuleFollower
 from connectors.takeover.rows import Output
-from ordering.base.errors import Superseded
+from ordering.base.errors import HistoryUnavailable, Superseded
 from ordering.base.formats import ADDITIONS
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Address
@@ -148,9 +148,13 @@ class _LaterSequencing(Sequencing):
 
 @dataclass
 class Deliverer:
-    """An application that reads deliveries, dies, and reads on after the last one that it wrote down."""
+    """An application that reads deliveries, dies, and reads on after the last one that it wrote down.
+
+    It reads purged messages in the table of the ledger.
+    """
 
     kafka: WiredKafka
+    table: Table
     name: str
     delivered: list[tuple[int, MessageId, bytes]] = field(default_factory=list)
     cursor: DataCursor | None = None
@@ -169,7 +173,12 @@ class Deliverer:
         """Read on behind a seqno, by default the last one written down."""
         connection = WiredConnection.of(self.kafka, Process(self.name))
         with DataLog(connection, GROUP, SITE) as log:
-            start = log.after(self.reached if seqno is None else seqno)
+            after = self.reached if seqno is None else seqno
+            try:
+                start = log.after(after)
+            except HistoryUnavailable:
+                self.delivered += [(row.seqno, row.id, row.payload) for row in self.table.rows if row.seqno > after]
+                start = log.after(self.table.last_seqno)
         self.cursor = DataCursor(connection.consumer(), TopicPartition(str(log.topic), 0), start)
 
     def read(self) -> Sequence[Effective]:
@@ -177,7 +186,11 @@ class Deliverer:
         if self.cursor is None:
             self.resume()
         assert self.cursor is not None
-        found = self.cursor.poll(0.0)
+        try:
+            found = self.cursor.poll(0.0)
+        except HistoryUnavailable:
+            self.cursor = None
+            return self.read()
         self.delivered += [(each.seqno, MessageId(*_id(each)), each.value or b"") for each in found]
         return found
 
@@ -246,11 +259,11 @@ class GroupMember:
 
     sender: Sender | None = None
 
-    def __init__(self, kafka: WiredKafka, disk: Disk, name: str, *, has_outbox: bool) -> None:
+    def __init__(self, kafka: WiredKafka, disk: Disk, table: Table, name: str, *, has_outbox: bool) -> None:
         self.kafka, self.disk = kafka, disk
         self.address = Address(SITE, name)
         self.outbox = f"/outbox/{name}" if has_outbox else ""
-        self.application = Deliverer(kafka, str(self.address))
+        self.application = Deliverer(kafka, table, str(self.address))
         self.process = Process("")
         self.owed: dict[bytes, Owed] = {}
         self.sent: set[bytes] = set()
@@ -386,7 +399,11 @@ class LedgerWriter:
             if self._batch:
                 return
             until = min(log.end(), self._next + count)
-            stored = list(log.records(self._next, until))
+            try:
+                stored = list(log.records(self._next, until))
+            except HistoryUnavailable:  # the other writer has read it
+                self.crash()
+                return
         if stored:
             data = [each.data for each in stored]
             numbers = partial(np.array, dtype=np.int64)

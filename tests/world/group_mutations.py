@@ -4,7 +4,7 @@ violation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -19,12 +19,14 @@ from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.stored_record import StoredRecords
+from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
+from connectors.kafka.topics.purge import Purged, delete_below
 from connectors.takeover import takeover
 from connectors.takeover.fencing import check_not_fenced
 from ordering.base.errors import ProtocolViolation
-from ordering.base.reader import Reader, Seal, Verdict, with_seal
-from ordering.base.records import FORGET, STRAY, Data, Headers
+from ordering.base.reader import Seal, with_seal
+from ordering.base.records import EPOCH, FORGET, Data, Headers
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.membership.forgetting import SenderRow, from_payload
 from ordering.membership.membership import Fold, Membership, ReceivedRow
@@ -35,75 +37,19 @@ from ordering.sequencer.pipeline import Begun, Pipeline
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
-from tests.world.group import WRONG_STATE
+from tests.world.group import STUCK, WRONG_STATE
 from tests.world.group_actors import Table
+from tests.world.group_readers import (
+    CountlessReader,
+    EpochBlindReader,
+    GreedyReader,
+    RepeatingReader,
+    StrayReader,
+    readers,
+)
 
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
-
-
-class _RowReader(Reader):
-    """Judges columns record by record."""
-
-    def accept_columns(self, is_control: Any, epoch: Any, seqno: Any, count: Any = None) -> Any:
-        counts = [1] * len(seqno) if count is None else count.tolist()
-        rows = zip(is_control.tolist(), epoch.tolist(), seqno.tolist(), counts, strict=True)
-        taken = [
-            self.accept("epoch" if control else "" if number else STRAY, at, number, of) is Verdict.TAKE
-            for control, at, number, of in rows
-        ]
-        is_taken = is_control.copy()
-        is_taken[:] = taken
-        return is_taken
-
-
-class EpochBlindReader(_RowReader):
-    """Takes the records that a fenced sequencer left behind the seal."""
-
-    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        return super().accept(kind, max(epoch, self.epoch), seqno, count)
-
-
-class GreedyReader(_RowReader):
-    """Takes a record ahead of its turn."""
-
-    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        verdict = super().accept(kind, epoch, seqno, count)
-        if verdict is Verdict.AHEAD:
-            self.last_seqno = seqno + count - 1
-            return Verdict.TAKE
-        return verdict
-
-
-class RepeatingReader(_RowReader):
-    """Takes repeated records."""
-
-    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        verdict = super().accept(kind, epoch, seqno, count)
-        return Verdict.TAKE if verdict is Verdict.DUPLICATE else verdict
-
-
-class StrayReader(_RowReader):
-    """Counts records that are no DATA as if they had a seqno."""
-
-    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        self.last_seqno += kind == STRAY
-        return super().accept(kind, epoch, seqno, count)
-
-
-class CountlessReader(_RowReader):
-    """Takes each record for one with a single seqno."""
-
-    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
-        return super().accept(kind, epoch, seqno)
-
-
-def readers(reader: type[Reader]) -> tuple[tuple[str, Any], ...]:
-    """Return the patches that give all readers of DATA another reading rule."""
-    cursor = "connectors.kafka.log.data_cursor.DataCursor._pass_over"
-    places = ("connectors.kafka.log.data_log", "connectors.client.tail.log_end", "connectors.ledger.table")
-    strays = ((cursor, lambda self, _: self._reader.accept(STRAY, -1, 0)),) if reader is StrayReader else ()
-    return (*((f"{place}.Reader", reader) for place in places), *strays)
 
 
 def not_lower(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
@@ -268,6 +214,31 @@ def as_decided(connection: Any, group: str, site: str, _topics: object) -> dict[
         return {TopicPartition(*place): offset for place, offset in log.state().decided.items()}
 
 
+def with_the_snapshot(connection: Any, consumer: Any, admin: Any, below: Any, *, dry_run: bool) -> list[Purged]:
+    """The newest snapshot goes, too."""
+    return delete_below(connection, consumer, admin, {place: at + 1 for place, at in below.items()}, dry_run=dry_run)
+
+
+def any_snapshot(records: Sequence[StoredRecord], index: int, _epochs: Epochs) -> bool:
+    """Every snapshot is taken for one in force, also one behind a higher seal."""
+    return records[index].data.kind == EPOCH and bool(records[index].data.payload)
+
+
+_true_append_data = takeover._append_data
+
+
+def without_a_seal(data: DataLog, producer: Any, record: Data) -> int:
+    """The opening snapshot is the first record of an epoch."""
+    return _true_append_data(data, producer, record) if record.payload else data.end()
+
+
+def as_it_was(state: SequencerState, records: Iterable[Data]) -> SequencerState:
+    """The state from before the claim."""
+    for _ in records:
+        pass
+    return state
+
+
 def backwards(queue: SendQueue) -> None:
     """Send the table in decreasing order."""
     for pending in reversed(list(queue._pending_messages.table.pending())):
@@ -396,6 +367,35 @@ MUTATIONS = (
         "A purge of FORWARD goes by the decided offsets, not by the snapshot's positions",
         WRONG_STATE,
         (("connectors.kafka.topics.purge.considered", as_decided),),
+    ),
+    Mutation(
+        "snapshot-purged",
+        "A purge deletes the newest snapshot, too",
+        (STUCK, WRONG_STATE),
+        (("connectors.kafka.topics.data_purge.delete_below", with_the_snapshot),),
+        needs=("purge",),
+    ),
+    Mutation(
+        "any-snapshot",
+        "A snapshot that is not in force counts",
+        (DIVERGENT, WRONG_STATE),
+        (("connectors.kafka.log.log_state._is_snapshot_in_force", any_snapshot),),
+        needs=("purge",),
+    ),
+    Mutation(
+        "no-seal",
+        "A new sequencer does not seal the old one's epoch",
+        (DIVERGENT, WRONG_STATE),
+        (
+            ("connectors.takeover.takeover._append_data", without_a_seal),
+            ("connectors.kafka.log.log_state._is_contradicted", lambda *_: False),
+        ),
+    ),
+    Mutation(
+        "no-read-back",
+        "A new sequencer does not read the records before its seal",
+        (DIVERGENT, WRONG_STATE),
+        (("connectors.takeover.takeover.absorb", as_it_was),),
     ),
     Mutation("stray-counted", "Readers count a seqno for a record that is no DATA", GAP, readers(StrayReader)),
     Mutation(

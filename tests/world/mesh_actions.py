@@ -1,5 +1,5 @@
-"""Actions in a mesh: of members, sequencers, operators and Kafkas. `tests.world.mesh_links` has those of relays.
-Each draws from dice of its own, so a history without one of its actions keeps the others.
+"""Actions in a mesh: of members, sequencers, operators and Kafkas (`tests.world.mesh_links`: of relays). Each draws
+from dice of its own, so a history without one of its actions keeps the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CIRCLE = "circle"
 
 
 class MeshActions(MeshLinks):
-    """What happens in the mesh."""
+    """The mesh, and the actions at its sites."""
 
     # What happens
 

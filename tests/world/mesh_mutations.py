@@ -16,9 +16,10 @@ from ordering.checker.anomalies import DUPLICATE, LOST
 from ordering.sequencer import links
 from ordering.sequencer.links import CarriedRecord, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from tests.simulator.mutation import Mutation
-from tests.world.group_mutations import EpochBlindReader
-from tests.world.mesh_actions import CIRCLE, STUCK, UNKNOWN_MESSAGE, WRONG_STATE, at_the_end
+from tests.world.group_readers import EpochBlindReader
+from tests.world.mesh_actions import CIRCLE, STUCK, UNKNOWN_MESSAGE, WRONG_STATE
 from tests.world.mesh_history import BUSY, LATER, TALK
+from tests.world.mesh_links import at_the_end
 
 
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:

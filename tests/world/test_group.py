@@ -7,6 +7,7 @@ import pytest
 from ordering.checker.anomalies import FIFO_VIOLATION
 from tests.simulator.seeds import blocks
 from tests.world import group
+from tests.world.group_history import history
 from tests.world.group_mutations import MUTATIONS
 
 SEEDS = 2_000
@@ -32,7 +33,7 @@ def test_every_promise_holds_for_longer(seeds: range) -> None:
 def test_shrinking_keeps_the_anomaly_and_drops_the_rest() -> None:
     mutation = next(each for each in MUTATIONS if each.name == "not-lower")
     seed = next(seed for seed in range(10) if FIFO_VIOLATION in {found.name for found in group.run(seed, mutation)})
-    shrunk = group.shrink(group.history(seed, mutation), FIFO_VIOLATION, mutation)
+    shrunk = group.shrink(history(seed, mutation), FIFO_VIOLATION, mutation)
     found, story = group.play(shrunk, mutation)
     assert FIFO_VIOLATION in {anomaly.name for anomaly in found}
     assert len(shrunk.actions) <= 12

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
+from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.transport import PlainRecord
 from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
 from ordering.checker.anomalies import Anomaly
 from tests.relay.carrying import Carrier
@@ -67,6 +69,16 @@ class World(Generic[AnySite]):
     def tell(self, what: str) -> None:
         """Add a line to the story."""
         self.story.append(f"{self.actors.passed_ms:>7} ms  {what}")
+
+    def tell_record(self, stored: PlainRecord) -> None:
+        """Add a record that a Kafka has stored."""
+        told, role = "", stored.topic.split(".")[-2]
+        if role == "data":
+            data = decode_data(stored.key, stored.value, stored.headers)
+            told = f"epoch {data.epoch} seqno {data.seqno} {data.kind} {data.id if data.sender else ''}"
+        elif role == "forward":
+            told = f"{stored.headers[0][1].decode() if stored.headers else ''} {stored.key!r}"
+        self.tell(f"    {role} {stored.partition}:{stored.offset} {told}  ({self.actors.actor or 'late'})")
 
     def blame(self, name: str, detail: str) -> None:
         """Note an anomaly."""
