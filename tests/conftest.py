@@ -84,12 +84,33 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--rows N`: at most so many rows of each test with parameters, the first and the last among them."""
+    parser.addoption("--rows", type=int, default=0, help="the most rows of each test with parameters (0: all)")
+
+
+def _beyond(rows: int, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the rows of each test beyond that number."""
+    of_tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = []
+    for each in of_tests.values():
+        kept = {round(at * (len(each) - 1) / max(1, rows - 1)) for at in range(rows)}
+        left_out += [item for at, item in enumerate(each) if at not in kept]
+    return left_out
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the soak, unless ABCAST_SOAK is set; the longest first."""
     if "ABCAST_SOAK" not in os.environ:
         soak = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
+    if rows := config.getoption("rows"):
+        beyond = set(_beyond(rows, items))
+        config.hook.pytest_deselected(items=list(beyond))
+        items[:] = [item for item in items if item not in beyond]
     for item in items if PATIENCE > 1 else ():
         given = item.get_closest_marker("timeout")
         limit_s = float(given.args[0] if given is not None else config.getini("timeout"))

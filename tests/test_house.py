@@ -131,6 +131,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MOST_MODULES = 20
 
 
+@pytest.mark.slow
 def test_a_public_class_has_its_name_alone() -> None:
     """A name is one class's in ordering, connectors and jobs together."""
     defined: Counter[str] = Counter()

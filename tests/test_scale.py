@@ -40,6 +40,7 @@ def test_each_series_has_a_unit() -> None:
         trend([1.0], [1.0], 0.0)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_rows_and_takes_figures(tmp_path: Path) -> None:
     """Each figure is a run's; one that a run lacks is not measured, even if it was there before."""
     page = doc("scale")

@@ -35,6 +35,7 @@ def test_only_a_demos_directory_is_deleted(tmp_path: Path) -> None:
     assert [path.name for path in _empty_directory(tmp_path).iterdir()] == [MARKER]
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_start(tmp_path: Path) -> None:
     """The error shows the job's last line."""
     job = Started("abcast", ["run", "--bootstrap-servers", "foo:bar"], tmp_path / "run.log")

@@ -228,6 +228,7 @@ def test_a_key_held_down(manner: str) -> None:
     assert script.end()[:2] == (0, "ending\nended\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", MANNERS)
 def test_the_third_wish_forces(manner: str) -> None:
     """A command that takes too long to end can be ended at once."""

@@ -22,6 +22,7 @@ def hostfile(directory: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) -> None:
     """With the short forms; the process stays operational after its last message."""
     (port,) = free_ports(1)
@@ -83,6 +84,7 @@ def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr.startswith("abcast: the hostfile nowhere can't be read")
 
 
+@pytest.mark.slow
 def test_processes_with_different_hostfiles_say_so(tmp_path: Path) -> None:
     """The processes never agree: each drops the other's messages."""
     ports = free_ports(3)

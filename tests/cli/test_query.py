@@ -192,6 +192,7 @@ def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_long_query(data: Path) -> None:
     """The query shows that it works until then, and leaves no files, not even its spilled rows."""
     shown = on_a_terminal(ENDLESS, data, interrupt_at="reading the ledger", code=130)

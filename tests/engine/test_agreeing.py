@@ -286,6 +286,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
             other.end()
 
 
+@pytest.mark.slow
 @each_engine
 def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engine: str) -> None:
     """A site is away for long: when it is back it has all that was ordered, and its members' messages are ordered."""
@@ -387,6 +388,7 @@ def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
                 all_have(kafka, 4, both)
 
 
+@pytest.mark.slow
 def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
     """Engines change at each site in turn, several times, while messages are under way."""
     with ExitStack() as stack:
@@ -464,6 +466,7 @@ def append_unheard(*each: Any) -> int:
     raise BrokerUnreachable("no broker answers.")
 
 
+@pytest.mark.slow
 def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site of two goes on alone, though the command is cut off and repeated; the other comes back, both have
     one order, and EPOCH names the operator.
@@ -595,6 +598,7 @@ def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
             assert "was lost" in str(nyc.failure)
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_site_whose_log_is_lost_and_that_has_gone_on(kafka: MemoryConnection, engine: str) -> None:
     """The site hears no other, ends, begins again, and has a longer log than the lost one. No site reads that log."""
@@ -909,6 +913,7 @@ def go_on_without_lax(kafka: MemoryConnection) -> None:
         all_have(kafka, 5, ("nyc", "sfo"))
 
 
+@pytest.mark.slow
 def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at_once(kafka: MemoryConnection) -> None:
     """The site notices without a later record behind them."""
     go_on_without_lax(kafka)
@@ -979,6 +984,7 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
     assert state.told[f"{forward('nyc').topic}-0"].end == 82
 
 
+@pytest.mark.slow
 @each_engine
 def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: MemoryConnection, engine: str) -> None:
     """Heartbeats alone make a run in a quarter of the suspicion time, however many come."""
@@ -1012,6 +1018,7 @@ def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) ->
         loop.take(Taken(states, starts({"g": [TopicPartition(str(Topic("g", "data", "sfo")), 0)]})))
 
 
+@pytest.mark.slow
 def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a site is away, the others delete dead letters, and no FORWARD."""
 

@@ -126,6 +126,7 @@ class World:
         return Cost(len(of_entries), sum(of_entries), len(of_others), sum(of_others))
 
 
+@pytest.mark.slow
 def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion() -> None:
     """An entry that a site waits for goes out at once, however late in the quarter."""
     world = World()
@@ -144,6 +145,7 @@ def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion()
     assert {site.group.site.process.view.id for site in world.sites} == {1}
 
 
+@pytest.mark.slow
 def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
     """No purge while a site is away. A site that begins again finds all that it needs, in its own log and in the
     others'.

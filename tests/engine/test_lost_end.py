@@ -36,6 +36,7 @@ def place_of_message(kafka: MemoryConnection) -> int | None:
     return next((record.offset for record in log if b" message " in record.headers[0][1]), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", "agreeing"])
 @pytest.mark.parametrize("is_counted", [False, True], ids=["at-once", "counted"])
 def test_it_is_ordered_again(

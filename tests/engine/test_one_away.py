@@ -90,6 +90,7 @@ def the_other_is_ordered(kafka: Kafka, within: float = QUICK_S) -> None:
     assert time.monotonic() - started < within
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", TOPICS)
@@ -144,6 +145,7 @@ def test_while_its_log_is_made_anew_and_tells_no_offsets(kafka: Kafka) -> None:
         the_other_is_ordered(kafka)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", TOPICS)
@@ -163,6 +165,7 @@ def test_at_the_start(kafka: Kafka, role: Role, what: tuple[str, ...], engine: s
         eventually(lambda: kafka.is_ordered("away"), 30)
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     """Its group is taken over anew, again and again, with one warning."""
     with serving(kafka, "process") as job:
@@ -190,6 +193,7 @@ def test_the_claim_of_a_running_sequencer_is_gone(kafka: Kafka, caplog: pytest.L
     assert not kafka.topics.partitions[TopicPartition(epoch, 0)]
 
 
+@pytest.mark.slow
 def test_the_log_of_a_site_is_away_when_it_was_just_taken_over(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop reads the site's log once more. Its error ends no other group, and no attempt."""
     is_away, asked = threading.Event(), threading.Event()
@@ -214,6 +218,7 @@ def test_the_log_of_a_site_is_away_when_it_was_just_taken_over(kafka: Kafka, mon
         assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == claims, "it was taken anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["relayed", "entries"])
 def test_a_copy_that_is_away_is_not_asked_for_in_the_loop(kafka: Kafka, role: Role) -> None:
     """The loop would wait for an answer, and all groups with it."""
@@ -231,6 +236,7 @@ def test_a_copy_that_is_away_is_not_asked_for_in_the_loop(kafka: Kafka, role: Ro
     assert len(partitions.find({group: [name("forward", group)] for group in GROUPS}, {})[0]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", "spark"])
 @pytest.mark.parametrize("what", ["away", "forbidden", "dropped"])
 def test_an_input_that_can_not_be_read_costs_one_claim(
@@ -314,6 +320,7 @@ def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) ->
         eventually(lambda: kafka.is_ordered("away"), 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("by", ["takeover", "supervisor"])
 def test_all_rights_to_forward_are_taken(
@@ -400,6 +407,7 @@ def taken_by_another(kafka: Kafka, engine: str, *groups: str) -> dict[str, int]:
     return epochs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     """The job leaves the group to that sequencer, in silence, until that sequencer falls silent."""
@@ -440,6 +448,7 @@ def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
         take_all_over()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [(OFFSETS,), ()])
 def test_away_when_it_was_just_taken_over(kafka: Kafka, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The job does not report the group as served while it orders no message of it."""

@@ -65,6 +65,7 @@ def test_producer_and_consumer(broker: EmbeddedBroker, programs: Path) -> None:
         assert sequencer.state.duplicates == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["producer.mjs", "consumer.mjs"])
 def test_what_to_give_is_said(programs: Path, program: str) -> None:
     done = node(programs, program)

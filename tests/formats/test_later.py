@@ -184,6 +184,7 @@ class TestKinds:
         write(kafka, *self.LOG)
         return 105
 
+    @pytest.mark.slow
     def test_take_their_numbers(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -208,6 +209,7 @@ class TestKinds:
         assert report.anomalies == []
         assert report.read == {f"DATA of {SITE}": last + 2}
 
+    @pytest.mark.slow
     def test_where_a_number_stands(self, kafka: MemoryConnection) -> None:
         """Many numbers share an offset, in a log of any length."""
         epoch = take_over(kafka, "g", SITE).epoch

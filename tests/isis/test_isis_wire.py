@@ -106,6 +106,7 @@ def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
     assert found == [Run(payload) for payload in payloads]
 
 
+@pytest.mark.slow
 def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
     """The parts come in any order, with repeats, and again if one is lost."""
     dice = random.Random(1)

@@ -89,6 +89,7 @@ def test_it_writes_what_the_group_orders(kafka: MemoryConnection, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the files that another process's appends made; the rows stay."""
     monkeypatch.setattr(job, "TRIGGER_S", 0.0)
@@ -117,6 +118,7 @@ def test_two_write_the_same_table(kafka: MemoryConnection, tmp_path: Path) -> No
     assert [row["seqno"] for row in rows_of(tmp_path)] == list(range(1, last + 1))
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_go_on_is_left_out(kafka: MemoryConnection, tmp_path: Path) -> None:
     """Its DATA was made anew; the other group is written."""
     kafka.create("other", SITE)
@@ -134,6 +136,7 @@ def test_a_group_that_cannot_go_on_is_left_out(kafka: MemoryConnection, tmp_path
     assert [row["seqno"] for row in rows_of(tmp_path) if row["group_name"] == "g"] == list(range(1, last + 1))
 
 
+@pytest.mark.slow
 def test_casts_are_written(kafka: MemoryConnection, tmp_path: Path) -> None:
     """Each once, also after a restart; the table tells what it has."""
     options = LedgerOptions(kafka, SITE, tmp_path, look_every_s=0.1)

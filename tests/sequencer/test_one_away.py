@@ -64,6 +64,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) -> None:
@@ -161,6 +162,7 @@ class TestMaintenance:
             for group in GROUPS
         }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", PARTS)
     @pytest.mark.parametrize("role", ROLES)
     def test_the_others_get_ticks(
@@ -177,6 +179,7 @@ class TestMaintenance:
         kafka.topics.bring_back(name(role))
         eventually(lambda: (self.look(kafka, maintenance), not maintenance.away.reasons)[1], 20)
 
+    @pytest.mark.slow
     def test_signs_of_life(
         self, kafka: MemoryConnection, maintenance: GroupMaintenance, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -188,12 +191,14 @@ class TestMaintenance:
         self.look(kafka, maintenance)
         assert signed == [set(GROUPS), {"fine", "other"}]
 
+    @pytest.mark.slow
     def test_all_are_away(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:
         for group in GROUPS:
             kafka.topics.take_away(name("epoch", group), OFFSETS)
         with pytest.raises(BrokerUnreachable):
             maintenance.check_not_fenced()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("led", [True, False], ids=["led", "not-known"])
     def test_many_groups_of_a_leader_that_hangs(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, led: bool

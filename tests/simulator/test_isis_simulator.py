@@ -17,6 +17,7 @@ def check(seeds: range) -> None:
         assert isis.run(seed) == [], f"python -m tests.simulator --isis --seed {seed}"
 
 
+@pytest.mark.slow
 def test_every_promise_holds() -> None:
     check(range(FAST_SEEDS))
 
@@ -28,6 +29,7 @@ def test_every_promise_holds_for_longer(seeds: range) -> None:
     check(seeds)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_under_load_heals_by_itself() -> None:
     """The reports of both its ends are then longer than a datagram."""
     seeds = range(12)

@@ -195,6 +195,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         assert load("g", StoredState(*stored.get)) == state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, 1, 3, 4))])
 def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FORWARD log of a random history of joins, leaves and flushes."""

@@ -17,6 +17,7 @@ def check(seeds: range) -> None:
         assert agreeing.run(seed) == [], f"python -m tests.simulator --isis-sites --seed {seed}"
 
 
+@pytest.mark.slow
 def test_every_promise_holds() -> None:
     check(range(FAST_SEEDS))
 
@@ -28,6 +29,7 @@ def test_every_promise_holds_for_longer(seeds: range) -> None:
     check(seeds)
 
 
+@pytest.mark.slow
 def test_an_idle_group_goes_on_behind_a_retention() -> None:
     """Jobs have all of FORWARD, and stop. A retention then drops it at home and in copies, and relays start."""
     with agreeing.playing(3) as world:

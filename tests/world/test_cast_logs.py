@@ -111,6 +111,7 @@ def history_of(seed: int) -> LoggedCasts:
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "name"),
     [

@@ -30,6 +30,7 @@ def test_every_promise_holds_for_longer(seeds: range) -> None:
     check(seeds)
 
 
+@pytest.mark.slow
 def test_shrinking_keeps_the_anomaly_and_drops_the_rest() -> None:
     mutation = next(each for each in MUTATIONS if each.name == "not-lower")
     seed = next(seed for seed in range(10) if FIFO_VIOLATION in {found.name for found in group.run(seed, mutation)})

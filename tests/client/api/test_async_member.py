@@ -190,6 +190,7 @@ with MemoryGroup("g") as group:
 """
 
 
+@pytest.mark.slow
 def test_one_that_is_not_closed_keeps_no_process() -> None:
     """A test times out, say, while its stream waits for a message that never comes."""
     done = subprocess.run(

@@ -160,6 +160,7 @@ class TestFlush:
             assert views == {before.view_id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
 def test_a_receipt_moves_with_its_messages(
     connection: Connection, group: str, sequencer: SequencerThread, settings: Any

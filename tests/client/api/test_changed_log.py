@@ -99,6 +99,7 @@ def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, mon
     assert len(reader.got) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [*CHANGES, list], ids=lambda how: how.__name__)
 def test_an_inbox_that_has_changed_between_two_runs(how: Change) -> None:
     """The next run raises; a run from the beginning gives the letters that are there, and the one after it goes on."""

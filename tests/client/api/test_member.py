@@ -137,6 +137,7 @@ class TestConnecting:
             Member("g", "nyc/alice", bootstrap_servers="127.0.0.1:1", connect_timeout=1)
         assert time.monotonic() - started < 9  # it is 10 s unless it is said
 
+    @pytest.mark.slow
     def test_a_broker_that_is_silent(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             started = time.monotonic()

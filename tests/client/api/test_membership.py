@@ -238,6 +238,7 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
     assert anomalies(connection, group) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_outbox", [False, True])
 @pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
 def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
@@ -357,6 +358,7 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
             suspended.close(timeout=0)
 
 
+@pytest.mark.slow
 def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
     connection: Connection, group: str, sequencer: SequencerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,6 +714,7 @@ class Account:
             thread.join(WAIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("votes", [True, False])
 def test_transactions_in_hand_are_ended_before_a_state_transfer(
     connection: Connection, group: str, votes: bool
@@ -760,6 +763,7 @@ def test_history_may_come_first(connection: Connection, group: str) -> None:
         assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
 
 
+@pytest.mark.slow
 def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pyte
         assert (sequencer.state.duplicates == 0) is in_order
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seconds_come")
 def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
     """The receiver skips letters that overtook the first one; the sender writes them again behind it."""
@@ -83,6 +84,7 @@ def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
     assert (written(kafka, "inbox") == ALL) is not isinstance(kafka, Pipelined)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
     """Also a producer's first requests: each message and letter comes once and in order."""

@@ -69,6 +69,7 @@ def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
         assert payloads == [b"ordered", b"in flight", b"as a member"]
 
 
+@pytest.mark.slow
 def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
     kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
         again.close()
 
 
+@pytest.mark.slow
 def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
     kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: b
     producer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_the_next_life(
     kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, is_killed: bool

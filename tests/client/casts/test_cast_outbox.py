@@ -82,6 +82,7 @@ def kept(outbox: Path, group: str) -> list[bytes]:
         file.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [True, False], ids=["while it is in the view", "when it has been put out"])
 def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: bool) -> None:
     """The next view tells how many of the casts were delivered; the member casts the others again, in that view."""
@@ -114,6 +115,7 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
     assert kept(outbox, flushing) == []
 
 
+@pytest.mark.slow
 def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, outbox: Path) -> None:
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
@@ -128,6 +130,7 @@ def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, ou
         assert payloads(b, 2) == [b"lost", b"new"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_outbox", [True, False])
 def test_a_member_that_was_put_out_casts_again(
     connection: Connection, flushing: str, outbox: Path, has_outbox: bool
@@ -197,6 +200,7 @@ def test_a_kill_with_a_full_disk(
             assert payloads(b, 3) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_a_group_that_has_given_up_flush(connection: Connection, flushing: str, outbox: Path) -> None:
     """Views without a flush, too, tell which casts of an earlier view were delivered."""
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)

@@ -61,6 +61,7 @@ def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> 
         assert [each.views[0] for each in late] == [3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: str) -> None:
     """Both suppliers cast. The joiner asks the next one, and gets the dead one's casts, too."""
     change_settings(connection, flushing, "nyc", suspect_after_ms=3_000)

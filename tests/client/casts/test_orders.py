@@ -100,6 +100,7 @@ def test_members_of_any_group_deliver(
                 a.broadcast(b"m", order="causal")
 
 
+@pytest.mark.slow
 def test_deliveries_end_in_time_where_the_first_view_does_not_come(
     connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.waiting import WAIT, eventually
 pytestmark = pytest.mark.usefixtures("sequencer")
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 @pytest.mark.parametrize("counts_its_own", [True, False], ids=["its own", "another's"])
 def test_members_end_and_new_ones_go_on(

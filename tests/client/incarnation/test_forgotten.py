@@ -257,6 +257,7 @@ def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch
                 assert messages(kafka, group) == [b"4"]
 
 
+@pytest.mark.slow
 def test_one_that_wakes_when_its_first_view_has_come_and_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records that admitted and excluded it were dropped. The group waits for no JOIN, so the member sends one."""
     monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)

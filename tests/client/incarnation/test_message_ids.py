@@ -340,6 +340,7 @@ class TestOldLives:
         with DataLog(kafka, "g", "nyc") as log:
             eventually(lambda: log.state().membership.incarnation_floor == incarnation)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("begins", ["with an outbox", "with a letter", "with a letter, and casts"])
     def test_are_heard_when_they_broadcast_at_last(self, kafka: MemoryConnection, tmp_path: Path, begins: str) -> None:
         outbox, casts = tmp_path / "o" if begins == "with an outbox" else None, "casts" in begins
@@ -364,6 +365,7 @@ class TestOldLives:
             with Member("g", "nyc/alice", connection=kafka, outbox=outbox) as alice:
                 assert alice.incarnation == receipt.message_id.incarnation
 
+    @pytest.mark.slow
     def test_are_changed_only_if_they_must_be(self, kafka: MemoryConnection, tmp_path: Path) -> None:
         with (
             SequencerThread(kafka, "g", "nyc"),
@@ -375,6 +377,7 @@ class TestOldLives:
             alice.broadcast(b"y").result(WAIT)
             assert alice.incarnation == before
 
+    @pytest.mark.slow
     def test_do_not_take_back_their_name(self, kafka: MemoryConnection, tmp_path: Path) -> None:
         """Another process has claimed it in the meantime, and sent nothing yet."""
         with SequencerThread(kafka, "g", "nyc"):

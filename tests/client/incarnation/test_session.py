@@ -230,6 +230,7 @@ def test_a_flush_that_takes_too_long_says_so(bench: Bench) -> None:
         bench.session.start_flush(WAIT)
 
 
+@pytest.mark.slow
 def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     """The heartbeat and tailer threads end with their incarnation; a thread of its own begins the next one."""
     bench.settle(suspect_after_ms=2_500)

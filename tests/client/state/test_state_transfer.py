@@ -640,6 +640,7 @@ def test_nothing_is_the_answer_to_its_request_only() -> None:
     assert assembly.is_nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_member_reads_on_where_its_inbox_does(is_cut: bool) -> None:
     """A purge has passed its position while it was away, or the log has lost its end."""

@@ -16,6 +16,7 @@ def test_a_dead_letter_keeps_the_original_headers() -> None:
     assert headers == [("mine", b"1"), ("abcast-dead-letter", f"2 {TOPIC}-3:17 why so".encode())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "headers"),
     [

@@ -73,6 +73,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [1, 5])
 def test_a_member_that_is_behind_by_k_messages_reads_few_records(monkeypatch: pytest.MonkeyPatch, behind: int) -> None:
     """The log has 30,000 entries; the reader skips all at its end."""

@@ -264,6 +264,7 @@ def test_a_clock_that_was_set_back() -> None:
     pytest.fail("it did not look")
 
 
+@pytest.mark.slow
 def test_one_end_that_is_not_told_hides_no_change_of_another_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

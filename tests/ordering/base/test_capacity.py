@@ -93,6 +93,7 @@ def test_who_is_known_goes_on_and_forgetting_makes_room() -> None:
     assert outputs == (DeadLetter(Source(TOPIC, 0, 43), NO_ROOM),), "the operator's own row counts, too"
 
 
+@pytest.mark.slow
 def test_a_snapshot_fits_into_a_record() -> None:
     """A full table with the longest names, and as many members as the limit allows: each record fits."""
     rng = random.Random(1)

@@ -24,6 +24,7 @@ def test_each_name_has_one_row() -> None:
     assert len(ROWS) == len(kinds.KINDS) == len(NAMES)
 
 
+@pytest.mark.slow
 def test_nobody_else_lists_kinds() -> None:
     """Three kinds or more in one list are a group, which is derived from a column of the table."""
     found = []

@@ -152,6 +152,7 @@ def ever_shows(wrong: str) -> bool:
     return any(wrong in World(seed).run() for seed in range(10 * SEEDS))
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_nothing_comes_twice() -> None:
     assert {wrong for seed in range(SEEDS) for wrong in World(seed).run()} == set()
 
@@ -187,6 +188,7 @@ def _without_marks(entries: Any, beginning: int, positions: Any, times: Times) -
     return _BELOW([entry._replace(relayed_from="") for entry in entries], beginning, positions, times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "broken", "shows"),
     [
