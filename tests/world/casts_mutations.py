@@ -11,7 +11,6 @@ from connectors.client.deliveries.cut import Cut
 from connectors.client.deliveries.merged_deliveries import MergedDeliveries
 from connectors.client.tail.merged_log import Begin, MergedLog
 from ordering.casts.causal import CausalReceiver
-from ordering.casts.stalls import Stall, stalls
 from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.participant.participant import Participant
@@ -58,13 +57,7 @@ def cut_at_once(deliveries: MergedDeliveries) -> Cut | None:
     return Cut(log.behind.state, log.behind.offsets) if log is not None else None
 
 
-def without_circles(*what: Any) -> list[Stall]:
-    """Return the stalls for casts that are missing."""
-    return [stall for stall in true_stalls(*what) if stall.missing is not None]
-
-
 true_course_of = course_of
-true_stalls = stalls
 true_takes_messages: Any = vars(Participant)["takes_messages"].fget
 
 RECEIVER = "ordering.casts.merging.CausalReceiver"
@@ -231,16 +224,16 @@ MUTATIONS = (
         needs=(LIES,),
     ),
     Mutation(
-        "sees-no-circle",
-        "A reader sees no proof in casts that wait for each other",
-        LOST,
-        (("ordering.casts.causal.stalls", without_circles),),
-        needs=(LIES,),
-    ),
-    Mutation(
         "proof-by-other-sites",
         "A reader takes another site's cast that has not arrived for missing",
         LOST,
         ((f"{LOG}.MergedLog._is_own", lambda *_: True),),
+    ),
+    Mutation(
+        "casts-before-its-count",
+        "A process that goes on under its incarnation casts in the view, and does not know its count of casts",
+        LOST,
+        (("ordering.casts.outgoing.Outgoing.knows_its_count", property(lambda _: True)),),
+        from_seed=223,
     ),
 )

@@ -182,7 +182,8 @@ class Caster:
             entry = self._inherited[0]
             with self._hub.lock:
                 course = course_of(entry.inherited, self.member, self._hub.receiver, self._settled)
-            if course is Course.WAIT or (course is Course.ANEW and self._as_they_were):
+                may_cast = not self._as_they_were and self._outgoing.knows_its_count
+            if course is Course.WAIT or (course is Course.ANEW and not may_cast):
                 return
             self._inherited.popleft()
             if course is Course.DELIVERED:
