@@ -156,7 +156,7 @@ class Member:
 
     def rejoin(self) -> None:
         """Begin the next incarnation, and a new application. Others may lack its earlier messages."""
-        if not self.rejoins or self.kafka.topics.away:  # it would retry, and nobody else acts meanwhile
+        if not self.rejoins or self.kafka.topics.away:  # it would retry, and nobody else acts until then
             return
         old = self.rejoins[0]
         if old.participant.phase is ParticipantPhase.EXCLUDED and old.has_pending and self.world.dice.random() < 0.8:
