@@ -46,6 +46,17 @@ class Broadcast(NamedTuple):
     headers: Headers = ()
 
 
+class EarlierProcess(NamedTuple):
+    """The process that has begun the incarnation, and has ended.
+
+    `in_no_view`: the incarnation for casts outside of views from now on. `in_view`: the view with the incarnation when
+    this process began, in which the earlier one may have cast; None without one. A receiver may come to it later.
+    """
+
+    in_no_view: MemberIncarnation
+    in_view: int | None
+
+
 class Outgoing:
     """The outgoing messages of one incarnation, whose deliveries `receiver` has. Not thread-safe."""
 
@@ -54,13 +65,11 @@ class Outgoing:
         member: MemberIncarnation,
         receiver: CausalReceiver,
         max_records: int = MAX_OUTGOING,
-        in_no_view: MemberIncarnation | None = None,
+        earlier: EarlierProcess | None = None,
     ) -> None:
-        """Start an empty queue. `in_no_view`: the incarnation for casts outside of views, if an earlier process has
-        begun `member`.
-        """
+        """Start an empty queue. `earlier`: given if another process has begun `member`."""
         self.member = member
-        self.in_no_view = in_no_view or member
+        self.in_no_view = member if earlier is None else earlier.in_no_view
         self.in_views, self.outside = CastCount(), CastCount()
         """The casts in the numbering of views, and in the one outside of views."""
         self._queue = OutgoingQueue(max_records)
@@ -70,7 +79,7 @@ class Outgoing:
         self.is_quiet = self._was_in and receiver.is_blocked
         """Whether the member has sent FLUSH_OK, or has joined within a flush."""
         self._in_flight = self._inherited = self._ordered = 0
-        self._uncounted_in = receiver.view if in_no_view is not None and self._was_in else None
+        self._uncounted_in = None if earlier is None else earlier.in_view
 
     def __len__(self) -> int:
         return len(self._queue.entries)
@@ -152,7 +161,7 @@ class Outgoing:
         """
         index = self._receiver.index_of(self.member)
         is_in = index is not None
-        if self._uncounted_in not in (None, self._receiver.view):
+        if self._uncounted_in is not None and self._receiver.view > self._uncounted_in:
             self._uncounted_in = None
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])

@@ -29,6 +29,13 @@ def test_every_order_holds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [223, 249, 512])
+def test_seeds_that_showed_a_fault(seed: int) -> None:
+    """A member that is killed in a view, or before it reads that view, casts under no number again."""
+    check(range(seed, seed + 1))
+
+
+@pytest.mark.slow
 def test_what_is_rare_does_happen() -> None:
     seen = check(range(SEEDS_WITH_ALL_THAT_IS_RARE))
     rare = "killed", "left", "put out", "away", "retention", "began with a state", "died serving", "found a lie"

@@ -31,7 +31,7 @@ from connectors.kafka.codec.headers import depends_header
 from ordering.base.errors import AbcastError, Superseded
 from ordering.base.records import FLUSH_OK, Headers
 from ordering.casts.casts import NO_VIEW, TOTAL, Cast, OrderedRecord
-from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.casts.outgoing import Broadcast, EarlierProcess, Outgoing
 from ordering.casts.unwritten_casts import Course, course_of
 from ordering.membership.membership import MemberIncarnation
 
@@ -45,7 +45,7 @@ class Caster:
     def __init__(
         self,
         member: MemberIncarnation,
-        in_no_view: MemberIncarnation | None,
+        earlier: EarlierProcess | None,
         topic: str,
         hub: CastHub,
         producers: Producers,
@@ -58,8 +58,8 @@ class Caster:
     ) -> None:
         """Begin, with the unwritten casts of earlier incarnations in `inherited`.
 
-        `in_no_view` is the incarnation that casts while `member` is in no view; None: `member` itself. `heard` is
-        called under the lock when a message may leave; `end` without it when the hub has failed.
+        `earlier` is given if another process has begun `member`. `heard` is called under the lock when a message may
+        leave; `end` without it when the hub has failed.
 
         Raises BrokerUnreachable; AbcastError if the hub has failed before.
         """
@@ -83,7 +83,7 @@ class Caster:
         with hub.lock:
             # The forward table has its own bound, and this table has the other.
             most = 2 * limits.max_pending_records + 2 + len(inherited.entries)
-            self._outgoing = Outgoing(member, hub.receiver, most, in_no_view)
+            self._outgoing = Outgoing(member, hub.receiver, most, earlier)
         self._newest = max(member.incarnation, self._outgoing.in_no_view.incarnation)
         self._sending = GoBackN(
             producers,

@@ -151,7 +151,7 @@ class Forwarder:
         return forwarder
 
     def _start(self, opened: IncarnationResources) -> None:
-        self._send_queue.begin_casting(opened.casts_as, opened.casts)
+        self._send_queue.begin_casting(opened.earlier, opened.casts)
         with self.changed:
             pending = list(self._pending_messages.table.pending())
             joins = any(kind_of(entry) == JOIN for entry in pending)

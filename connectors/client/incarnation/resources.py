@@ -26,6 +26,8 @@ from connectors.kafka.transport import Producer
 from ordering.base.names import Address
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
+from ordering.casts.outgoing import EarlierProcess
+from ordering.membership.membership import MemberIncarnation
 from ordering.sequencer.state import SequencerState
 
 
@@ -39,8 +41,8 @@ class IncarnationResources(NamedTuple):
     start: Start
     state: SequencerState
     hub: CastHub | None
-    casts_as: int | None
-    """For an incarnation that an earlier process began: the number under which it casts while it is in no view."""
+    earlier: EarlierProcess | None
+    """Given if another process has begun the incarnation, and it has casts."""
     casts: UnwrittenCasts
     """The casts that earlier incarnations accepted, and did not see written."""
 
@@ -74,16 +76,19 @@ def open_resources(
         start, state = subscription.end()
         history = functools.partial(_ordered_since, connection, group, incarnations.address, end=start.offset)
         beginning = incarnations.begin(memory.numbers, state, unsent, history)
-        casts_as: int | None = None
+        earlier: EarlierProcess | None = None
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
-            casts_as = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
+            number = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
+            name, membership = str(incarnations.address), state.membership
+            is_in = membership.settings.flush and MemberIncarnation(name, beginning.incarnation) in membership.members
+            earlier = EarlierProcess(MemberIncarnation(name, number), state.view if is_in else None)
     casts = UnwrittenCasts()
     if hub is not None:
         casts = unwritten_casts(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
-    return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, casts_as, casts)
+    return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts)
 
 
 def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:

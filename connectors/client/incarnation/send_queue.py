@@ -31,6 +31,7 @@ from connectors.kafka.transport import Producer
 from ordering.base.errors import NotWrittenInTime
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, MESSAGE, Headers
+from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import Pending, is_control, kind_of, sent_headers
 
@@ -80,11 +81,11 @@ class SendQueue:
             resend_after_s=incarnations.limits.resend_after_s,
         )
 
-    def begin_casting(self, casts_as: int | None = None, unwritten: UnwrittenCasts | None = None) -> None:
+    def begin_casting(self, earlier: EarlierProcess | None = None, unwritten: UnwrittenCasts | None = None) -> None:
         """Make the caster, if the member has casts; `unwritten` casts of earlier incarnations leave first.
 
-        `IncarnationResources` says what `casts_as` is. Called under the lock, or before other threads know the
-        incarnation. Raises BrokerUnreachable.
+        `earlier` is given if another process has begun the incarnation. Called under the lock, or before other threads
+        know the incarnation. Raises BrokerUnreachable.
         """
         hub = self._path.hub
         if hub is None:
@@ -93,10 +94,9 @@ class SendQueue:
         self.stop_casting()
         pending_messages, limits, name = self._pending_messages, self._incarnations.limits, str(self.address)
         topic = str(Topic(self._path.group, "cast", self.address.site))
-        in_no_view = None if casts_as is None else MemberIncarnation(name, casts_as)
         self.caster = Caster(
             MemberIncarnation(name, pending_messages.incarnation),
-            in_no_view,
+            earlier,
             topic,
             hub,
             self._path.cast_producers,
