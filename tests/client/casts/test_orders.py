@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,14 +107,17 @@ def test_deliveries_end_in_time_where_the_first_view_does_not_come(
 ) -> None:
     """The hub waits, say, for a cast that the view depends on. `close`, and a timeout, end the stream all the same."""
     monkeypatch.setattr(CastHub, "_note_begins", lambda *_: None)
-    with with_casts(connection, group, "a") as a:
-        a.connect(timeout=WAIT)
+    impatient = replace(connection, timeout=3.0)  # a stream that has read nothing waits as long, whatever its `timeout`
+    with with_casts(impatient, group, "a") as a, with_casts(connection, group, "b") as b:
+        for each in (a, b):
+            each.connect(timeout=WAIT)
         began = time.monotonic()
         assert list(a.deliveries(timeout=0.5)) == []
         assert time.monotonic() - began < merged_deliveries.BEGIN_TIMEOUT_S
+        # Another member: the limit of the first began with its first stream.
         monkeypatch.setattr(merged_deliveries, "BEGIN_TIMEOUT_S", 0.0)
-        with pytest.raises(AbcastError, match="the first view of nyc/a was not delivered"):
-            next(a.deliveries())
+        with pytest.raises(AbcastError, match="the first view of nyc/b was not delivered"):
+            next(b.deliveries())
 
 
 def test_other_refusals(connection: Connection, group: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from contextlib import closing
@@ -186,7 +187,6 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
             eventually(lambda: consumer.end_offsets([place])[place] == 1, what="a tick")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_snapshots")
 def test_casts_go_on_behind_a_purge() -> None:
     """Readers of casts begin with a state of DATA. One that begins before the remaining records is told what to do."""
@@ -201,15 +201,13 @@ def test_casts_go_on_behind_a_purge() -> None:
             alice.broadcast(b"t%d" % number).result(20)
             alice.broadcast(b"c%d" % number, order="fifo").result(20)
         expected = [b"%b%d" % (kind, number) for number in range(4) for kind in (b"t", b"c")]
-        seen = [got.payload for got, _ in zip(bob.deliveries(timeout=10), range(8), strict=False)]
+        stream = bob.deliveries(timeout=10)  # one: another would return the last message again, which is not taken
+        seen = [got.payload for got in itertools.islice(stream, 8)]
         assert sorted(seen) == sorted(expected)
         assert purge(kafka, group, 3)
         alice.broadcast(b"c4", order="fifo").result(20)
         alice.broadcast(b"t4").result(20)
-        assert sorted(got.payload for got, _ in zip(bob.deliveries(timeout=10), range(2), strict=False)) == [
-            b"c4",
-            b"t4",
-        ]
+        assert sorted(got.payload for got in itertools.islice(stream, 2)) == [b"c4", b"t4"]
         with member("new") as new:
             behind = sorted(got.payload for got in new.deliveries(from_seqno=4, timeout=1))
             assert {b"t3", b"t4", b"c4"} <= set(behind)
