@@ -101,6 +101,7 @@ def _beyond(rows: int, items: list[pytest.Item]) -> list[pytest.Item]:
     return left_out
 
 
+@pytest.hookimpl(trylast=True)  # after `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the soak, unless ABCAST_SOAK is set; the longest first."""
     if "ABCAST_SOAK" not in os.environ:
