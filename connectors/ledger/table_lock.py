@@ -186,15 +186,19 @@ class ProcessLock(TableLock):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return False
+        except OSError as error:
+            raise _not_opened(str(error)) from error
         return True
 
     def _is_at_path(self, file: int, path: Path) -> bool:
-        os.ftruncate(file, 0)
-        os.pwrite(file, _own_words().encode(), 0)
         try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, _own_words().encode(), 0)
             return os.path.samestat(os.fstat(file), path.stat())
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise _not_opened(str(error)) from error
 
     def _close(self, file: int) -> None:
         os.close(file)
@@ -213,4 +217,4 @@ def _words(path: Path) -> str:
 
 
 def _not_opened(why: str) -> EnvironmentProblem:
-    return EnvironmentProblem(f"the lock of the ledger can't be opened: {why}.")
+    return EnvironmentProblem(f"the lock of the ledger can't be opened or written: {why}.")

@@ -70,8 +70,13 @@ class LedgerProcess:
         connection = replace(self._options.connection, waiting=nullcontext)
         options = self._options._replace(connection=connection, troubles=None)
         child = spawning.Process(target=serve, args=(options, theirs), name="abcast-ledger")
-        child.start()
-        theirs.close()
+        try:
+            child.start()
+        except OSError as error:
+            ours.close()
+            return f"its process can't be started: {error}."
+        finally:
+            theirs.close()
         ended_with, asked_at = None, float("inf")
         with contextlib.closing(ours):
             while child.is_alive():
@@ -126,7 +131,8 @@ def serve(options: LedgerOptions, pipe: Pipe) -> None:
     from connectors.ledger.process.job import ProcessLedgerJob
     from jobs.terminal.options import set_up_logging
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal: the parent stops this
+    for reaching_all in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent gets them, too, and stops this one
+        signal.signal(reaching_all, signal.SIG_IGN)
     set_up_logging()
     reports = _Reports(pipe)
     options = options._replace(troubles=reports)
@@ -138,5 +144,5 @@ def serve(options: LedgerOptions, pipe: Pipe) -> None:
                 if not is_ready and all(job.ready.is_set() or job.done.is_set() for job in jobs):
                     is_ready = True
                     reports.tell(_READY, "")
-    except AbcastError as error:
+    except (AbcastError, OSError) as error:
         reports.tell(_ENDED, str(error))

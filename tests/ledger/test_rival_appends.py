@@ -108,7 +108,7 @@ class Schedule:
             raise Killed
 
     def verdict(self) -> list[str]:
-        """Return what is wrong with the rows of any version."""
+        """Return the groups, by version, whose seqnos have a gap or a repeat."""
         newest = DeltaTable(str(self.data / "ledger")).version()
         wrong = []
         for version in range(newest + 1):

@@ -232,8 +232,11 @@ class MergedDeliveries(Deliveries):
         self._log: MergedLog | None = None
 
     def take(self) -> None:
-        """Count the messages in hand as taken."""
+        """Count the messages in hand as taken, if the application has them."""
+        has_them = self._bookmark.has_item
         super().take()
+        if not has_them:  # they were gathered for a list that nobody got
+            return
         for record in self._in_hand:
             if self._log is not None and self._log.ready and self._log.ready[0] is record:
                 self._log.ready.popleft()

@@ -57,6 +57,11 @@ class Bookmark:
         """Note the place of the item that the application gets."""
         self._in_hand = (number, next_offset)
 
+    @property
+    def has_item(self) -> bool:
+        """Whether the application has an item, or a list, that it has not taken."""
+        return self._in_hand is not None
+
     def take(self) -> None:
         """Count the item in hand as taken."""
         if self._in_hand is not None:

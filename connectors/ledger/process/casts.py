@@ -24,7 +24,7 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
-from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.groups.topic_finder import LOOK_S, TopicFinder
 from connectors.kafka.groups.unservable_groups import START_ERRORS, UnservableGroups
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.ledger.append_only import MAX_ATTEMPTS
@@ -101,9 +101,12 @@ class ProcessCastJob:
             log = SameLogConsumer(consumer, _changed, looks=False)
             log.read(positions)
             found: list[Any] = []
-            written_at = time.monotonic()
+            written_at = checked_at = time.monotonic()
             self.ready.set()
             while not self._stop.is_set() and self._select() == topics:
+                if time.monotonic() - checked_at >= LOOK_S:
+                    table.check()
+                    checked_at = time.monotonic()
                 found += _poll(log, self.options.connection)
                 if found and time.monotonic() - written_at >= TRIGGER_S:
                     table.append(found)
@@ -145,6 +148,10 @@ class CastTable:
         """The table's content, as far as this writer knows."""
         return self._table.state
 
+    def check(self) -> None:
+        """Raise LedgerReplaced if the table was deleted or replaced; note newer commits of other writers."""
+        self._table.check()
+
     def append(self, records: Sequence[Any]) -> None:
         """Append the casts among the records that the table lacks. Raises LedgerContended, LedgerReplaced."""
         found: list[CastPlace] = []
@@ -157,7 +164,7 @@ class CastTable:
                 rows[found[-1]] = _row(topic.group, record, cast)
             else:
                 _logger.warning("skipped the record at %s-%d:%d, which is not a cast: %s", *place, cast)
-        self._table.check()
+        self.check()
         with self._lock.held(self._is_ending):
             for _ in range(MAX_ATTEMPTS):
                 self._table.look_again()

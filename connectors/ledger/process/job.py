@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ class _Feed:
         try:
             if records:
                 return ledger_rows(self._group, records, headers), view_rows(self._group, self._site, records)
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        except (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ProtocolViolation(f"records of group {self._group} make no rows: {error!r}.") from error
         finally:
             for offset in [offset for offset in headers if offset < self._cursor.position]:
@@ -181,6 +182,8 @@ class ProcessLedgerJob:
             for rows in self._read():
                 batch.add(*rows)
                 has_read = True
+                if batch.is_full:
+                    break
             if batch.rows and (is_over or batch.is_full or time.monotonic() - written_at >= TRIGGER_S):
                 ledger.append(pa.concat_tables(batch.rows), pa.concat_tables(batch.views))
                 batch, written_at = _Batch(), time.monotonic()
@@ -192,7 +195,7 @@ class ProcessLedgerJob:
 
     def _read(self) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield the new rows of each group; suspend the groups whose DATA can't be read."""
-        for group, feed in list(self._feeds.items()):
+        for group, feed in random.sample(list(self._feeds.items()), len(self._feeds)):  # a batch may be full before all
             try:
                 if (rows := feed.read()) is not None:
                     yield rows

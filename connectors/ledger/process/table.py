@@ -178,6 +178,7 @@ class ProcessLedger:
         with self._lock.held(self._is_ending):
             if len(views):
                 self._views.append(views, _reached(views))
+                self._views.merge_now_and_then()
             self.ledger.append(rows, _reached(rows))
             self.ledger.merge_now_and_then()
 

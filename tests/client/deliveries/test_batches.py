@@ -190,3 +190,20 @@ def test_asyncio(kafka: MemoryConnection) -> None:
                 await anext(bob.deliveries().batches(0))
 
     asyncio.run(asyncio.wait_for(work(), WAIT))
+
+
+def test_what_was_only_gathered_is_not_taken(kafka: MemoryConnection) -> None:
+    """`taken` after the end of a stream counts the list that the application has, and no later message."""
+    with SequencerThread(kafka, "g", "nyc"), with_casts(kafka, "g", "a") as a, with_casts(kafka, "g", "b") as b:
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        stream = b.deliveries()
+        a.broadcast(b"1", order="fifo").result(WAIT)
+        lists = stream.batches(10, wait_s=0.0)
+        assert [got.payload for got in next(lists)] == [b"1"]
+        for payload in (b"2", b"3", b"4"):
+            a.broadcast(payload, order="fifo").result(WAIT)
+        threading.Timer(1.0, stream.stop).start()
+        assert list(stream.batches(10, wait_s=WAIT)) == []
+        stream.taken()
+        assert [got.payload for got in b.deliveries(timeout=1)] == [b"2", b"3", b"4"]
