@@ -328,12 +328,13 @@ class Application:
     def take(self) -> None:
         """Take the next deliveries."""
         world = self.member.world
-        for seqno, _, what in next(self._places):
+        for seqno, next_offset, what in next(self._places):
             if isinstance(what, Delivery) and (seqno > self.run._counted or what.order != TOTAL):
                 world.judge.gives(self.seen, _as_record(what))
             elif isinstance(what, ViewChange) and seqno > self.run._counted:
                 world.judge.gives(self.seen, _as_view(what))
             if what is not None:
+                self.run._bookmark.hand_out(seqno, next_offset)
                 self.run.take()
 
     def close(self) -> None:
