@@ -70,7 +70,8 @@ def ledger(
 
 def _run_process(connection: Connection, site: str, data: Location, which: Served) -> None:
     from connectors.ledger.process.casts import ProcessCastJob
-    from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
+    from connectors.ledger.process.job import ProcessLedgerJob
+    from connectors.ledger.process.table_job import LedgerOptions
     from connectors.spark.data_directory import check_writable
 
     check_site(site)

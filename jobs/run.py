@@ -23,6 +23,7 @@ from jobs.terminal.options import (
     Parallelism,
     Site,
     WorkDir,
+    require,
     run_script,
 )
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
@@ -90,10 +91,11 @@ def run(
 def _run_light(connection: Connection, site: str, data: Path, agreed: AgreementSettings | None, which: Served) -> None:
     """Run without Spark: nothing that the site needs takes it."""
     from connectors.kafka.groups.troubles import Troubles
-    from connectors.ledger.process.job import LedgerOptions
+    from connectors.ledger.process.table_job import LedgerOptions
     from connectors.relay.beginning import beginning_of
     from connectors.spark.data_directory import check_writable
 
+    require("deltalake")  # the child needs it
     directory, troubles = data.absolute(), Troubles()
     check_writable(directory)
     job = engine_job(connection, site, directory, agreed, which, troubles, beginning_of(None, site))

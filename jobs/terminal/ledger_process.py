@@ -25,7 +25,7 @@ from jobs.terminal.streaming import LOOK_S, raise_failures, working
 from ordering.base.errors import AbcastError
 
 if TYPE_CHECKING:
-    from connectors.ledger.process.job import LedgerOptions
+    from connectors.ledger.process.table_job import LedgerOptions
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """The waits before a child is started again grow."""

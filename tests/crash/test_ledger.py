@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from connectors.testing.sequencer_thread import SequencerThread
 from ordering.sequencer.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import Process
-from tests.crash.scenario import Scenario, ledger_seqno
+from tests.crash.scenario import Load, Scenario, ledger_seqno
 from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
@@ -49,7 +50,6 @@ def versions(log: Path) -> int:
 @pytest.mark.timeout(300)
 def test_each_seqno_once(scenario: Scenario) -> None:
     """Killed between the Delta commit and the checkpoint's; then its checkpoint deleted; then two at once."""
-    ledger = scenario.data / "ledger"
     with SequencerThread(scenario.connection, scenario.group, scenario.site):
         load = scenario.load("alice")
         for _ in range(ATTEMPTS):
@@ -59,16 +59,22 @@ def test_each_seqno_once(scenario: Scenario) -> None:
         else:
             pytest.fail(f"not once between the commits in {ATTEMPTS} attempts")
         Checkpoint(scenario.data, "ledger").delete()
-        rivals = [scenario.job("ledger", ready=False) for _ in range(2)]
-        for rival in rivals:
-            rival.wait_ready()
-        before = ledger_seqno(ledger, scenario.group)
-        eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "two of them at work")
-        time.sleep(5)
-        assert all(rival.running() for rival in rivals)
-        rivals[0].kill()
-        sent = load.finish()
-        assert scenario.verify(sent, ledger=ledger) == len(sent)
+        survives_a_rival(scenario, load, ("spark", "spark"))
+
+
+def survives_a_rival(scenario: Scenario, load: Load, engines: Sequence[str]) -> None:
+    """Run two ledgers at once, kill the first, and find each seqno once."""
+    ledger = scenario.data / "ledger"
+    rivals = [scenario.job("ledger", None, "--engine", engine, ready=False) for engine in engines]
+    for rival in rivals:
+        rival.wait_ready()
+    before = ledger_seqno(ledger, scenario.group)
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "two of them at work")
+    time.sleep(5)
+    assert all(rival.running() for rival in rivals)
+    rivals[0].kill()
+    sent = load.finish()
+    assert scenario.verify(sent, ledger=ledger) == len(sent)
     seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
     assert sorted(seqnos) == list(range(1, len(sent) + 1))
     rivals[1].stop()
@@ -200,19 +206,7 @@ def test_each_seqno_once_whichever_engine_writes(scenario: Scenario) -> None:
             eventually(lambda before=before: in_log(ledger) > before, 30, "delta-rs writes", 0.0002)  # type: ignore[misc]
             time.sleep(0.002 * after)
             process.kill()
-        rivals = [scenario.job("ledger", None, "--engine", engine, ready=False) for engine in ("spark", "process")]
-        for rival in rivals:
-            rival.wait_ready()
-        reached = ledger_seqno(ledger, scenario.group)
-        eventually(lambda: ledger_seqno(ledger, scenario.group) > reached + 100, 60, "two of them at work")
-        time.sleep(5)
-        assert all(rival.running() for rival in rivals)
-        rivals[0].kill()
-        sent = load.finish()
-        assert scenario.verify(sent, ledger=ledger) == len(sent)
-    seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
-    assert sorted(seqnos) == list(range(1, len(sent) + 1))
-    rivals[1].stop()
+        survives_a_rival(scenario, load, ("spark", "process"))
 
 
 @pytest.mark.timeout(120)

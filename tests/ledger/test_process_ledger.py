@@ -17,7 +17,8 @@ from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.process import job, table
 from connectors.ledger.process.casts import ProcessCastJob
-from connectors.ledger.process.job import LedgerOptions, ProcessLedgerJob
+from connectors.ledger.process.job import ProcessLedgerJob
+from connectors.ledger.process.table_job import LedgerOptions
 from connectors.ledger.table_state import LedgerReplaced, read_table_state, read_views_state
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,19 +21,17 @@ from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
 from connectors.kafka.codec.headers import HEADER, NOTHING, split_headers
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.retrying import Retries
-from connectors.kafka.groups.suspended_groups import SuspendedGroups
-from connectors.kafka.groups.topic_finder import LOOK_S, TopicFinder
-from connectors.kafka.groups.unservable_groups import START_ERRORS, UnservableGroups
+from connectors.kafka.groups.topic_finder import LOOK_S
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.ledger.append_only import MAX_ATTEMPTS
 from connectors.ledger.casts.places import TopicsWithCasts, cast_positions
 from connectors.ledger.casts.state import LAYOUT, CastPlace, CastTableState, missing_in, read_cast_state
-from connectors.ledger.process.job import PAUSE_S, TRIGGER_S, WAITS_S, LedgerOptions
 from connectors.ledger.process.rows import arrow_schema
 from connectors.ledger.process.table import ProcessTable, create_table
-from connectors.ledger.table_lock import ProcessLock, StoppedWaiting
-from ordering.base.errors import AbcastError, HistoryChanged, KafkaRefused
+from connectors.ledger.process.table_job import PAUSE_S, TRIGGER_S, WAITS_S, LedgerOptions, ProcessTableJob
+from connectors.ledger.table_lock import ProcessLock
+from ordering.base.errors import HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
 from ordering.casts.casts import CAUSAL, Cast
 
@@ -42,47 +39,31 @@ _SCHEMA = arrow_schema(LAYOUT)
 _logger = logging.getLogger(__name__)
 
 
-class ProcessCastJob:
-    """Writes the casts of the chosen groups at the site. `run` blocks until `stop`, which any thread may call."""
+class ProcessCastJob(ProcessTableJob):
+    """Writes the casts of the chosen groups at the site to the table `casts`."""
 
     name = "ledger-casts"
     is_principal = False
-    keeps_trying = False
-    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
 
     def __init__(self, options: LedgerOptions) -> None:
-        self.options = options
-        self.ready = threading.Event()
-        self._stop = threading.Event()
-        self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
+        super().__init__(options)
         self._topics = TopicsWithCasts(options.connection, options.site, self._finder)
-        self._suspended = SuspendedGroups(self.name, WAITS_S)
 
-    def stop(self) -> None:
-        """Ask `run` to return."""
-        self._stop.set()
-
-    def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, or come too often (`Retries`)."""
-        retries = Retries(self.name)
-        with contextlib.closing(self._finder), contextlib.closing(self._topics):
-            while not self._stop.is_set():
-                started = time.monotonic()
-                try:
-                    self._attempt()
-                except StoppedWaiting:
-                    return
-                except HistoryChanged as changed:
-                    _logger.warning("%s: %s Looking where its casts go on.", self.name, changed)
-                except KafkaRefused as refused:  # the next attempt finds out which group it concerns
-                    warn_seldom(_logger, "%s: %s", self.name, refused)
-                    self._stop.wait(WAITS_S[0])
-                except AbcastError as error:
-                    if self._stop.is_set() and error.retriable:
-                        return
-                    self._stop.wait(retries.failed(error, time.monotonic() - started))
+    def close(self) -> None:
+        """Disconnect."""
+        self._topics.close()
+        super().close()
 
     def _attempt(self) -> None:
+        try:
+            self._write()
+        except HistoryChanged as changed:
+            _logger.warning("%s: %s Looking where its casts go on.", self.name, changed)
+        except KafkaRefused as refused:  # the next attempt finds out which group it concerns
+            warn_seldom(_logger, "%s: %s", self.name, refused)
+            self._stop.wait(WAITS_S[0])
+
+    def _write(self) -> None:
         """Write until the topics with casts change, or to the stop."""
         topics = self._select()
         if not topics:
@@ -94,9 +75,10 @@ class ProcessCastJob:
             positions = cast_positions(self.options.connection, topics, table.state)
         except UnservableGroups as unservable:
             for group, error in unservable.errors.items():
-                self._suspended.suspend(group, error)
+                self._suspend(group, error)
             return
         self._suspended.resume(topics)
+        self._report()
         with contextlib.closing(self.options.connection.consumer()) as consumer:
             log = SameLogConsumer(consumer, _changed, looks=False)
             log.read(positions)

@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from kafka.errors import KafkaError
@@ -26,12 +24,8 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.groups.retrying import Retries
-from connectors.kafka.groups.suspended_groups import SuspendedGroups
-from connectors.kafka.groups.topic_finder import TopicFinder
-from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.groups.unservable_groups import JOB_ERRORS, START_ERRORS
+from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.topics.topics import refusals
@@ -39,31 +33,16 @@ from connectors.kafka.transport import Consumer
 from connectors.ledger.last_row import starts_of
 from connectors.ledger.process.rows import RawHeaders, ledger_rows, view_rows
 from connectors.ledger.process.table import ProcessLedger, create_tables
-from connectors.ledger.table_lock import StoppedWaiting
+from connectors.ledger.process.table_job import PAUSE_S, TRIGGER_S, LedgerOptions, ProcessTableJob
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
 
-TRIGGER_S = 1.0
-"""The least seconds between two commits: each makes a file for each group in it."""
 MOST_RECORDS, MOST_BYTES = 200_000, 64 * 1024 * 1024
 """The records, and the bytes of payloads, after which a commit waits no longer."""
 _POLL_RECORDS = 2_000
 """The records that are made into rows together: half as many cost a quarter more each."""
-PAUSE_S = 0.05
-WAITS_S = (10.0, 30.0, 60.0, 300.0)
 
 _logger = logging.getLogger(__name__)
-
-
-class LedgerOptions(NamedTuple):
-    """The options of the job. `data`: the directory of the tables. The others are the engine's, too."""
-
-    connection: Connection
-    site: str
-    data: Path
-    groups: GroupChoice = ALL_GROUPS
-    look_every_s: float = LOOK_EVERY_S
-    troubles: Troubles | None = None
 
 
 class _Headers:
@@ -128,46 +107,25 @@ class _Batch:
         return self.bytes >= MOST_BYTES or sum(map(len, self.rows)) >= MOST_RECORDS
 
 
-class ProcessLedgerJob:
-    """Writes the chosen groups with DATA at the site to the tables. `run` blocks until `stop`, from any thread."""
+class ProcessLedgerJob(ProcessTableJob):
+    """Writes the chosen groups with DATA at the site to the tables `ledger` and `views`."""
 
     name = "ledger"
     is_principal = True
-    keeps_trying = False
-    ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
 
     def __init__(self, options: LedgerOptions) -> None:
-        self.options = options
-        self.ready = threading.Event()
-        self._stop = threading.Event()
-        self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
-        self._suspended = SuspendedGroups(self.name, WAITS_S)
+        super().__init__(options)
         self._feeds: dict[str, _Feed] = {}
         self._looked_at = float("-inf")
 
-    def stop(self) -> None:
-        """Ask `run` to write the rows that it has read, and to return."""
-        self._stop.set()
-
-    def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, or come too often (`Retries`)."""
-        retries = Retries(self.name)
-        with contextlib.closing(self._finder):
-            while not self._stop.is_set():
-                started = time.monotonic()
-                try:
-                    self._attempt()
-                except StoppedWaiting:
-                    return
-                except AbcastError as error:
-                    if self._stop.is_set() and error.retriable:
-                        return
-                    self._stop.wait(retries.failed(error, time.monotonic() - started))
-                finally:
-                    self._close_feeds(list(self._feeds))
-
     def _attempt(self) -> None:
-        """Work from the tables' last rows to the stop, or to the first failure of the tables."""
+        try:
+            self._write()
+        finally:
+            self._close_feeds(list(self._feeds))
+
+    def _write(self) -> None:
+        """Write until the stop: then the last rows, too."""
         create_tables(self.options.data, self._stop.is_set)
         ledger, batch, written_at = ProcessLedger(self.options.data, self._stop.is_set), _Batch(), time.monotonic()
         self._looked_at = float("-inf")
@@ -227,12 +185,7 @@ class ProcessLedgerJob:
 
     def _suspend(self, group: str, error: AbcastError) -> None:
         self._close_feeds([group])
-        self._suspended.suspend(group, error)
-        self._report()
-
-    def _report(self) -> None:
-        if self.options.troubles is not None:
-            self.options.troubles.put(self.name, self._suspended.troubles)
+        super()._suspend(group, error)
 
     def _warn_of_hidden(self, topics: Sequence[Topic], present: set[str]) -> None:
         """Warn of groups whose DATA this user may not see."""

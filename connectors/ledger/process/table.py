@@ -98,11 +98,8 @@ class ProcessSeqnoTable(ProcessTable[TableState], SeqnoTable[pa.Table]):
 
     def _behind(self, rows: pa.Table, last_seqno: Mapping[str, int]) -> pa.Table:
         held = pa.table({GROUP: list(last_seqno), "held": pa.array(last_seqno.values(), pa.int64())})
-        if pc.all(pc.is_in(rows[GROUP], held[GROUP])).as_py() and not any(last_seqno.values()):
-            return rows
-        of_row = pc.index_in(rows[GROUP], held[GROUP])
-        behind = pc.greater(rows["seqno"], pc.take(held["held"], of_row))
-        return rows.filter(pc.fill_null(behind, False))
+        of_row = pc.index_in(rows[GROUP], held[GROUP])  # null for any other group, whose rows the filter drops
+        return rows.filter(pc.greater(rows["seqno"], pc.take(held["held"], of_row)))
 
 
 def create_tables(data: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
