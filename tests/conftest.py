@@ -6,6 +6,7 @@ One broker and one Spark session serve a whole test process.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
 hypothesis.settings.load_profile("timeless")
 
 os.environ.update(SHORT_LIVED)
+
+# On a loaded machine kafka-python warns that a turn of its loop took long, in the midst of what a test expects.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
 os.environ.setdefault(VARIABLE, "kafka-python")
 """Tests that name no library run on this one, also in the processes that they start; `ABCAST_TRANSPORT=confluent make
