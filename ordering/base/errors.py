@@ -124,6 +124,12 @@ class HistoryUnavailable(AbcastError):
     """
 
 
+class OvertakenByRetention(HistoryUnavailable):
+    """Retention, or a purge, has dropped records while they were read. The same call begins with the remaining ones."""
+
+    retriable = True
+
+
 class PositionLost(AbcastError):
     """A member's position in Kafka is gone, or its seqno is not known. Only the application can choose a new one.
 

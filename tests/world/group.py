@@ -29,7 +29,7 @@ from connectors.kafka.topics.data_purge import purge_data
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
@@ -130,7 +130,7 @@ class GroupWorld(World[_Site]):
         self.known = [Known()]
         """By the end of the prefix of DATA."""
         self.jobs: list[GroupJob | None] = [None] * JOBS
-        self.starts = self.purged = 0
+        self.starts = 0
         self.disk, self.table = Disk(), Table()
         self.members = [
             GroupMember(kafka, self.disk, self.table, name, has_outbox=bool(shape.outboxes >> index & 1))
@@ -282,8 +282,7 @@ class GroupWorld(World[_Site]):
 
     def _purge_data(self, process: Process, kept_s: float) -> None:
         connection, known = WiredConnection.of(self.kafka, process), self.table.last_seqno
-        purged = purge_data(connection, GROUP, SITE, kept_s=kept_s, in_ledger=known, lacking=lambda *_: "")
-        self.purged += len(purged)
+        purge_data(connection, GROUP, SITE, kept_s=kept_s, in_ledger=known, lacking=lambda *_: "")
 
     # Jobs
 
@@ -321,8 +320,7 @@ class GroupWorld(World[_Site]):
         if not isinstance(error, AbcastError):
             raise error or AssertionError("a job ends by itself")
         self.note_error(job.process.name, error)
-        is_overtaken = isinstance(error, HistoryUnavailable) and self.purged and job.machine is None  # starts again
-        if not isinstance(error, Fenced) and not error.retriable and not is_overtaken:
+        if not isinstance(error, Fenced) and not error.retriable:
             self.blame(STUCK, f"{job.process.name}: {type(error).__name__}: {error}")
 
     def _job_crash(self, who: int) -> None:

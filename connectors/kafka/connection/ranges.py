@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Consumer, Record
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import OvertakenByRetention
 
 _POLL_MS = 200
 _LARGEST_STEP = 32_768
@@ -26,8 +26,8 @@ def read_range(
 
     There need not be a record right below `end`: a transaction's marker may lie there.
 
-    Raises BrokerUnreachable, also if nothing arrives for `connection.timeout`; KafkaRefused; HistoryUnavailable if the
-    log does not have the next offset any more.
+    Raises BrokerUnreachable, also if nothing arrives for `connection.timeout`; KafkaRefused; OvertakenByRetention if
+    the log does not have the next offset any more.
     """
     if start >= end:
         return
@@ -39,7 +39,7 @@ def read_range(
             with connection.reachable("READ", partition.topic):
                 polled = consumer.poll(timeout_ms=_POLL_MS)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise HistoryUnavailable(
+            raise OvertakenByRetention(
                 f"retention has dropped offset {position} of {partition.topic} before it was read: try again."
             ) from error
         is_silent = consumer.position(partition) == position
