@@ -62,8 +62,8 @@ simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
-	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
-	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
+	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --extra metrics --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
+	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --extra metrics --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
 		--output-file conf/requirements-dev.lock
 	@echo "Wrote conf/requirements.lock and conf/requirements-dev.lock."
 

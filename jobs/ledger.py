@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.listening import Listen, listening
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import Engine
 from jobs.terminal.options import (
@@ -51,6 +52,7 @@ def ledger(
     look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: LedgerEngine = Engine.spark,
+    listen: Listen = None,
 ) -> None:
     """Run the ledger: DATA into the Delta tables below --data.
 
@@ -59,13 +61,13 @@ def ledger(
     """
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
-    if engine is Engine.process:
-        _run_process(connection, site, data, served(groups, look_every_s))
-        return
-    run_jobs(
-        ["ledger"],
-        job_options(connection, site, data, max_batch_records, served(groups, look_every_s), work_dir=work_dir),
-    )
+    which = served(groups, look_every_s)
+    with listening(listen, {site: connection}, data, which) as troubles:
+        if engine is Engine.process:
+            _run_process(connection, site, data, which)
+            return
+        options = job_options(connection, site, data, max_batch_records, which, work_dir=work_dir, troubles=troubles)
+        run_jobs(["ledger"], options)
 
 
 def _run_process(connection: Connection, site: str, data: Location, which: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.listening import Listen, listening
 from jobs.terminal.options import (
     DEFAULT_DATA,
     Data,
@@ -32,6 +33,7 @@ def relay(
     max_batch_records: MaxBatchRecords = 200_000,
     groups: Groups = None,
     look_every_s: LookEvery = LOOK_EVERY_S,
+    listen: Listen = None,
 ) -> None:
     """Carry records between sites.
 
@@ -59,8 +61,12 @@ def relay(
         raise UsageError("these sites share a Kafka and read each other's topics: they need no relay.")
     source = directions[0].source
     which = served(groups, look_every_s)
-    options = job_options(topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir)
-    run_jobs([], options, Relays(topology, directions))
+    targets = {target: topology.connection(target) for _, target in directions}
+    with listening(listen, targets, None, which) as troubles:
+        options = job_options(
+            topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir, troubles=troubles
+        )
+        run_jobs([], options, Relays(topology, directions))
 
 
 if __name__ == "__main__":

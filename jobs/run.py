@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.listening import Listen, listening
 from jobs.maintain import DataRetention, every, kept_of_data, seconds
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
@@ -33,6 +34,7 @@ from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
     from connectors.kafka.connection.connection import Connection
+    from connectors.kafka.groups.troubles import Troubles
     from connectors.takeover.agreement import AgreementSettings
 
 
@@ -53,6 +55,7 @@ def run(
         str | None, typer.Option(help="Run `abcast maintain` at this interval, such as 1h.")
     ] = None,
     data_retention: DataRetention = None,
+    listen: Listen = None,
 ) -> None:
     """Run the sequencer and the ledger in one application.
 
@@ -69,34 +72,43 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
-        _run_light(connection, site, data, agreed, which)
-        return
-    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
-    sequences = topology is None or topology.sequences(site)
-    names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = (
-        [engine_job(connection, site, data, agreed, which, options.troubles, options.check_group)]
-        if sequences and engine is Engine.process
-        else []
-    )
-    if beside:
-        tune()
-    relays: Relays | None = None
-    if topology is not None:
-        relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
-    run_jobs(names, options, relays, beside, maintenance, agreed)
+    with listening(listen, {site: connection}, data, which) as troubles:
+        if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
+            _run_light(connection, site, data, agreed, which, troubles)
+            return
+        options = job_options(
+            connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles
+        )
+        sequences = topology is None or topology.sequences(site)
+        names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
+        beside = (
+            [engine_job(connection, site, data, agreed, which, troubles, options.check_group)]
+            if sequences and engine is Engine.process
+            else []
+        )
+        if beside:
+            tune()
+        relays: Relays | None = None
+        if topology is not None:
+            relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
+        run_jobs(names, options, relays, beside, maintenance, agreed)
 
 
-def _run_light(connection: Connection, site: str, data: Path, agreed: AgreementSettings | None, which: Served) -> None:
+def _run_light(
+    connection: Connection,
+    site: str,
+    data: Path,
+    agreed: AgreementSettings | None,
+    which: Served,
+    troubles: Troubles,
+) -> None:
     """Run without Spark: nothing that the site needs takes it."""
-    from connectors.kafka.groups.troubles import Troubles
     from connectors.ledger.process.table_job import LedgerOptions
     from connectors.relay.beginning import beginning_of
     from connectors.spark.data_directory import check_writable
 
     require("deltalake")  # the child needs it
-    directory, troubles = data.absolute(), Troubles()
+    directory = data.absolute()
     check_writable(directory)
     job = engine_job(connection, site, directory, agreed, which, troubles, beginning_of(None, site))
     tune()

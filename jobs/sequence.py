@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
+from jobs.listening import Listen, listening
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
 from jobs.terminal.options import (
     DEFAULT_DATA,
@@ -35,6 +36,7 @@ def sequence(
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
     agreement: AgreementOption = None,
+    listen: Listen = None,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
@@ -46,13 +48,16 @@ def sequence(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
-    if engine is Engine.process:
-        from connectors.relay.beginning import beginning_of
+    with listening(listen, {site: connection}, data, which) as troubles:
+        if engine is Engine.process:
+            from connectors.relay.beginning import beginning_of
 
-        run_engine(engine_job(connection, site, data, agreed, which, check_group=beginning_of(topology, site)))
-        return
-    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir, topology)
-    run_jobs(["sequence"], options, agreement=agreed)
+            run_engine(engine_job(connection, site, data, agreed, which, troubles, beginning_of(topology, site)))
+            return
+        options = job_options(
+            connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles
+        )
+        run_jobs(["sequence"], options, agreement=agreed)
 
 
 if __name__ == "__main__":

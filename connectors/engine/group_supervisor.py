@@ -171,6 +171,7 @@ class GroupSupervisor:
         now = time.monotonic()
         # A decided record counts as considered before it is written, some milliseconds later.
         self._troubles.put(SEQUENCER, self._state.suspended.troubles)
+        self._troubles.expect_signs(self._maintenance.forward)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._state.finder.find())
         self._suspend_unservable(lambda: self._maintenance.sign(considered, now, topics))

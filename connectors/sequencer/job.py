@@ -106,6 +106,7 @@ class SequencerJob:
             self._open_shard(new, worker)
         elif not self._shards and worker.works(0):
             self.ready.set()
+        self.options.troubles.expect_signs(frozenset().union(*(shard.groups for shard in self._shards)))
 
     def _open_shard(self, new: Collection[str], worker: PythonWorker) -> None:
         # A failed shard stays separate: its groups could make others fail, and it costs nothing.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,19 +28,19 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.progress import Progress
-from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.formats import NEWEST
-from ordering.base.names import DEFAULT_SITE, Role, Topic
+from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
     from connectors.diagnosis.status import GroupStatus
+    from connectors.diagnosis.statuses import InLedger, Statuses
     from connectors.kafka.connection.connection import Connection
     from connectors.ledger.last_row import LedgerEnd
 
 WATCH_S = 2.0
 _SHOWN_GAPS = 5
 _SHOWN_ACTS = 3
-_READ: tuple[Role, ...] = ("data", "epoch", "forward")
 _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
@@ -68,8 +67,9 @@ def status(
     of_job = groups if group is None else None  # a variable may have it
     chosen = ALL_GROUPS if of_job is None else GroupChoice.parse(of_job)
 
-    def read() -> _Found:
-        return _read(connection, group, chosen, site, data)
+    def read() -> Statuses:
+        with Progress("looking at the groups") as progress:
+            return read_with_ledger(connection, site, data, chosen, group, progress)
 
     found = read()
     if watch:
@@ -84,15 +84,7 @@ def status(
         raise typer.Exit(EXIT_FAILED)
 
 
-class _Found(NamedTuple):
-    """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out."""
-
-    rows: Sequence[GroupStatus]
-    errors: Mapping[str, AbcastError] = MappingProxyType({})
-    left_out: frozenset[str] = frozenset()
-
-
-def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: bool) -> _Found:
+def _watch(read: Callable[[], Statuses], found: Statuses, site: str, *, as_json: bool) -> Statuses:
     """Show the groups again and again, until Ctrl-C, also over a broker's absence; return the last reading."""
     from rich.console import Console
 
@@ -111,44 +103,33 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
         return found
 
 
-def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: str, data: Location) -> _Found:
-    """Return the status of `group`, or of all groups, among the groups that `of_job` has.
+def _to_standard_error(sentence: str) -> None:
+    typer.echo(f"abcast: {sentence}", err=True)
 
-    Raises UsageError for an unknown group, and the groups' errors if none can be read and no job leaves one out.
+
+def read_with_ledger(
+    connection: Connection,
+    site: str,
+    data: Location | None,
+    of_job: GroupChoice = ALL_GROUPS,
+    group: str | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], object] = _to_standard_error,
+) -> Statuses:
+    """Return the status of groups, with the ledger below `data`. Raises like `read_statuses`.
+
+    `say` takes the sentence of why the ledger can't be read.
     """
-    from connectors.diagnosis.status import is_left_out, read_status
-    from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
-    from connectors.kafka.log.sign_of_life import read_signs
-    from connectors.kafka.topics.topics import find_groups
+    from connectors.diagnosis.statuses import read_statuses
 
-    with Progress("looking at the groups") as progress:
-        groups = find_groups(connection, site)
-        if group is not None and group not in groups:
-            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows all.")
-        chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
-        topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
-        leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
-        in_ledger = _in_ledger(data)  # before DATA: a lag below zero then shows that the rows are another group's
-        ledger = _ledger_end(data) if in_ledger else None
-        rows = []
-        errors: dict[str, AbcastError] = {}
-        progress.say("looking at the groups", len(chosen))
-        for name in chosen:
-            try:
-                if name in leaderless:  # questions would wait for seconds, in vain
-                    raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
-                rows.append(read_status(connection, name, site, in_ledger, ledger))
-            except (*START_ERRORS, BrokerUnreachable) as error:
-                errors[name] = error
-            progress.advance()
-    signs = read_signs(connection, errors, site).of_groups if errors else {}
-    left_out = frozenset(name for name, sign in signs.items() if is_left_out(sign))
-    if not rows and not left_out:
-        raise_unservable(errors, chosen)
-    return _Found(rows, errors, left_out)
+    def read_ledger() -> InLedger:
+        in_ledger = None if data is None else _in_ledger(data, say)
+        return in_ledger, None if data is None or not in_ledger else _ledger_end(data)
+
+    return read_statuses(connection, site, read_ledger, group, of_job, progress)
 
 
-def _show(found: _Found, site: str, *, as_json: bool) -> None:
+def _show(found: Statuses, site: str, *, as_json: bool) -> None:
     from jobs.terminal.rows import show_sentence, show_table
 
     rows = found.rows
@@ -226,11 +207,8 @@ def _ledger_end(data: Location) -> LedgerEnd:
     return LedgerEnd(data / "ledger")
 
 
-def _in_ledger(data: Location) -> Mapping[str, int] | None:
-    """Return the last seqno of each group in the ledger below `data`; None without rows, or if it can't be read.
-
-    Says on standard error why the ledger can't be read.
-    """
+def _in_ledger(data: Location, say: Callable[[str], object]) -> Mapping[str, int] | None:
+    """Return the last seqno of each group in the ledger below `data`; None without rows, or if it can't be read."""
     table = data / "ledger"
     try:
         if not table.exists():
@@ -239,12 +217,12 @@ def _in_ledger(data: Location) -> Mapping[str, int] | None:
 
         held = read_table_state(table)
     except AbcastError as error:  # the status from Kafka is useful without it
-        typer.echo(f"abcast: {error}", err=True)
+        say(str(error))
         return None
     except ModuleNotFoundError as error:
         if missing_extra(error) is None:
             raise
-        typer.echo(f"abcast: the ledger {missing_extra(error)}", err=True)
+        say(f"the ledger {missing_extra(error)}")
         return None
     return None if held.newest is None else held.last_seqno
 

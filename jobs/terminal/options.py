@@ -124,6 +124,8 @@ _OF_JOBS = {
     "pyarrow": "pyarrow",
 }
 """The modules of the extra `jobs`, and their names for users."""
+_OF_METRICS = {"prometheus_client": "prometheus-client"}
+"""The same of the extra `metrics`."""
 
 
 Command = TyperCommand | TyperGroup
@@ -329,8 +331,10 @@ def require(module: str) -> None:
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Return the end of a sentence on what to install, if an extra of abcast is missing; None for any other error."""
-    needed = _OF_JOBS.get((error.name or "").split(".")[0])
-    return f"needs {needed}: pip install 'abcast[jobs]'." if needed else None
+    for extra, modules in (("jobs", _OF_JOBS), ("metrics", _OF_METRICS)):
+        if needed := modules.get((error.name or "").split(".")[0]):
+            return f"needs {needed}: pip install 'abcast[{extra}]'."
+    return None
 
 
 def run_script(function: Callable[..., Any]) -> None:

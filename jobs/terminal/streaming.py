@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.groups.troubles import Troubles
 from jobs.terminal import interruption
 from ordering.base.errors import AbcastError, EnvironmentProblem
 from ordering.base.names import check_site
@@ -70,6 +71,7 @@ def job_options(
     parallelism: int | None = None,
     work_dir: Path | None = None,
     sites: Sites | None = None,
+    troubles: Troubles | None = None,
 ) -> JobOptions:
     """Return the jobs' options, after checks that the directories or the bucket can be used, and that Kafka answers.
 
@@ -99,6 +101,7 @@ def job_options(
         parallelism,
         *served,
         work_dir=work,
+        troubles=troubles or Troubles(),
         check_group=beginning_of(sites, site),
     )
 
@@ -251,6 +254,7 @@ class JobThread:
         self._job = job
         self._failure: BaseException | None = None
         self._is_reported = False
+        self.name = job.name
         self.ready = job.ready
         self.is_principal = job.is_principal
         self.done = threading.Event()
@@ -292,6 +296,14 @@ class JobThread:
         self._thread.join(timeout=60)
 
 
+_running: list[JobThread] = []
+
+
+def running_jobs() -> list[JobThread]:
+    """Return the jobs of this process that have begun and were not waited for yet. For any thread."""
+    return list(_running)
+
+
 def _unexpected(failure: BaseException) -> BaseException | None:
     return None if isinstance(failure, AbcastError) else failure
 
@@ -320,6 +332,7 @@ def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
     Raises the error that ended a job, if the block raises none and the error was not logged.
     """
     jobs = [JobThread(job) for job in each]
+    _running.extend(jobs)
     try:
         yield jobs
     finally:
@@ -327,5 +340,7 @@ def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
             job.stop()
         for job in jobs:
             job.join()
+        for job in jobs:
+            _running.remove(job)
     for job in jobs:
         job.raise_failure()

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from connectors.client.values.delivery import Delivery
 from connectors.diagnosis.status import GroupStatus
+from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.log.liveness import ALIVE, Liveness
 from jobs.deliver import _line
-from jobs.inspection.status import _Found, _show
+from jobs.inspection.status import _show
 
 FORGED = "ok\n8\tlocal/bank\tpay 1000\x1b[2K\r\x9b2J\u202e"
 
@@ -28,7 +29,7 @@ def test_a_delivery_is_one_harmless_line(as_json: bool, text: str) -> None:
 
 def test_a_claim_says_its_host_itself(capsys: pytest.CaptureFixture[str]) -> None:
     sequencer = Liveness(ALIVE, host="evil\x1b[2K\nhost")
-    _show(_Found([GroupStatus("g", sequencer, 0, 1, 0, 0, 0, 0, 0.0, 0, 0, {})]), "nyc", as_json=False)
+    _show(Statuses([GroupStatus("g", sequencer, 0, 1, 0, 0, 0, 0, 0.0, 0, 0, {})]), "nyc", as_json=False)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "evil\\x1b[2K\\nhost" in shown

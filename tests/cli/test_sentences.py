@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act
@@ -182,7 +183,7 @@ class TestStatus:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The command says so, shows the last answer, and looks again; Ctrl-C ends it."""
-        answers: list[Any] = [BrokerUnreachable("nobody answers."), status._Found([])]
+        answers: list[Any] = [BrokerUnreachable("nobody answers."), Statuses([])]
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
@@ -190,15 +191,15 @@ class TestStatus:
             if len(pauses) > len(answers):
                 raise KeyboardInterrupt
 
-        def read() -> status._Found:
+        def read() -> Statuses:
             answer = answers[len(pauses) - 1]
             if isinstance(answer, Exception):
                 raise answer
-            return cast("status._Found", answer)
+            return cast("Statuses", answer)
 
         monkeypatch.setattr(status, "time", type("Clock", (), {"sleep": staticmethod(pause)}))
         with on_terminal(monkeypatch) as terminal:
-            assert status._watch(read, status._Found([]), "local", as_json=False) == status._Found([])
+            assert status._watch(read, Statuses([]), "local", as_json=False) == Statuses([])
         assert len(pauses) == 3
         assert capsys.readouterr().out.count("no groups at site local") == 3
         assert terminal.getvalue() == "abcast: nobody answers.\n\n"

@@ -1,8 +1,12 @@
-"""Collect what the jobs of this process can't do now, for the sequencer's signs of life (`abcast status`)."""
+"""Collect what the jobs of this process can't do now, for the sequencer's signs of life (`abcast status`).
+
+Also the signs themselves, so that the process can tell from memory whether its sequencer works (`/readyz`).
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -21,6 +25,7 @@ class Troubles:
         self._of_jobs: dict[str, dict[str, str]] = {}
         self._ended: dict[str, str] = {}
         self._served: dict[str, frozenset[str]] = {}
+        self._signed_at: dict[str, float] = {}
 
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
         """Set the groups that a job goes on without, and the reasons; replaces the earlier ones."""
@@ -43,6 +48,10 @@ class Troubles:
 
     def suspended(self, topics: Collection[Topic], site: str) -> dict[str, str]:
         """Return the groups that the sequencer goes on without, and why, if they have an EPOCH, which a sign needs."""
+        return {group: why for group, why in self.not_served().items() if Topic(group, "epoch", site) in topics}
+
+    def not_served(self) -> dict[str, str]:
+        """Return the groups that the sequencer goes on without, and why."""
         with self._lock:
             of_sequencer = [reasons for job, reasons in self._of_jobs.items() if job.startswith(SEQUENCER)]
             served = frozenset().union(*self._served.values())
@@ -50,8 +59,25 @@ class Troubles:
             group: f"not served: {why}"
             for reasons in of_sequencer
             for group, why in reasons.items()
-            if group not in served and Topic(group, "epoch", site) in topics
+            if group not in served
         }
+
+    def expect_signs(self, groups: Collection[str]) -> None:
+        """Set the groups that the sequencer serves now. A new one counts as signed for at this moment."""
+        now = time.monotonic()
+        with self._lock:
+            self._signed_at = {group: self._signed_at.get(group, now) for group in groups}
+
+    def signed(self, groups: Collection[str]) -> None:
+        """Note that the sequencer has given a sign for these groups: of life, or that Kafka is silent about them."""
+        with self._lock:
+            self._signed_at |= dict.fromkeys(self._signed_at.keys() & set(groups), time.monotonic())
+
+    def unsigned_s(self) -> dict[str, float]:
+        """Return the seconds since the last sign for each group that the sequencer of this process serves."""
+        now = time.monotonic()
+        with self._lock:
+            return {group: now - at for group, at in sorted(self._signed_at.items())}
 
     def of(self, group: str) -> str:
         """Return what jobs other than the sequencer don't do for the group; "" if nothing is wrong."""

@@ -18,7 +18,7 @@ def test_jobs_that_are_over_leave_nothing() -> None:
         troubles.serve(name, ())
         troubles.put(name, {})
     kept = [value for value in vars(troubles).values() if isinstance(value, dict)]
-    assert len(kept) == 3
+    assert len(kept) == 4
     assert not any(kept)
 
 

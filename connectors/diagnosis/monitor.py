@@ -1,0 +1,127 @@
+"""The answers of a job's open port: whether it lives, whether it works, its metrics, and the status of its groups.
+
+`/healthz` and `/readyz` are told from memory: they ask neither Kafka nor a JVM. `/metrics` and `/api/status` share one
+reading of the status for each site (`connectors.diagnosis.shared_reading`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from connectors.diagnosis import metrics
+from connectors.diagnosis.endpoint import Answers, HttpAnswer
+from connectors.diagnosis.shared_reading import LastReading, SharedReading
+from connectors.diagnosis.statuses import Statuses
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.log.sign_of_life import SILENT_AFTER_S
+
+FRESH_S = 2.0
+"""The age of a status that serves the next asker, too."""
+ASKS_FOR_S = 8.0
+"""The longest wait for a status: scrapers give up after 10 s."""
+CPU_SHARE = 0.01
+"""The part of a core that metrics may take: with many groups their figures are older than FRESH_S."""
+
+
+class WatchedJob(Protocol):
+    """A job of this process. It ends at the latest when no principal one is left."""
+
+    name: str
+    is_principal: bool
+    ready: threading.Event
+    done: threading.Event
+
+
+class Monitor:
+    """The answers of one process. Thread-safe.
+
+    `site`: whose groups it sequences. `read`: read the status of each site. `jobs`: returns the running jobs.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        read: Mapping[str, Callable[[], Statuses]],
+        jobs: Callable[[], Sequence[WatchedJob]],
+        troubles: Troubles,
+    ) -> None:
+        self._site, self._jobs, self._troubles = site, jobs, troubles
+        self._readings = {name: SharedReading(of_site) for name, of_site in read.items()}
+        self._registry = metrics.registry_of(self._observe)
+
+    def answers(self) -> Answers:
+        """Return the functions that answer, by path."""
+        asked: Answers = {
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+            "/metrics": lambda: HttpAnswer(metrics.exposed(self._registry), content_type=metrics.CONTENT_TYPE),
+            "/api/status": self._status,
+        }
+        return {"/": lambda: HttpAnswer("".join(f"{path}\n" for path in asked)), **asked}
+
+    def close(self, wait_s: float) -> None:
+        """Read nothing more, and wait so long for a reading under way."""
+        for reading in self._readings.values():
+            reading.close(wait_s)
+
+    def _health(self) -> HttpAnswer:
+        jobs = self._jobs()
+        if jobs and all(job.done.is_set() for job in jobs if job.is_principal):
+            return HttpAnswer("all jobs have ended\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return HttpAnswer("alive\n" if jobs else "starting\n")
+
+    def _readiness(self) -> HttpAnswer:
+        wrong = list(self._wrong())
+        notes = [f"{group}: {why}" for group, why in self._troubles.not_served().items()]
+        lines = "".join(f"{line}\n" for line in (*(wrong or ["ready"]), *notes))
+        return HttpAnswer(lines, HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK)
+
+    def _wrong(self) -> Iterator[str]:
+        """Yield the reasons why this process does not do its work. A group that it reports to leave out is none."""
+        jobs = self._jobs()
+        if not jobs or all(job.done.is_set() for job in jobs if job.is_principal):
+            yield "starting, or stopping: no job runs"
+        for job in jobs:
+            if not job.ready.is_set() and not job.done.is_set():
+                yield f"{job.name} is starting"
+        for group, age_s in self._troubles.unsigned_s().items():
+            if age_s > SILENT_AFTER_S:
+                yield f"{group}: its sequencer has been silent for {age_s:,.0f} s"
+
+    def _observe(self) -> metrics.Observed:
+        seen = dict(self._ask(lambda last: max(FRESH_S, last.cpu_s / CPU_SHARE)))
+        found = {site: reading for site, reading in seen.items() if reading is not None}
+        return metrics.Observed(
+            {site: reading.value for site, reading in found.items() if reading.value is not None},
+            max((reading.age_s for reading in found.values()), default=None),
+            {job.name: job.ready.is_set() and not job.done.is_set() for job in self._jobs()},
+            self._troubles.unsigned_s(),
+            self._site,
+        )
+
+    def _status(self) -> HttpAnswer:
+        told: list[dict[str, Any]] = []
+        for site, reading in self._ask(lambda _: FRESH_S):
+            if reading is not None and reading.value is not None:
+                told.append({**reading.value.to_json(site), "age_s": round(reading.age_s, 3)})
+            else:
+                told.append({"site": site, "error": reading.error if reading else "Kafka has not answered yet."})
+        is_told = any("groups" in each for each in told)
+        status = HTTPStatus.OK if is_told else HTTPStatus.SERVICE_UNAVAILABLE
+        return HttpAnswer(f"{json.dumps({'sites': told})}\n", status, "application/json")
+
+    def _ask(
+        self, age_of: Callable[[LastReading[Statuses]], float]
+    ) -> Iterator[tuple[str, LastReading[Statuses] | None]]:
+        """Yield the reading of each site; None if there is none as new as `age_of` the last one allows."""
+        until = time.monotonic() + ASKS_FOR_S
+        for site, reading in self._readings.items():
+            age_s = FRESH_S if reading.last is None else age_of(reading.last)
+            asked_at = time.monotonic()
+            found = reading.ask(age_s, until - asked_at)
+            yield site, found if found is not None and found.began_at >= asked_at - age_s else None

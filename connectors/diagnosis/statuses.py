@@ -1,0 +1,85 @@
+"""The status of a site's groups, one after the other: a group that can't be read keeps none from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
+from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
+from connectors.kafka.log.sign_of_life import read_signs
+from connectors.kafka.topics.topics import find_groups
+from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.names import Role, Topic
+
+if TYPE_CHECKING:
+    from connectors.ledger.last_row import LedgerEnd
+
+InLedger: TypeAlias = "tuple[Mapping[str, int] | None, LedgerEnd | None]"
+_READ: tuple[Role, ...] = ("data", "epoch", "forward")
+
+
+class Statuses(NamedTuple):
+    """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out."""
+
+    rows: Sequence[GroupStatus]
+    errors: Mapping[str, AbcastError] = MappingProxyType({})
+    left_out: frozenset[str] = frozenset()
+
+    def to_json(self, site: str) -> dict[str, Any]:
+        """Return the status as plain values."""
+        errors = {group: str(error) for group, error in self.errors.items()}
+        return {"site": site, "groups": [row.to_json() for row in self.rows], "errors": errors}
+
+
+class ReadingProgress(Protocol):
+    """A display of how far the reading is."""
+
+    def say(self, what: str, total: int | None = None) -> None:
+        """Show a step and its total."""
+
+    def advance(self, count: int = 1) -> None:
+        """Add to the count."""
+
+
+def read_statuses(
+    connection: Connection,
+    site: str,
+    read_ledger: Callable[[], InLedger] = lambda: (None, None),
+    group: str | None = None,
+    of_job: GroupChoice = ALL_GROUPS,
+    progress: ReadingProgress | None = None,
+) -> Statuses:
+    """Return the status of `group`, or of all groups, among the groups that `of_job` has.
+
+    `read_ledger` returns `in_ledger` and `ledger` of `read_status`. Raises UsageError for an unknown group, and the
+    groups' errors if none can be read and no job leaves one out.
+    """
+    groups = find_groups(connection, site)
+    if group is not None and group not in groups:
+        raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows all.")
+    chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
+    topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
+    leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
+    in_ledger, ledger = read_ledger()  # before DATA: a lag below zero then shows that the rows are another group's
+    rows = []
+    errors: dict[str, AbcastError] = {}
+    if progress is not None:
+        progress.say("looking at the groups", len(chosen))
+    for name in chosen:
+        try:
+            if name in leaderless:  # questions would wait for seconds, in vain
+                raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
+            rows.append(read_status(connection, name, site, in_ledger, ledger))
+        except (*START_ERRORS, BrokerUnreachable) as error:
+            errors[name] = error
+        if progress is not None:
+            progress.advance()
+    signs = read_signs(connection, errors, site).of_groups if errors else {}
+    left_out = frozenset(name for name, sign in signs.items() if is_left_out(sign))
+    if not rows and not left_out:
+        raise_unservable(errors, chosen)
+    return Statuses(rows, errors, left_out)

@@ -1,0 +1,66 @@
+"""The option `--listen`: an HTTP port of a running job, for probes, scrapers and programs. It only reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from connectors.kafka.codec.seldom import warn_seldom
+from connectors.kafka.groups.troubles import Troubles
+from jobs.inspection.status import read_with_ledger
+from jobs.terminal.options import Location, require
+from jobs.terminal.streaming import Served, running_jobs
+
+if TYPE_CHECKING:
+    from connectors.kafka.connection.connection import Connection
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        envvar="ABCAST_LISTEN",
+        metavar="HOST:PORT",
+        help="Open an HTTP port: /metrics, /healthz, /readyz, /api/status. Without HOST, for this machine only.",
+    ),
+]
+_ENDS_WITHIN_S = 5.0
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def listening(
+    place: str | None, kafkas: Mapping[str, Connection], data: Location | None, served: Served
+) -> Iterator[Troubles]:
+    """Yield the troubles for the jobs of this process; for the block, answer at `place` what they and Kafka tell.
+
+    `kafkas`: the sites whose groups are shown, each with its Kafka; the first has the sequencer, if there is one.
+    `data`: of the first site; None for no ledger. Raises UsageError, EnvironmentProblem, and ModuleNotFoundError if the
+    extra is missing.
+    """
+    troubles = Troubles()
+    if place is None:
+        yield troubles
+        return
+    require("prometheus_client")
+    from connectors.diagnosis.endpoint import Endpoint, HostPort
+    from connectors.diagnosis.monitor import Monitor
+
+    read = {
+        site: partial(read_with_ledger, kafka, site, data, served.groups, say=_say) for site, kafka in kafkas.items()
+    }
+    monitor = Monitor(next(iter(kafkas)), read, running_jobs, troubles)
+    with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:
+        typer.echo(f"listening at http://{endpoint.place}", err=True)
+        try:
+            yield troubles
+        finally:
+            monitor.close(_ENDS_WITHIN_S)
+
+
+def _say(sentence: str) -> None:
+    warn_seldom(_logger, "status: %s", sentence)

@@ -1,0 +1,187 @@
+"""The answers at a job's port, with a process engine on a Kafka in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from connectors.diagnosis import metrics, monitor
+from connectors.diagnosis.monitor import Monitor
+from connectors.diagnosis.status import AgreementStatus, GroupStatus
+from connectors.diagnosis.statuses import Statuses, read_statuses
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.groups.troubles import SEQUENCER, Troubles
+from connectors.kafka.log.liveness import ALIVE, Liveness
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.errors import BrokerUnreachable
+from ordering.base.names import Topic
+from tests.engine.serving import SITE, finder_of, running
+from tests.papers import PAGES, doc, section, spans, tables
+from tests.waiting import WAIT, eventually
+
+
+class Served:
+    """A process engine and its monitor. `asked`: how often the status was read."""
+
+    def __init__(self, kafka: MemoryConnection) -> None:
+        self.kafka, self.troubles, self.asked = kafka, Troubles(), 0
+        self.job = EngineJob(EngineOptions(kafka, SITE, troubles=self.troubles))
+        self.job._state.finder = finder_of(kafka, (SITE,))
+        self.thread = SimpleNamespace(
+            name=self.job.name, is_principal=True, ready=self.job.ready, done=threading.Event()
+        )
+        self.jobs: list[Any] = [self.thread]
+        self.monitor = Monitor(SITE, {SITE: self.read}, lambda: self.jobs, self.troubles)
+
+    def read(self) -> Statuses:
+        self.asked += 1
+        return read_statuses(self.kafka, SITE)
+
+    def ask(self, path: str) -> tuple[int, str]:
+        answer = self.monitor.answers()[path]()
+        return answer.status, answer.body
+
+    def figures(self) -> dict[tuple[str, ...], float]:
+        """Return a scrape: the values by name and labels."""
+        status, text = self.ask("/metrics")
+        assert status == 200
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {(each.name, *each.labels.values()): each.value for each in samples}
+
+
+@pytest.fixture
+def served(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    found = [topic for place in kafka.topics.partitions if (topic := Topic.parse(place.topic))]
+    monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", lambda *_: ["g"])
+    monkeypatch.setattr("connectors.diagnosis.status.find_topics", lambda _: found)
+    monkeypatch.setattr("connectors.diagnosis.status.wrong_in_logs", lambda *_: {})
+    made = Served(kafka)
+    yield made
+    made.monitor.close(WAIT)
+
+
+def send(kafka: MemoryConnection, count: int) -> None:
+    producer = kafka.producer()
+    for number in range(1, count + 1):
+        producer.send("abcast.g.forward.nyc", key=b"nyc/alice", value=b"x", headers=forward_headers(1, number))
+
+
+def test_before_a_job_runs(served: Served) -> None:
+    served.jobs.clear()
+    assert served.ask("/healthz") == (200, "starting\n")
+    assert served.ask("/readyz") == (503, "starting, or stopping: no job runs\n")
+    served.jobs.append(served.thread)
+    assert served.ask("/readyz") == (503, "sequence is starting\n")
+    assert served.figures()["abcast_job_ready", "sequence"] == 0
+
+
+def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probes ask Kafka nothing. The figures equal the status; the sequencer's end is seen from memory."""
+    with running(served.kafka, served.job):
+        send(served.kafka, 5)
+        eventually(lambda: served.troubles.unsigned_s().get("g", 9.0) < 1.0, WAIT, "a sign of life")
+        assert served.ask("/readyz") == (200, "ready\n")
+        assert served.ask("/healthz") == (200, "alive\n")
+        assert served.asked == 0
+        eventually(lambda: read_statuses(served.kafka, SITE).rows[0].lag == 0, WAIT, "the order")
+        status, text = served.ask("/api/status")
+        [of_site] = json.loads(text)["sites"]
+        [row] = of_site["groups"]
+        assert (status, row["last_seqno"], row["sequencer"]["state"], of_site["errors"]) == (200, 5, "alive", {})
+        figures = served.figures()
+        assert served.asked == 1  # both have the same reading
+    for name, field in (("abcast_seqno", "last_seqno"), ("abcast_senders", "senders"), ("abcast_epoch", "epoch")):
+        assert figures[name, "g", SITE] == row[field]
+    assert figures["abcast_forward_lag_records", "g", SITE] == 0
+    assert figures["abcast_sequencer_alive", "g", SITE] == figures["abcast_group_readable", "g", SITE] == 1
+    assert figures["abcast_job_ready", "sequence"] == figures["abcast_status_ok",] == 1
+    monkeypatch.setattr(monitor, "SILENT_AFTER_S", 0.1)
+    time.sleep(0.2)
+    assert served.ask("/readyz") == (503, "g: its sequencer has been silent for 0 s\n")
+    served.thread.done.set()
+    assert served.ask("/healthz")[0] == 503
+    assert served.figures()["abcast_job_ready", "sequence"] == 0
+
+
+def test_a_group_that_is_left_out_is_told(served: Served) -> None:
+    served.job.ready.set()
+    served.troubles.expect_signs(["other"])
+    served.troubles.put(SEQUENCER, {"g": "its DATA has lost records."})
+    assert served.ask("/readyz") == (200, "ready\ng: not served: its DATA has lost records.\n")
+
+
+def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is a sentence; metrics of this process are there; no asker waits for another."""
+    may_end = threading.Event()
+
+    def silent() -> Statuses:
+        assert may_end.wait(WAIT)
+        raise BrokerUnreachable("no broker answers.")
+
+    monkeypatch.setattr(monitor, "ASKS_FOR_S", 0.1)
+    served.monitor = Monitor(SITE, {SITE: silent}, lambda: served.jobs, served.troubles)
+    status, text = served.ask("/api/status")
+    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": "Kafka has not answered yet."}]})
+    may_end.set()
+    monkeypatch.setattr(monitor, "ASKS_FOR_S", WAIT)
+    status, text = served.ask("/api/status")
+    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": "no broker answers."}]})
+    figures = served.figures()
+    assert figures["abcast_status_ok",] == 0
+    assert not any(key[0] == "abcast_seqno" for key in figures)
+
+
+def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a costly status, scrapes share one for longer; `/api/status` does not."""
+
+    def costly() -> Statuses:
+        served.asked += 1
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        return Statuses([])
+
+    monkeypatch.setattr(monitor, "FRESH_S", 0.0)
+    served.monitor = Monitor(SITE, {SITE: costly}, lambda: served.jobs, served.troubles)
+    for _ in range(3):
+        served.figures()
+    assert served.asked == 1
+    served.ask("/api/status")
+    assert served.asked == 2
+
+
+# --- names ---
+
+
+def named() -> dict[str, tuple[str, ...]]:
+    """Return the labels of each metric that a scrape has, without `process_…`."""
+    row = GroupStatus("g", Liveness(ALIVE), 0, 0, 0, 0, 0, 0, 0.0, 0, 0, {"sfo": 1.0}, ledger_lag=0)
+    statuses = {"nyc": Statuses([row._replace(agreement=AgreementStatus(1, ("nyc",), waits=True))])}
+    seen = metrics.Observed(statuses, 0.0, {"sequence": True}, {"g": 1.0}, "nyc")
+    return {family.name: tuple(family.samples[0].labels) for family in metrics.JobMetrics(lambda: seen).collect()}
+
+
+def test_the_table_of_metrics() -> None:
+    """The page has each metric with its labels, and no others; a sender is none of them."""
+    table = tables(section(doc("monitoring"), "## The port of a job"))[1]
+    assert {spans(row[0])[0]: tuple(filter(None, row[1].split(", "))) for row in table} == named()
+    assert not any("sender" in labels for labels in named().values())
+
+
+def test_no_name_goes_in_silence() -> None:
+    """The changelog adds each metric, and says which was removed: its line begins with `Metrics removed:`."""
+    changes = PAGES["CHANGELOG.md"]
+    told = set(re.findall(r"`(abcast_[a-z_]+)`", changes))
+    removed = {name for line in re.findall(r"^- Metrics removed:.*(?:\n  .*)*", changes, re.M) for name in spans(line)}
+    assert set(named()) <= told
+    assert told - removed <= set(named())

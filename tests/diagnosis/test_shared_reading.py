@@ -1,0 +1,73 @@
+"""Readings that all askers share."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from connectors.diagnosis.shared_reading import SharedReading
+from ordering.base.errors import BrokerUnreachable
+from tests.waiting import WAIT
+
+
+def test_askers_share_a_reading() -> None:
+    """Sixteen askers at a time cause one reading; a later one causes the next, once that is too old for it."""
+    numbers = itertools.count(1)
+
+    def read() -> int:
+        time.sleep(0.2)
+        return next(numbers)
+
+    shared = SharedReading(read)
+    with ThreadPoolExecutor(16) as askers:
+        asked = [askers.submit(shared.ask, 60.0, WAIT) for _ in range(16)]
+    assert {reading.value for each in asked if (reading := each.result())} == {1}
+    assert (again := shared.ask(60.0, WAIT)) is not None
+    assert again.value == 1
+    assert again.age_s >= 0.2  # by the beginning of the reading
+    assert (newer := shared.ask(0.0, WAIT)) is not None
+    assert newer.value == 2
+
+
+def test_a_reading_under_way_may_be_too_old() -> None:
+    """An asker who comes late to a reading gets the next one."""
+    numbers, may_end = itertools.count(1), threading.Event()
+
+    def read() -> int:
+        number = next(numbers)
+        if number == 1:
+            assert may_end.wait(WAIT)
+        return number
+
+    shared = SharedReading(read)
+    assert shared.ask(0.0, 0.05) is None
+    with ThreadPoolExecutor(1) as asker:
+        late = asker.submit(shared.ask, 0.0, WAIT)
+        time.sleep(0.1)
+        may_end.set()
+        assert (reading := late.result()) is not None
+    assert reading.value == 2
+
+
+def test_a_reading_that_takes_long() -> None:
+    """Askers wait no longer than they said, and get the last one; the end waits for it, and reads no more."""
+    may_end, is_first = threading.Event(), True
+
+    def read() -> str:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return "old"
+        assert may_end.wait(WAIT)
+        raise BrokerUnreachable("no broker answers.")
+
+    shared = SharedReading(read)
+    assert (first := shared.ask(0.0, WAIT)) is not None
+    assert shared.ask(0.0, 0.05) == first
+    may_end.set()
+    shared.close(WAIT)
+    last = shared.ask(0.0, WAIT)
+    assert last is not None
+    assert (last.value, last.error) == (None, "no broker answers.")
