@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -209,9 +208,10 @@ class MemoryConsumer:
         for place in asked:
             if place not in self.kafka.partitions:
                 raise UnknownTopicOrPartitionError(str(place))
-        if any(self.kafka.lacks(place, OFFSETS) for place in asked):
-            time.sleep(self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000))
-            raise LeaderNotAvailableError
+        wait_s = self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000)
+        with self.kafka.changed:
+            if not self.kafka.changed.wait_for(lambda: not any(self.kafka.lacks(at, OFFSETS) for at in asked), wait_s):
+                raise LeaderNotAvailableError
         return asked
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:

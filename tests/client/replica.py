@@ -15,6 +15,7 @@ import time
 from connectors import Delivery, Member
 from connectors.client.values.letter import LetterReceipt
 from connectors.kafka.connection.connection import Connection
+from ordering.base.errors import StateUnavailable
 from ordering.casts.casts import ORDERS
 from ordering.participant.events import ViewChange
 from tests.waiting import WAIT, eventually
@@ -33,7 +34,11 @@ class Replica:
         self.member = Member(
             *(group, address), connection=connection, casts=True, get_state=self.dump, set_state=self.load
         )
-        self.member.connect(state=state, timeout=WAIT)
+        try:
+            self.member.connect(state=state, timeout=WAIT)
+        except StateUnavailable:
+            self.member.close()
+            raise
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 

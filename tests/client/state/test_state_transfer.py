@@ -7,7 +7,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,12 @@ class Replica:
         self.loaded: list[int] = []
         self.dumped = 0
         self.member = Member(group, f"nyc/{name}", connection=connection, get_state=self.dump, set_state=self.load)
-        state = state and from_seqno is None
-        self.member.connect(state=state, or_history=or_history, from_seqno=from_seqno, timeout=WAIT)
+        how: dict[str, Any] = {"state": state and from_seqno is None, "or_history": or_history}
+        self.connect = partial(self.member.connect, from_seqno=from_seqno, timeout=WAIT, **how)
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def __enter__(self) -> Replica:
+        self.connect()
         self.thread.start()
         return self
 
@@ -376,19 +378,18 @@ def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> 
     """A process, in the midst of its chunks: the next oldest takes over, before anybody knows that it is dead."""
     with victim("-c", SUPPLIER, group, connection.bootstrap_servers) as supplier:
         supplier.await_line("in")
-        with Replica(connection, group, "a", state=False) as a:
+        with Replica(connection, group, "a", state=False) as a, ExitStack() as joined:
             a.say("x")
-            joined: list[Replica] = []
-            joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
+            b = Replica(connection, group, "b")
+            joining = threading.Thread(target=lambda: joined.enter_context(b))
             joining.start()
             supplier.await_line("sending")
             supplier.kill()
             joining.join(WAIT)
-            with joined[0] as b:
-                assert b.taken == ["x"]
-                assert len(b.loaded) == a.dumped == 1
-                a.say("y")
-                eventually(lambda: a.taken == b.taken == ["x", "y"])
+            assert b.taken == ["x"]
+            assert len(b.loaded) == a.dumped == 1
+            a.say("y")
+            eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
 @ON_A_BROKER
@@ -609,14 +610,16 @@ def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
     seen: list[list[str]] = []
 
     def join(name: str) -> None:
-        try:
-            with Replica(connection, group, name, or_history=or_history) as replica:
-                eventually(lambda: replica.taken)
-                seen.append(replica.taken)
-                all_done.wait(WAIT)  # nobody leaves before
-        except StateUnavailable:
-            seen.append([])
-            all_done.wait(WAIT)
+        replica = Replica(connection, group, name, or_history=or_history)
+        with closing(replica.member):
+            try:
+                with replica:
+                    eventually(lambda: replica.taken)
+                    seen.append(replica.taken)
+                    all_done.wait(WAIT)  # nobody leaves before
+            except StateUnavailable:
+                seen.append([])
+                all_done.wait(WAIT)
 
     threads = [threading.Thread(target=join, args=(name,)) for name in ("second", "third", "fourth")]
     all_done = threading.Barrier(len(threads))

@@ -28,6 +28,7 @@ HOUR_MS = 3_600_000
 SUSPECT_AFTER_MS = 10_000
 STEPS = 8
 """Seconds by which jumps, batches and a takeover may delay a decision."""
+seeds = pytest.mark.parametrize("seed", [*range(8), *(pytest.param(n, marks=pytest.mark.soak) for n in range(8, 60))])
 
 
 @dataclass
@@ -95,7 +96,7 @@ def begun(dice: random.Random, *, flush: bool) -> Brokers:
     return brokers
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds
 def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
     dice = random.Random(seed)
     brokers = begun(dice, flush=dice.random() < 0.5)
@@ -129,7 +130,7 @@ def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
     assert brokers.state.membership.flush.phase is FlushPhase.RUNNING
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds
 def test_jumps_delay_no_snapshot_and_bring_few(seed: int) -> None:
     """A snapshot comes each hour of true time, however few the messages, and whatever the clocks did before."""
     dice = random.Random(seed)
