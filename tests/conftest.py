@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("timeless", deadline=None)
-hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=10, deadline=None)
 hypothesis.settings.load_profile("timeless")
 
 os.environ.update(SHORT_LIVED)
@@ -65,7 +65,7 @@ FIRST = (
 )
 """The longest tests, which begin first: at the end no process works on alone for long."""
 
-COMPUTES = ("tests/ordering/", "tests/simulator/")
+COMPUTES = ("tests/ordering/", "tests/simulator/", "tests/world/", "tests/test_house.py")
 """Tests that compute without waiting come last; they need no broker."""
 
 

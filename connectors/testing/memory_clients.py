@@ -249,7 +249,7 @@ class MemoryConsumer:
             return bool(found)
 
         with self.kafka.changed:
-            self.kafka.changed.wait_for(look, timeout_ms / 1000)
+            self.kafka.changed.wait_for(look, min(timeout_ms / 1000, self.kafka.longest_poll_s))
         for place, records in found.items():
             self.next[place] += len(records)
             if hidden := self.kafka.marks | self.kafka.compacted:

@@ -66,6 +66,8 @@ class MemoryTopics:
         """Whether a partition that comes back takes the records of abandoned producers: they had left them before."""
         self.silence_s = 0.1
         """The seconds after which a client gives up on asking a partition that is away for its offsets."""
+        self.longest_poll_s = 0.02
+        """The most that a poll waits: a thread that polls and is told to stop ends soon."""
         self._in_flight: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
 
     def take_away(self, topic: str, *what: str, partition: int = 0) -> None:

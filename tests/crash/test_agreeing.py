@@ -21,13 +21,14 @@ from tests.crash.checkpoint import Checkpoint
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Scenario
-from tests.waiting import WAIT, eventually
+from tests.waiting import PATIENCE, WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 SUSPECT_AFTER_MS = 3_000
 PROBES = 5
-KILLS = 4
+KILLS = 2 * PATIENCE
+"""Each site once or more in the soak."""
 MESSAGES = 100
 """Messages that each load sends before it may end."""
 

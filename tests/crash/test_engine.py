@@ -19,7 +19,7 @@ delays both.
 """
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(scenario: Scenario, kills: int) -> None:
     """The kills come at random moments, half of them amid a burst: with batches under way, and parts of them

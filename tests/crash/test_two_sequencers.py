@@ -26,7 +26,7 @@ def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
     "engines",
     [
         pytest.param(("spark", "spark", "spark"), marks=pytest.mark.soak),
-        ("process", "process", "process"),
+        pytest.param(("process", "process", "process"), marks=pytest.mark.soak),
         ("process", "spark", "process"),
     ],
     ids="-".join,

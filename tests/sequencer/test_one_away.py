@@ -43,7 +43,7 @@ GROUPS = ("away", "fine", "other")
 ROLES: tuple[Role, ...] = ("data", "epoch", "forward")
 PARTS = [(READS,), (WRITES,), (OFFSETS,), ()]
 SLOW_S = 3.0
-"""Time that a client waits for a partition that is away."""
+"""Time that a client waits for a partition that is away. A client that does not wait takes less, on any machine."""
 
 
 def name(role: Role, group: str = "away") -> str:
@@ -68,7 +68,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) -> None:
-    """The others are served within a second; the one fails when its time is over, unless it needs no answer."""
+    """The others are served without a wait; the one fails when its time is over, unless it needs no answer."""
     kafka.topics.take_away(name(role), *what)
     started, found, took = time.monotonic(), dict[str, SequencerState | AbcastError](), dict[str, float]()
     with closing(Takeover(Claimer(kafka, "nyc"), FORWARD)) as takeover:
@@ -77,10 +77,10 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
                 found[group], took[group] = result, time.monotonic() - started
     for group in ("fine", "other"):
         assert isinstance(found[group], SequencerState)
-        assert took[group] < 1.0
+        assert took[group] < SLOW_S
     needed = role != "forward" or OFFSETS in what or not what
     assert isinstance(found["away"], BrokerUnreachable if needed else SequencerState)
-    assert what or took["away"] < 1.0, "that it has no leader is known at once"
+    assert what or took["away"] < SLOW_S, "that it has no leader is known at once"
 
 
 @pytest.mark.parametrize("what", PARTS)
@@ -90,7 +90,7 @@ def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], mo
     kafka.topics.take_away(name("epoch"), *what)
     started = time.monotonic()
     assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < SLOW_S
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -175,7 +175,7 @@ class TestMaintenance:
             assert list(maintenance.away.reasons) == ["away"]
             started = time.monotonic()
             maintenance.check_not_fenced()
-            assert time.monotonic() - started < 1.0, "it is asked again each time"
+            assert time.monotonic() - started < SLOW_S, "it is asked again each time"
         kafka.topics.bring_back(name(role))
         eventually(lambda: (self.look(kafka, maintenance), not maintenance.away.reasons)[1], 20)
 

@@ -18,6 +18,7 @@ compare. It begins anew, as after HistoryUnavailable.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -95,7 +96,7 @@ class Cuts:
         self.clock = Clock()
         self.connection = MemoryConnection()
         self.topics = self.connection.topics
-        self.topics.changed = self.clock.condition()
+        self.topics.changed, self.topics.longest_poll_s = self.clock.condition(), math.inf
         self.topics.clock = lambda: self.clock.now_s
         self.connection.create(GROUP, SITE)
         self.job: Job | None = None

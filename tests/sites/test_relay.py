@@ -79,7 +79,10 @@ def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:
             assert world.deliveries(sfo, 40) == world.deliveries(nyc, 40)
 
 
-@pytest.mark.parametrize("links", [None, [("nyc", "sfo"), ("sfo", "lax")]], ids=["full mesh", "chain"])
+CHAIN = [("nyc", "sfo"), ("sfo", "lax")]
+
+
+@pytest.mark.parametrize("links", [None, pytest.param(CHAIN, marks=pytest.mark.soak)], ids=["full mesh", "chain"])
 def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[str, str]] | None) -> None:
     world = make_world("mesh", "nyc", "sfo", "lax", links=links)
     with world.running([*map(world.sequencer, world.sites.connections), *world.relays()]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_member_begins_at_seqno_1(broker: EmbeddedBroker, server: S3Server) ->
     ):
         next(iter(bob.deliveries(from_seqno=1, timeout=WAIT)))
     with Member("old", "nyc/bob", connection=connection, ledger=str(ledger)) as bob:
-        found = list(bob.deliveries(from_seqno=1, timeout=1))
+        found = list(islice(bob.deliveries(from_seqno=1, timeout=WAIT), len(PAYLOADS)))
     assert [delivery.payload for delivery in found] == PAYLOADS
     assert [delivery.seqno for delivery in found] == list(range(1, 31))
 
@@ -69,7 +70,7 @@ def test_a_new_site_gets_the_history(broker: EmbeddedBroker, server: S3Server, t
     done = abcast_here(*add, cwd=tmp_path, variables=server.variables)
     assert (done.returncode, "with the history up to seqno 30 of nyc" in done.stdout) == (0, True), done.stderr
     with Member("added", "sfo/bob", connection=connection) as bob:
-        found = list(bob.deliveries(from_seqno=1, timeout=1))
+        found = list(islice(bob.deliveries(from_seqno=1, timeout=WAIT), len(PAYLOADS)))
     assert [delivery.payload for delivery in found] == PAYLOADS
     wrong = {**server.variables, "ABCAST_STORAGE_SECRET_ACCESS_KEY": "wrong"}
     refused = abcast_here(*add, cwd=tmp_path, variables=wrong)

@@ -12,6 +12,7 @@ right to a topic; a log is cut or made anew; records are no messages, or no DATA
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ class Groups:
         self.clock = Clock()
         self.connection = MemoryConnection()
         self.topics = self.connection.topics
-        self.topics.changed = self.clock.condition()
+        self.topics.changed, self.topics.longest_poll_s = self.clock.condition(), math.inf
         self.topics.clock = lambda: self.clock.now_s
         for group in GROUPS:
             self.connection.create(group, SITE)

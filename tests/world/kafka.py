@@ -15,6 +15,7 @@ call (`tests.world.actors`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class _Topics(MemoryTopics):
         super().__init__()
         self.kafka = kafka
         self.changed, self.clock = kafka.actors.condition(), lambda: kafka.actors.now_s
-        self.silence_s = 0.0
+        self.silence_s, self.longest_poll_s = 0.0, math.inf
 
     def append(self, place: TopicPartition, *record: Any) -> PlainRecord:
         """Write a record; return it as stored. Raises TooLarge."""

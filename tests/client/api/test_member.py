@@ -602,7 +602,7 @@ class TestOutbox:
         return int(rest[-1]) if rest and rest[-1].isdigit() else -1
 
     @WITH_EITHER
-    @pytest.mark.parametrize("ordered_meanwhile", [False, True])
+    @pytest.mark.parametrize("ordered_meanwhile", [pytest.param(False, marks=pytest.mark.soak), True])
     def test_kill_9_loses_nothing_and_repeats_nothing(
         self, connection: Connection, group: str, tmp_path: Path, ordered_meanwhile: bool
     ) -> None:

@@ -72,7 +72,6 @@ def test_causal_order_is_refused_without_a_view(connection: Connection, group: s
         assert a.broadcast(b"m", order="fifo").result(WAIT) == 1
 
 
-@ALSO_ON_A_BROKER
 @pytest.mark.parametrize("casts_of_others", [False, True], ids=["others without casts", "others with casts"])
 @pytest.mark.parametrize("flush", ["never", "given up", "always"])
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
