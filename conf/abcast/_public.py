@@ -6,6 +6,7 @@ from connectors.client.api.async_member import AsyncMember, AsyncStream
 from connectors.client.api.member import Member
 from connectors.client.values.delivery import Delivery
 from connectors.client.values.letter import Letter, LetterReceipt
+from connectors.client.values.member_metrics import MemberMetrics, OrderSeconds
 from connectors.client.values.receipt import Receipt
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.login.security import Security
@@ -55,9 +56,11 @@ __all__ = [
     "LetterReceipt",
     "LetterTableFull",
     "Member",
+    "MemberMetrics",
     "NoSnapshot",
     "NotOrderedInTime",
     "NotWrittenInTime",
+    "OrderSeconds",
     "PositionLost",
     "ProtocolViolation",
     "Receipt",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.client.api.collector import MemberCollector
 from connectors.diagnosis import metrics, monitor
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.status import AgreementStatus, GroupStatus
@@ -22,6 +23,7 @@ from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.log.liveness import ALIVE, Liveness
+from connectors.testing.memory_group import MemoryGroup
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
@@ -171,6 +173,17 @@ def named() -> dict[str, tuple[str, ...]]:
     return {family.name: tuple(family.samples[0].labels) for family in metrics.JobMetrics(lambda: seen).collect()}
 
 
+def named_of_members() -> dict[str, tuple[str, ...]]:
+    """Return the labels of each metric that members have."""
+    with MemoryGroup("g") as group:
+        alice = group.member("alice")
+        next(alice.deliveries(from_seqno=alice.broadcast(b"x").result(WAIT)))
+        families = list(MemberCollector(alice).collect())
+    assert all(family.samples for family in families)
+    totals = {"counter": "_total"}
+    return {f"{each.name}{totals.get(each.type, '')}": tuple(each.samples[0].labels)[:2] for each in families}
+
+
 def test_the_table_of_metrics() -> None:
     """The page has each metric with its labels, and no others; a sender is none of them."""
     table = tables(section(doc("monitoring"), "## The port of a job"))[1]
@@ -178,10 +191,17 @@ def test_the_table_of_metrics() -> None:
     assert not any("sender" in labels for labels in named().values())
 
 
+def test_the_table_of_members() -> None:
+    """The page has each metric of members with its labels, and no others."""
+    [table] = tables(section(doc("monitoring"), "## Members"))
+    assert {spans(row[0])[0]: tuple(row[1].split(", ")) for row in table} == named_of_members()
+
+
 def test_no_name_goes_in_silence() -> None:
     """The changelog adds each metric, and says which was removed: its line begins with `Metrics removed:`."""
     changes = PAGES["CHANGELOG.md"]
     told = set(re.findall(r"`(abcast_[a-z_]+)`", changes))
     removed = {name for line in re.findall(r"^- Metrics removed:.*(?:\n  .*)*", changes, re.M) for name in spans(line)}
-    assert set(named()) <= told
-    assert told - removed <= set(named())
+    now = set(named()) | set(named_of_members())
+    assert now <= told
+    assert told - removed <= now

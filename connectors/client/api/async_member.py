@@ -28,6 +28,7 @@ from connectors.client.state.state_supplier import GetState
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.delivery import Delivery, Deserializer
 from connectors.client.values.letter import Letter
+from connectors.client.values.member_metrics import MemberMetrics
 from connectors.client.values.message import GivenHeaders, Serializer
 from connectors.client.values.one_thread import OneThread
 from connectors.client.values.receipt import Receipt
@@ -291,6 +292,10 @@ class AsyncMember:
         All errors of `Member.inbox` are raised when the stream is iterated, wrong arguments included.
         """
         return AsyncStream(functools.partial(self.member.inbox, timeout, from_beginning=from_beginning))
+
+    def metrics(self) -> MemberMetrics:
+        """Return the figures of this member, as `Member.metrics` does: at once."""
+        return self.member.metrics()
 
     async def _submit(self, call: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._sending.submit(call))

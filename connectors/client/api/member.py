@@ -39,6 +39,7 @@ from connectors.client.state.state_transfer import StateTransfer
 from connectors.client.tail.sharing import share
 from connectors.client.values.arguments import function, location, number, path, positive_seconds, seconds, switch, text
 from connectors.client.values.delivery import Deserializer
+from connectors.client.values.member_metrics import MemberMetrics
 from connectors.client.values.message import Serializer
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.connection.client_configuration import ClientConfiguration
@@ -302,6 +303,21 @@ class Member(SendingHalf, ReadingHalf):
         self._sending.check_process()
         limit = seconds("timeout", timeout)
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
+
+    def metrics(self) -> MemberMetrics:
+        """Return the figures of this member, for monitoring. It asks nothing, and waits for nothing.
+
+        `abcast.prometheus.MemberCollector` gives them to Prometheus.
+        """
+        forwarder, run, figures = self._sending.forwarder, self._newest_run, self._incarnations.figures
+        newest = self._shared.tailer(self.group, self.address.site).newest_seqno
+        return MemberMetrics(
+            0 if forwarder is None else forwarder.pending,
+            figures.order_seconds,
+            figures.resends,
+            None if run is None else run.taken_seqno,
+            None if run is None else run.behind(newest),
+        )
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Finish sending, leave the group, end all iterators, and disconnect.

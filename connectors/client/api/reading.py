@@ -50,6 +50,7 @@ class ReadingHalf:
             self._start_position.sources = self._source
             self._start_position.hub = lambda: sending.hub
         self._streams: WeakSet[Stream[Any]] = WeakSet()
+        self._newest_run: Deliveries | None = None
 
     @overload
     def deliveries(
@@ -114,7 +115,8 @@ class ReadingHalf:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         self._sending.check_process()
         if from_seqno is None:
-            return self._stream(Stream(self._start_position.deliveries(timeout, events=events), self._deserializer))
+            self._newest_run = self._start_position.deliveries(timeout, events=events)
+            return self._stream(Stream(self._newest_run, self._deserializer))
         first, position = number("from_seqno", from_seqno), PositionUse.ANEW if remember else PositionUse.BESIDE
         run: Deliveries
         if self._sending.has_casts:
@@ -123,6 +125,7 @@ class ReadingHalf:
         else:
             place = self.connection, self.group, self.address
             run = Deliveries(*place, first, timeout, self.ledger, events=events, position=position)
+        self._newest_run = run
         return self._stream(Stream(run, self._deserializer))
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:

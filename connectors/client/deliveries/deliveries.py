@@ -107,6 +107,16 @@ class Deliveries(MemberPass["Delivery | Event"]):
         """Return the seqno up to which the application has taken everything; at first, the one before the start."""
         return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
 
+    def behind(self, newest_seqno: int | None) -> int | None:
+        """Return how many seqnos the application has not taken; None before the start.
+
+        `newest_seqno`: the last one in DATA. None if it is not known: then the log's end at the start counts.
+        """
+        if newest_seqno is not None:
+            return max(0, newest_seqno - self.taken_seqno)
+        end = self._silence.end_at_start
+        return None if end is None else max(0, end - self._bookmark.taken.next_offset)
+
     def cut(self) -> Cut | None:
         """Return the cut at the application's place in all orders; None if the run has the total order only."""
         return None

@@ -191,6 +191,11 @@ class Forwarder:
         return self._lifecycle.has_ended
 
     @property
+    def pending(self) -> int:
+        """Return how many accepted messages are not ordered yet."""
+        return len(self._pending_messages.table)
+
+    @property
     def has_pending(self) -> bool:
         """Whether an accepted message is not ordered yet."""
         return bool(len(self._pending_messages.table))

@@ -44,6 +44,7 @@ from typing import NamedTuple
 from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.outbox import Outbox
+from connectors.client.values.member_metrics import SendingFigures
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
 from ordering.base.errors import HistoryUnavailable, ProtocolViolation, Superseded, counted
@@ -117,6 +118,7 @@ class Incarnations:
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
+    figures: SendingFigures = field(default_factory=SendingFigures)
     _keeper: CastKeeper | None = None
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -58,6 +59,7 @@ class PendingMessages:
         self.last_seqno: int | None = None
         """The seqno of the last record of this incarnation, a message or a control record; None if there is none."""
         self._taken_out = 0  # entries that the earlier incarnation was found to have ordered
+        self._timed: tuple[int, float] | None = None  # the local seqno of the message being timed, and its beginning
         self.take(begun)
 
     def take(self, begun: Beginning) -> None:
@@ -101,6 +103,8 @@ class PendingMessages:
             self._outbox.append(self.table.last + 1, payload, headers)
         self.has_accepted_nothing = False
         pending = self.table.append(payload, headers)
+        if self._timed is None:
+            self._timed = pending.local_seqno, time.monotonic()
         receipt = Receipt(self._identity, pending.local_seqno, self._incarnations.changed, self.why)
         self._receipts.append(receipt)
         return pending, receipt
@@ -115,6 +119,8 @@ class PendingMessages:
         self.has_accepted_nothing = False
         for payload in payloads:
             self.table.append(payload, headers)
+        if self._timed is None:
+            self._timed = self.table.last, time.monotonic()
         receipt = Receipt(self._identity, self.table.last, self._incarnations.changed, self.why)
         self._receipts.extend(itertools.repeat(None, len(payloads) - 1))
         self._receipts.append(receipt)
@@ -134,6 +140,9 @@ class PendingMessages:
                 if receipt is not None:
                     receipt.resolve(record.seqno)
             self.last_seqno = record.seqno
+        if self._timed is not None and self._timed[0] <= self.table.acknowledged:
+            self._incarnations.figures.note(self._timed[1])
+            self._timed = None
         if self._outbox is not None:
             self._outbox.acknowledge(self.table.acknowledged, self.last_seqno)
 
@@ -169,6 +178,7 @@ class PendingMessages:
         if not forgotten:
             return 0
         self._taken_out += forgotten
+        self._timed = None  # the others get other numbers
         if self._receipts:  # unless they have failed
             self._receipts = deque(stay)
         for entry, receipt in self.entries():
@@ -202,6 +212,7 @@ class PendingMessages:
             )
         if ordered.incarnation != self.incarnation:
             return
+        self._timed = None  # nobody knows when they were ordered
         for _ in range(self.table.acknowledge(ordered.local_seqno)):
             receipt = self._receipts.popleft() if self._receipts else None
             if receipt is not None:

@@ -77,7 +77,7 @@ class SendQueue:
             path.producer,
             str(incarnations.address),
             incarnations.changed,
-            self.send_table,
+            self._send_again,
             resend_after_s=incarnations.limits.resend_after_s,
         )
 
@@ -137,6 +137,10 @@ class SendQueue:
         for pending in self._pending_messages.table.pending():
             if pending.local_seqno <= released and self._may_send(pending):
                 self._send(pending)
+
+    def _send_again(self) -> None:
+        self._incarnations.figures.resends += 1
+        self.send_table()
 
     def release_all(self) -> None:
         """Send what may leave after a report of the hub, and wake the waiting threads."""

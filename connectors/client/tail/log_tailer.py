@@ -55,6 +55,7 @@ class LogTailer:
         self.site = site
         self.partition = TopicPartition(str(Topic(group, "data", site)), 0)
         self.has_failed = False
+        self._newest_seqno = 0
         self._changed: HistoryChanged | None = None
         self._users = 0
         self._starting = threading.Lock()
@@ -98,6 +99,7 @@ class LogTailer:
                 return False
             begins = cursor or self.cursor(self.end()[0])
             self._users += 1
+            self._newest_seqno = begins.reader.last_seqno
             self._stopping = threading.Event()
             self.cache.open(begins.position)
             self._thread = threading.Thread(
@@ -130,6 +132,11 @@ class LogTailer:
         return DataCursor(self.connection.consumer(), self.partition, start)
 
     # --- the state of the log ---
+
+    @property
+    def newest_seqno(self) -> int | None:
+        """Return the last seqno that the thread has read; None while it does not run."""
+        return self._newest_seqno if self._thread is not None else None
 
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing, HistoryChanged."""
@@ -169,6 +176,7 @@ class LogTailer:
         if cursor.position > begins:
             batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
             self.cache.add(batch, unless=stopping)
+            self._newest_seqno = cursor.reader.last_seqno
         with self.notifying:
             if not stopping.is_set():
                 self._notify(records)
