@@ -11,7 +11,7 @@ get nothing old ordered (`ordering.membership.forgetting`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from kafka.structs import TopicPartition
@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import Data, Forward, Partition
@@ -39,13 +40,20 @@ class InputLost(AbcastError):
     retriable = True
 
 
-def changed_inputs(data: DataLog, consumer: Consumer, topics: Collection[str], end: int) -> set[Partition]:
-    """Return the partitions of these topics that are not the logs from which DATA below `end` was made.
+def newest_records(data: DataLog, end: int) -> list[StoredRecord]:
+    """Return the LOOKED_AT newest records of DATA below `end`. Raises BrokerUnreachable."""
+    return list(data.records(max(data.beginning(), end - LOOKED_AT), end))
 
-    Only the LOOKED_AT newest records of DATA are compared. Raises BrokerUnreachable.
+
+def changed_inputs(
+    data: DataLog, consumer: Consumer, topics: Collection[str], of: Iterable[StoredRecord]
+) -> set[Partition]:
+    """Return the partitions of these topics that are not the logs from which DATA's newest records were made.
+
+    `of`: these records. Raises BrokerUnreachable.
     """
     newest: dict[Partition, Data] = {}
-    for stored in data.records(max(data.beginning(), end - LOOKED_AT), end):
+    for stored in of:
         record = stored.data
         if record.source is not None and record.sender and record.source.topic in topics:
             newest[record.source.topic_partition] = record

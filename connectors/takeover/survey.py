@@ -10,6 +10,7 @@ from connectors.kafka.connection.backlog import find_backlog
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, Ledger, check_reach, fit, lost
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
 from connectors.takeover import fencing
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, NoSnapshot, UsageError
@@ -26,9 +27,9 @@ _logger = logging.getLogger(__name__)
 class Survey(NamedTuple):
     """The state that a group's DATA tells below offset `end`.
 
-    `ends`, `horizon`: the results of `horizon`. `server`: the process that seems to serve the group; "" for none.
-    `format`: the group's format from here on. `changed`: partitions of FORWARD that are not the logs from which DATA
-    was made.
+    `ends`, `horizon`: the results of `horizon`. `last`: the last record below `end`, unless only markers are near.
+    `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
+    `changed`: partitions of FORWARD that are not the logs from which DATA was made.
     """
 
     data: DataLog
@@ -38,6 +39,7 @@ class Survey(NamedTuple):
     horizon: Mapping[Partition, int] = {}
     server: str = ""
     format: int = FIRST.number
+    last: StoredRecord | None = None
     changed: Collection[Partition] = ()
 
 
@@ -73,10 +75,12 @@ def survey(
     reach = [(claim.floor, "a claim says") for claim in epochs.claims]
     reach += [(note.offset, "a note says") for note in epochs.notes]
     reach += [(signed.end, "its sequencer's last sign of life says")]
+    in_ledger = 0 if ledger is None else ledger.last_seqno(group)  # before DATA, which then has it, too
     end = data.end(max(reach)[0])
     check_reach(data, end, reach)
     state = find_state(data, end)
-    _check_ledger(data, ledger, state.seqno)
+    if ledger is not None and in_ledger > state.seqno:
+        _check_ledger(data, ledger)
     newest = data.epochs.read().highest_epoch  # read behind DATA, so it has each claim that DATA knows
     # Without its claim, a fenced sequencer's snapshot may hide an epoch of DATA.
     known, who = max((state.epoch, str(data.topic)), (signed.epoch, "the last sign of life"))
@@ -101,12 +105,9 @@ def _format(data: DataLog, state: SequencerState) -> int:
     return NEWEST.number if begins else max(epochs.format, state.format)
 
 
-def _check_ledger(data: DataLog, ledger: Ledger | None, seqno: int) -> None:
-    """Check that the ledger has nothing of this log above `seqno`, the last in DATA. Raises HistoryChanged."""
-    group = data.topic.group
-    if ledger is None or ledger.last_seqno(group) <= seqno:
-        return
-    found = fit(data, ledger)
+def _check_ledger(data: DataLog, ledger: Ledger) -> None:
+    """Check that the ledger has nothing of this log above the last seqno in DATA. Raises HistoryChanged."""
+    group, found = data.topic.group, fit(data, ledger)
     if found is Fit.LOST:
         raise lost(data, f"no longer has seqno {ledger.last_seqno(group)}, which the ledger has")
     if found is Fit.OTHER:

@@ -14,7 +14,8 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
 Invariant: the state from which a sequencer goes on holds everything effective before its seal, and nothing effective
 of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
 step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true at its offset.
-The next start does the same again.
+The next start does the same again. If DATA loses its end between two steps, the next record is not behind the one
+before, or the last record of step 1 is no longer there. Then the takeover ends.
 
 A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
 depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group
@@ -30,7 +31,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kafka.errors import KafkaError
@@ -43,13 +44,14 @@ from connectors.kafka.groups.side_by_side import SideBySide
 from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.liveness import ALIVE, SILENT, judge, look_again
-from connectors.kafka.log.same_log import Ledger
+from connectors.kafka.log.same_log import Ledger, check_reach, lost
 from connectors.kafka.log.sign_of_life import Signs, read_signs
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover import fencing
-from connectors.takeover.same_forward import changed_inputs, from_the_beginning
+from connectors.takeover.same_forward import changed_inputs, from_the_beginning, newest_records
 from connectors.takeover.survey import Signed, Survey, horizon, of_these, survey
-from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal, with_seal
 from ordering.base.records import Data
@@ -237,8 +239,9 @@ class Takeover:
         if by.check_group is not None:
             by.check_group(found.state)
         ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
-        changed = changed_inputs(data, consumer, self._groups[group], found.end)
-        return found._replace(ends=ends, horizon=ahead, changed=changed, server=self._who_serves(data))
+        newest = newest_records(data, found.end)
+        changed, last = changed_inputs(data, consumer, self._groups[group], newest), next(reversed(newest), None)
+        return found._replace(ends=ends, horizon=ahead, changed=changed, last=last, server=self._who_serves(data))
 
     def _inherit(self, data: DataLog) -> None:
         """Regard a group's newest claim as this process's own, if its sequencer fenced this process and is silent now.
@@ -289,7 +292,9 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     group = data.topic.group
     if group in claimed:
         fencing.check_not_fenced(data, claimed[group])
-    claim = (None, *encode_claim(data.end(), by.agreement, found.format))
+    floor = data.end(found.end)
+    check_reach(data, floor, [(found.end, "the survey says")])
+    claim = (None, *encode_claim(floor, by.agreement, found.format))
     try:
         claimed_at = _append(data, producer, data.epochs.topic, claim)
     except AbcastError:
@@ -300,7 +305,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     epoch = data.epochs.known.epoch_of_claim(claimed_at)
     claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch, found.format))
-    before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
+    before = absorb(found.state, (stored.data for stored in _since(found, sealed_at)))
     if before.epoch >= epoch:
         fencing.check_not_fenced(data, epoch)
         raise ProtocolViolation(
@@ -309,10 +314,24 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     state = from_the_beginning(state, found.changed)  # in the snapshot, too: soon DATA names only the new log
-    by.opened[group] = _append_data(data, producer, snapshot(state)) + 1
+    opened_at = _append_data(data, producer, snapshot(state))
+    check_reach(data, opened_at, [(sealed_at + 1, "its seal says")])
+    by.opened[group] = opened_at + 1
     _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
+
+
+def _since(found: Survey, end: int) -> Sequence[StoredRecord]:
+    """Return the records of DATA from the survey's end to `end`. Raises HistoryChanged if DATA was cut since."""
+    data, last = found.data, found.last
+    if last is not None:
+        with contextlib.suppress(HistoryUnavailable):  # a purge of what the survey has read
+            read = list(data.records(last.offset, end))
+            if read[:1] != [last]:
+                raise lost(data, f"has another record at offset {last.offset} than a moment ago, or none")
+            return read[1:]
+    return list(data.records(found.end, end))
 
 
 def _append_data(data: DataLog, producer: Producer, record: Data) -> int:

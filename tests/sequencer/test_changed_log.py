@@ -29,9 +29,10 @@ from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.last_row import LedgerEnd, other_history, start_after
+from connectors.takeover import takeover
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
-from connectors.takeover.same_forward import InputLost, changed_inputs
+from connectors.takeover.same_forward import InputLost, changed_inputs, newest_records
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
@@ -173,8 +174,31 @@ def test_a_purge_during_a_start_is_no_error(kafka: MemoryConnection, monkeypatch
 
     monkeypatch.setattr(MemoryConsumer, "end_offsets", ask_then_purge)
     with DataLog(kafka, "g", SITE) as log:
-        assert changed_inputs(log, kafka.consumer(), [FORWARD], log.end()) == set()
+        assert changed_inputs(log, kafka.consumer(), [FORWARD], newest_records(log, log.end())) == set()
         assert kafka.topics.beginnings
+
+
+@pytest.mark.parametrize("step", ["check_reach", "encode_claim", "seal", "snapshot"])
+@pytest.mark.parametrize("strays", [0, 3])
+def test_a_cut_between_two_steps_of_a_takeover_ends_it(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, step: str, strays: int
+) -> None:
+    """DATA loses its end before a step, and may have grown again when the step comes."""
+    order(kafka, 3)
+    true_step, cuts = getattr(takeover, step), iter([-2])
+
+    def cut_before(*given: Any) -> Any:
+        for records in cuts:
+            kafka.topics.truncate(DATA, length(kafka) + records)
+            for _ in range(strays if step != "snapshot" else 0):
+                kafka.topics.append(TopicPartition(DATA, 0), b"stray", b"", [])
+        return true_step(*given)
+
+    monkeypatch.setattr(takeover, step, cut_before)
+    with pytest.raises(HistoryChanged, match="lost its end"):
+        take_over(kafka, "g", SITE)
+    with DataLog(kafka, "g", SITE) as log:
+        assert log.state().seqno < 3, "an opening snapshot counts what DATA has lost"
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
