@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.listening import Listen, listening
-from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
+from jobs.terminal.engine_option import (
+    TAKEOVER_AFTER_S,
+    AgreementOption,
+    Engine,
+    EngineOption,
+    Standby,
+    TakeoverAfter,
+    agreement_of,
+    engine_job,
+    run_engine,
+)
 from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -20,6 +30,7 @@ from jobs.terminal.options import (
 )
 from jobs.terminal.sites_option import SitesFile, check_sequences, kafka_of_site, optional_sites
 from jobs.terminal.streaming import job_options, run_jobs, served
+from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
 
 
@@ -36,6 +47,8 @@ def sequence(
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
     agreement: AgreementOption = None,
+    standby: Standby = False,
+    takeover_after_s: TakeoverAfter = TAKEOVER_AFTER_S,
     listen: Listen = None,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
@@ -52,8 +65,12 @@ def sequence(
         if engine is Engine.process:
             from connectors.relay.beginning import beginning_of
 
-            run_engine(engine_job(connection, site, data, agreed, which, troubles, beginning_of(topology, site)))
+            after_s = takeover_after_s if standby else None
+            check = beginning_of(topology, site)
+            run_engine(engine_job(connection, site, data, agreed, which, troubles, check, after_s))
             return
+        if standby:
+            raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
         options = job_options(
             connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles
         )

@@ -88,7 +88,8 @@ NO_FIRST_WORDS = frozenset(
 )
 """A docstring begins with a verb (Return, Raise, Whether …) or names a thing: a reader learns the fact first."""
 TWICE_READ = re.compile(
-    r"\b(what (is|are|was|were|has|have|comes?|came|stands?)|of which|of whom|whoever|such a one|stands?|stood"
+    r"\b(what (is|are|was|were|has|have|comes?|came|stands?)|of which|of whom|whoever|such a one"
+    r"|(stands?|stood)(?! by\b)"
     r"|(?<!one )who (reads?|writes?|sends?|has|is|starts?|asks?|waits?|stays?|was)|he|his|him|meanwhile|nobody who"
     r"|those (who|that|of))\b",
     re.IGNORECASE,

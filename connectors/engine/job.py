@@ -26,6 +26,7 @@ again (`connectors.kafka.groups.retrying`); each attempt begins with a takeover.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -38,12 +39,15 @@ from connectors.engine.group_supervisor import GroupSupervisor
 from connectors.engine.loop import Beginnings, Deciders, Loop
 from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.sequencing import Sequencing
+from connectors.engine.standby import Standby
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.takeover.feud import yield_to_rival
-from ordering.base.errors import AbcastError
+from ordering.base.errors import AbcastError, Fenced
 from ordering.sequencer.state import SequencerState
+
+_logger = logging.getLogger(__name__)
 
 
 class Sequencers:
@@ -86,16 +90,29 @@ class EngineJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`)."""
-        options = self.options
-        if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
-            return
-        retries = Retries(self.name)
+        """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`).
+
+        A standby waits for its turn before each attempt, and is not ended by Fenced.
+        """
+        options, retries = self.options, Retries(self.name)
         with contextlib.closing(self._state.finder):
+            standby = Standby(options, self._state.finder) if options.takeover_after_s is not None else None
+            if standby is None and yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
+                return
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
+                    if standby is not None:
+                        self.ready.set()
+                        standby.wait(self._stop)
+                        if self._stop.is_set():
+                            return
                     self._attempt()
+                except Fenced as fenced:
+                    if standby is None:
+                        raise
+                    _logger.warning("sequence: %s It stands by.", fenced)
+                    self._state.epochs.clear()  # when the other one is gone, the groups may be taken back
                 except AbcastError as error:
                     if self._stop.is_set() and error.retriable:
                         return

@@ -20,7 +20,8 @@ class EngineOptions(NamedTuple):
 
     `ledger`: the Delta table, or its rows; a group is not claimed if its DATA has lost seqnos that the ledger has.
     `groups`: the groups to serve. `look_every_s`: the seconds between two looks for new topics. `troubles`: of all jobs
-    of the process. `check_group`: checks each group before it is claimed.
+    of the process. `check_group`: checks each group before it is claimed. `takeover_after_s`: stand by, and take over
+    after so many seconds without a sequencer (`connectors.engine.standby`); None takes over at once.
     """
 
     connection: Connection
@@ -30,6 +31,7 @@ class EngineOptions(NamedTuple):
     look_every_s: float = LOOK_EVERY_S
     troubles: Troubles | None = None
     check_group: GroupCheck | None = None
+    takeover_after_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -135,9 +135,13 @@ class SiteJob(EngineJob):
         groups: GroupChoice = ALL_GROUPS,
         look_every_s: float = LOOK_EVERY_S,
         troubles: Troubles | None = None,
+        takeover_after_s: float | None = None,
     ) -> None:
         """Raise UsageError if the site is not among the sites that agree."""
-        super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s, troubles))
+        site = agreement.neighbours.site
+        super().__init__(
+            EngineOptions(connection, site, None, groups, look_every_s, troubles, takeover_after_s=takeover_after_s)
+        )
         self._agreement = agreement.check()
 
     def _supervisor(self) -> SiteSupervisor:

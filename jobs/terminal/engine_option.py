@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from connectors.takeover.takeover import GroupCheck
 
 
+TAKEOVER_AFTER_S = 6.0
+"""The default of `--takeover-after-s`: a sequencer gives a sign every two seconds, and two may fail."""
+
+
 GARBAGE_AFTER = 50_000
 """The number of new objects after which Python collects garbage among them."""
 
@@ -45,6 +49,25 @@ EngineOption = Annotated[
         "--engine",
         help="The engine that decides the order: Spark (the most records a second), or a plain Python process "
         "(milliseconds, no JVM).",
+    ),
+]
+
+
+Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby",
+        help="Wait beside the site's sequencer, of either engine, and take over when that is gone; stand by again when "
+        "another one has taken over. Needs --engine process.",
+    ),
+]
+TakeoverAfter = Annotated[
+    float,
+    typer.Option(
+        "--takeover-after-s",
+        envvar="ABCAST_TAKEOVER_AFTER_S",
+        help="Seconds without a sign of the sequencer after which a standby takes over. A sequencer that ends on this "
+        "host is noticed at once.",
     ),
 ]
 
@@ -87,11 +110,13 @@ def engine_job(
     served: Served = EVERYTHING,
     troubles: Troubles | None = None,
     check_group: GroupCheck | None = None,
+    takeover_after_s: float | None = None,
 ) -> EngineJob:
     """Return the sequencer of the site as a plain Python job; if sites agree, the site's part in the agreement.
 
     `troubles`: of all jobs of this process. If sites agree, `data` and `check_group` (it checks each group before it is
-    claimed) are not used. Checks that Kafka answers. Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    claimed) are not used. `takeover_after_s`: stand by, as in `EngineOptions`. Checks that Kafka answers. Raises
+    UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from connectors.engine.job import EngineJob
     from connectors.engine.options import EngineOptions
@@ -100,7 +125,7 @@ def engine_job(
     if agreement is not None:
         from connectors.engine.site_job import SiteJob
 
-        return SiteJob(reachable(connection, served), agreement, *served, troubles)
+        return SiteJob(reachable(connection, served), agreement, *served, troubles, takeover_after_s)
     return EngineJob(
         EngineOptions(
             reachable(connection, served),
@@ -109,6 +134,7 @@ def engine_job(
             *served,
             troubles=troubles,
             check_group=check_group,
+            takeover_after_s=takeover_after_s,
         )
     )
 

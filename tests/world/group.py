@@ -130,7 +130,7 @@ class GroupWorld(World[_Site]):
         self.known = [Known()]
         """By the end of the prefix of DATA."""
         self.jobs: list[GroupJob | None] = [None] * JOBS
-        self.starts = 0
+        self.starts, self.settles = 0, False
         self.disk, self.table = Disk(), Table()
         self.members = [
             GroupMember(kafka, self.disk, self.table, name, has_outbox=bool(shape.outboxes >> index & 1))
@@ -292,8 +292,13 @@ class GroupWorld(World[_Site]):
             self.starts += 1
             is_blind = self.dice.random() < 0.3
             name, shape = f"job {self.starts}", self.shape
+            stands_by = shape.standbys > 0 and (self.settles or self.dice.randrange(100) < shape.standbys)
             self.jobs[who % JOBS] = GroupJob(
-                self.kafka, name, self.note_takeover, is_blind=is_blind, depth=shape.depth, later=shape.later
+                *(self.kafka, name, self.note_takeover),
+                is_blind=is_blind and not stands_by,
+                depth=shape.depth,
+                later=shape.later,
+                stands_by=stands_by,
             )
 
     def _race(self, who: int) -> None:
@@ -418,6 +423,7 @@ class GroupWorld(World[_Site]):
     def _settle(self) -> None:
         for who in range(JOBS):
             self._kill(who)
+        self.settles = True
         self._settle_job()
         for wire in list(self.kafka.leftovers):
             self._let_arrive(wire, RUSH, 1.0)
@@ -539,6 +545,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,
+        "connectors.kafka.codec.epochs.Claim.is_over": False,  # each job has a host of its own
         "connectors.client.tail.sharing.LogTailer": StillTailer,
         "connectors.client.tail.log_tailer.POLL_S": 0.0,
         "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,

@@ -35,6 +35,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.ledger.table import _RuleFollower
 from connectors.takeover.rows import Output
+from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.errors import HistoryUnavailable, Superseded
 from ordering.base.formats import ADDITIONS
 from ordering.base.kinds import WITHOUT_SEQNO
@@ -66,11 +67,13 @@ class GroupJob(EngineJob):
         is_blind: bool,
         depth: int,
         later: int,
+        stands_by: bool = False,
     ) -> None:
         """`is_blind`: it looks for no newer epochs. `later`: percent of its batches with a record of a later kind."""
         self.process = Stepped(name, self.run)
         self.has_taken_over, self.depth = has_taken_over, depth
-        super().__init__(EngineOptions(WiredConnection.of(kafka, self.process), SITE))
+        after_s = TAKEOVER_AFTER_S if stands_by else None
+        super().__init__(EngineOptions(WiredConnection.of(kafka, self.process), SITE, takeover_after_s=after_s))
         self._stop = _Stop(kafka, self.process)
         self.kafka, self.is_blind, self.later = kafka, is_blind, later
 

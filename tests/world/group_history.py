@@ -65,6 +65,8 @@ class Shape(NamedTuple):
     snapshot_every: int = 8
     window: int = 2048
     powers: tuple[str, ...] = ()
+    standbys: int = 0
+    """Percent of the jobs that stand by; at the end, any is one."""
 
 
 class History(NamedTuple):
@@ -106,5 +108,6 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
     later, columns_from, powers = dice.choice((0, 0, 10, 60)), dice.choice((1, 1 << 30)), dice.choice(POWERS)
     if mutation is NONE:
         shape = shape._replace(columns_from=columns_from, powers=powers)
-    shape = shape._replace(later=later if mutation.has("later") else 0)
+    standbys = random.Random(f"standbys {seed}").choice((0, 0, 50, 100)) if mutation.has("standbys") else 0
+    shape = shape._replace(later=later if mutation.has("later") else 0, standbys=standbys)
     return History(seed, shape, (Action("start"), *actions))

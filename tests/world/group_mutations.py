@@ -448,6 +448,13 @@ MUTATIONS = (
         (("tests.world.group_actors.Table.append", whatever_the_version),),
     ),
     Mutation(
+        "waits-for-good",
+        "A standby does not notice that the sequencer is gone",
+        LOST,
+        (("connectors.engine.standby.SequencerSilence.is_long", lambda *_: False),),
+        needs=("standbys",),
+    ),
+    Mutation(
         "count-unread",
         "Readers count one seqno for a record of a later kind that takes several",
         GAP,

@@ -1,0 +1,167 @@
+"""A standby waits beside a sequencer, takes over when that is gone, and stands by again when it is fenced."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.engine import standby
+from connectors.engine.job import EngineJob
+from connectors.engine.options import EngineOptions
+from connectors.engine.standby import LEAST_AFTER_S, LOOK_S, SequencerSilence, Standby
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
+from connectors.testing.memory_kafka import MemoryConnection
+from jobs.terminal.engine_option import TAKEOVER_AFTER_S
+from ordering.base.errors import BrokerUnreachable, UsageError
+from ordering.base.names import Topic
+from tests.engine.serving import SITE, finder_of, running
+from tests.waiting import WAIT, eventually
+
+FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr(standby, "LOOK_S", 0.05)
+    monkeypatch.setattr(standby, "LEAST_AFTER_S", 0.0)
+
+
+def signs(at_ms: int, epoch: int = 1) -> dict[str, Sign]:
+    return {"g": Sign(epoch, "host", "process", at_ms)}
+
+
+class TestSilence:
+    """Only time between two equal answers counts, and a long time between two looks counts as a short one."""
+
+    def test_a_sign_ends_it(self) -> None:
+        silence = SequencerSilence(4.0)
+        for look in range(100):
+            assert not silence.is_long(signs(look // 7), look * LOOK_S)
+        assert [look for look in range(100, 110) if silence.is_long(signs(14), look * LOOK_S)] == [106, 107, 108, 109]
+
+    def test_no_answer_is_no_silence(self) -> None:
+        silence = SequencerSilence(4.0)
+        assert not silence.is_long(signs(1), 0.0)
+        for look in range(1, 100):
+            assert not silence.is_long(signs(1) if look % 2 else None, look * LOOK_S)
+
+    def test_a_suspended_standby_looks_again(self) -> None:
+        silence = SequencerSilence(4.0)
+        assert not silence.is_long(signs(1), 0.0)
+        assert not silence.is_long(signs(1), 3600.0)
+
+    @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.booleans())))
+    def test_it_is_never_called_early(self, looks: list[tuple[float, bool, bool]]) -> None:
+        silence, now, at_ms, last_new = SequencerSilence(4.0), 0.0, 0, 0.0
+        for elapsed, is_new, is_answered in looks:
+            now += elapsed
+            if is_new and is_answered:
+                at_ms, last_new = at_ms + 1, now
+            assert not (silence.is_long(signs(at_ms) if is_answered else None, now) and now - last_new < 4.0)
+
+
+def test_the_default_is_longer_than_the_time_of_two_signs() -> None:
+    assert TAKEOVER_AFTER_S > LEAST_AFTER_S >= 2 * SIGN_EVERY_S
+
+
+def test_a_time_below_that_of_two_signs_is_refused(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "LEAST_AFTER_S", LEAST_AFTER_S)
+    with pytest.raises(UsageError, match=r"every 2 s: a standby waits for 4 s or longer, not 1 s"):
+        Standby(EngineOptions(kafka, SITE, takeover_after_s=1.0), finder_of(kafka, (SITE,)))
+
+
+@contextmanager
+def job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
+    """Run a job; with `takeover_after_s` a standby."""
+    found = EngineJob(EngineOptions(kafka, SITE, takeover_after_s=takeover_after_s))
+    found._state.finder = finder_of(kafka, (SITE,))
+    with running(kafka, found):
+        eventually(found.ready.is_set, what="a job that is ready")
+        yield found
+
+
+def claims(kafka: MemoryConnection) -> int:
+    with DataLog(kafka, "g", SITE) as log:
+        return len(log.epochs.read(again=True).claims)
+
+
+def ordered(kafka: MemoryConnection) -> int:
+    with DataLog(kafka, "g", SITE) as log:
+        return log.state().seqno
+
+
+def send(kafka: MemoryConnection, number: int) -> None:
+    kafka.topics.append(FORWARD, b"nyc/a", b"x", forward_headers(1, number))
+    eventually(lambda: ordered(kafka) == number, what="an ordered message")
+
+
+@pytest.mark.slow
+def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequencer ends; the standby orders on. A new sequencer fences it; it stands by, and takes over again."""
+    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_over", False)  # as if on another host
+    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_own", True)
+    with ExitStack() as opened:
+        with job(kafka, None):
+            opened.enter_context(job(kafka, 2.5))
+            send(kafka, 1)
+            threading.Event().wait(3.0)
+            assert claims(kafka) == 1, "the sequencer gives signs"
+        send(kafka, 2)
+        assert claims(kafka) == 2
+        with job(kafka, None):
+            send(kafka, 3)
+            assert claims(kafka) == 3
+        send(kafka, 4)
+        assert claims(kafka) == 4
+
+
+def test_the_end_of_a_process_on_this_host_shows_at_once(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim of the first job is of this process, as one is whose pid is gone."""
+    with job(kafka, None):
+        send(kafka, 1)
+    with caplog.at_level(logging.WARNING), job(kafka, 3600.0):
+        send(kafka, 2)
+    assert any("has ended. This process takes over" in record.message for record in caplog.records)
+
+
+def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka does not tell the signs for a while. That is told, once, and is no silence."""
+    with job(kafka, None):
+        send(kafka, 1)
+    answers = iter([BrokerUnreachable("no broker answers.")] * 5)
+
+    def asked(*what: object) -> object:
+        for error in answers:
+            raise error
+        return read_signs(*what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(standby, "read_signs", asked)
+    with job(kafka, 3600.0):
+        send(kafka, 2)
+
+
+def test_a_standby_without_groups_can_be_stopped() -> None:
+    with job(MemoryConnection(), 0.0):
+        threading.Event().wait(0.3)
+
+
+def test_stopped_while_it_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_over", False)
+    with job(kafka, None):
+        send(kafka, 1)
+    with job(kafka, WAIT * 10):
+        threading.Event().wait(0.3)
+    assert claims(kafka) == 1
