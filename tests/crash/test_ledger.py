@@ -24,12 +24,14 @@ from tests.waiting import PATIENCE, WAIT, eventually
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 ATTEMPTS = 4
+LOOK_S = 0.2
+"""The pause between two looks at a table: each reads its log."""
 
 
 def kill_between_the_commits(scenario: Scenario, process: Process) -> bool:
     """Kill it as soon as Delta has a new version; return whether the commit log lacks the batch."""
     ledger = scenario.data / "ledger"
-    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows", LOOK_S)
     checkpoint = Checkpoint(scenario.data, "ledger")
     log = ledger / "_delta_log"
     eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand", 0.001)
@@ -70,7 +72,7 @@ def goes_on(scenario: Scenario, load: Load, engines: Sequence[str]) -> None:
     for rival in rivals:
         rival.wait_ready()
     before = ledger_seqno(ledger, scenario.group)
-    eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "they work")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "they work", LOOK_S)
     time.sleep(5)
     assert all(rival.running() for rival in rivals)
     for rival in rivals[:-1]:
@@ -92,7 +94,7 @@ def test_killed_while_it_renames_a_column(scenario: Scenario) -> None:
     with SequencerThread(scenario.connection, scenario.group, scenario.site):
         load = scenario.load("alice")
         process = scenario.job("ledger")
-        eventually(lambda: ledger_seqno(tables[0], scenario.group) > 50, 60, "the ledger has rows")
+        eventually(lambda: ledger_seqno(tables[0], scenario.group) > 50, 60, "the ledger has rows", LOOK_S)
         process.stop()
         for table in tables:
             set_back(table)
@@ -145,7 +147,7 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")
-        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1", LOOK_S)
         process.signal_all(signal.SIGSTOP)
         for number in range(20):
             alice.broadcast(b"%d" % number).result(WAIT)
@@ -177,7 +179,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(WAIT)
         process = scenario.job("ledger")
-        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1", LOOK_S)
         checkpoint = Checkpoint(scenario.data, "ledger")
         eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
         # In one step: of files deleted one by one the job would see a part, and could write another.
@@ -190,7 +192,7 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         assert not ledger.exists()
         alice.broadcast(b"second").result(WAIT)
         again = scenario.job("ledger")
-        eventually(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt", LOOK_S)
         again.stop()
 
 
@@ -203,7 +205,7 @@ def test_each_seqno_once_whichever_engine_writes(scenario: Scenario) -> None:
         for after in range(2 * PATIENCE):
             process = scenario.job("ledger", None, "--engine", "process")
             reached = ledger_seqno(ledger, scenario.group)
-            eventually(lambda reached=reached: ledger_seqno(ledger, scenario.group) > reached, 60, "it goes on")  # type: ignore[misc]
+            eventually(lambda reached=reached: ledger_seqno(ledger, scenario.group) > reached, 60, "it goes on", LOOK_S)  # type: ignore[misc]
             before = in_log(ledger)
             eventually(lambda before=before: in_log(ledger) > before, 30, "delta-rs writes", 0.0002)  # type: ignore[misc]
             time.sleep(0.002 * after)
@@ -217,13 +219,13 @@ def test_the_order_goes_on_without_the_ledgers_process(scenario: Scenario) -> No
     ledger = scenario.data / "ledger"
     process = scenario.job("run", None, "--engine", "process")
     load = scenario.load("alice")
-    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows", LOOK_S)
     [child] = process.members("spawn_main")
     os.kill(child, signal.SIGKILL)
     assert scenario.probe() < WAIT
     eventually(lambda: {*process.members("spawn_main")} - {child}, 60, "there is another child")
     reached = ledger_seqno(ledger, scenario.group)
-    eventually(lambda: ledger_seqno(ledger, scenario.group) > reached, 60, "the ledger goes on")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > reached, 60, "the ledger goes on", LOOK_S)
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: not process.members("spawn_main"), 60, "the child has ended")
     process = scenario.job("run", None, "--engine", "process")
