@@ -28,6 +28,7 @@ from jobs.relay import relay
 from jobs.run import run
 from jobs.sequence import sequence
 from jobs.site import app as site
+from jobs.terminal.logs import use_format
 from jobs.terminal.options import run_command
 from jobs.topics import app as topics
 
@@ -66,6 +67,15 @@ def options(
             help="Show the version.",
         ),
     ] = False,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--log-format",
+            callback=use_format,
+            metavar="text|json",
+            help="The form of the log's lines (text). JSON has time, level, message, job, site, group, epoch …",
+        ),
+    ] = None,
 ) -> None:
     """Read the options before a command."""
 

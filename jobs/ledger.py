@@ -11,6 +11,7 @@ from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.listening import Listen, listening
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import Engine
+from jobs.terminal.logs import log_with
 from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -77,6 +78,7 @@ def _run_process(connection: Connection, site: str, data: Location, which: Serve
     from connectors.spark.data_directory import check_writable
 
     check_site(site)
+    log_with(site=site)
     if not isinstance(data, Path):
         raise UsageError(f"--engine process writes to a local directory only: for {data}, take --engine spark.")
     directory = data.absolute()

@@ -13,6 +13,7 @@ import typer
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.groups.troubles import Troubles
 from jobs.inspection.status import read_with_ledger
+from jobs.terminal.logs import say
 from jobs.terminal.options import Location, require
 from jobs.terminal.streaming import Served, running_jobs
 
@@ -55,7 +56,7 @@ def listening(
     }
     monitor = Monitor(next(iter(kafkas)), read, running_jobs, troubles)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:
-        typer.echo(f"listening at http://{endpoint.place}", err=True)
+        say(f"listening at http://{endpoint.place}")
         try:
             yield troubles
         finally:

@@ -287,11 +287,13 @@ def test_variables() -> None:
     """Each environment variable that the pages name is an option's."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("configuration"), "## Where a setting comes from")))
     assert named - {
-        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT", "ABCAST_STORAGE_"),
+        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_LOG_FORMAT", "ABCAST_TRANSPORT"),
+        "ABCAST_STORAGE_",
     } <= set(parameters(command()))
     for variable, file in (
         ("ABCAST_CONFIG", "connectors/kafka/login/configuration.py"),
-        ("ABCAST_LOG_LEVEL", "jobs/terminal/options.py"),
+        ("ABCAST_LOG_LEVEL", "jobs/terminal/logs.py"),
+        ("ABCAST_LOG_FORMAT", "jobs/terminal/logs.py"),
         ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
         ("ABCAST_STORAGE_", "connectors/storage/settings.py"),
     ):

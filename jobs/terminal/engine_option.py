@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.terminal import interruption
+from jobs.terminal.logs import log_with
 from jobs.terminal.streaming import EVERYTHING, STOPPING, Served, await_end, reachable, working
 from ordering.base.errors import UsageError
 from ordering.base.names import check_site
@@ -122,6 +123,7 @@ def engine_job(
     from connectors.engine.options import EngineOptions
 
     check_site(site)
+    log_with(site=site)
     if agreement is not None:
         from connectors.engine.site_job import SiteJob
 

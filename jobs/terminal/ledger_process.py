@@ -129,11 +129,12 @@ def serve(options: LedgerOptions, pipe: Pipe) -> None:
     """Run the ledger's jobs in this process until the parent says so, or is gone."""
     from connectors.ledger.process.casts import ProcessCastJob
     from connectors.ledger.process.job import ProcessLedgerJob
-    from jobs.terminal.options import set_up_logging
+    from jobs.terminal.logs import log_with, set_up_logging
 
     for reaching_all in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent gets them, too, and stops this one
         signal.signal(reaching_all, signal.SIG_IGN)
     set_up_logging()
+    log_with(site=options.site)
     reports = _Reports(pipe)
     options = options._replace(troubles=reports)
     try:

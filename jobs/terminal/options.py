@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from connectors.kafka.login.configuration import ConfigurationFile
 from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from jobs.terminal import interruption
+from jobs.terminal.logs import is_json, set_up_logging
 from jobs.terminal.progress import waiting
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import check_site
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from connectors.kafka.connection.connection import Connection
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 BootstrapServers = Annotated[
     str | None,
@@ -129,6 +129,7 @@ _OF_METRICS = {"prometheus_client": "prometheus-client"}
 
 
 Command = TyperCommand | TyperGroup
+_logger = logging.getLogger(__name__)
 
 
 def load_config(command: TyperGroup, path: Path | None = None, *, is_script: bool = False) -> dict[str, Any]:
@@ -239,7 +240,7 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         sentence = _in_a_sentence(error)
         if sentence is None:
             raise
-        _tell(f"abcast: {sentence}", EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
+        _tell(sentence, EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
 
 
 def _take_variables(command: TyperGroup) -> None:
@@ -270,7 +271,10 @@ def _variables(command: Command, above: str) -> Iterator[tuple[str, str]]:
 
 
 def _tell(sentence: str, code: int) -> NoReturn:
-    typer.echo(sentence, err=True)
+    if is_json():
+        _logger.error("%s", sentence)
+    else:
+        typer.echo(f"abcast: {sentence}", err=True)
     sys.exit(code)
 
 
@@ -295,32 +299,6 @@ def _let_through() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-class _ToStandardError(logging.StreamHandler[Any]):
-    """Writes to the standard error of the moment: while a progress line is shown, above that line."""
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, _: Any) -> None: ...
-
-
-def set_up_logging() -> None:
-    """Log to standard error, from the level that ABCAST_LOG_LEVEL names. Raises UsageError."""
-    level = os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper()
-    if level not in LOG_LEVELS:
-        raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
-    handler = _ToStandardError()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    # Kafka's clients log each attempt, which few users need; errors are reported in a sentence.
-    of_kafka = logging.WARNING if level == "DEBUG" else logging.CRITICAL
-    for noisy, least in (("kafka", of_kafka), ("librdkafka", of_kafka), ("py4j", logging.CRITICAL)):
-        logging.getLogger(noisy).setLevel(least)
-    # py4j logs a lost JVM on the root logger, with its stack trace; the job reports it in a sentence.
-    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
 
 
 def require(module: str) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.troubles import Troubles
 from jobs.terminal import interruption
+from jobs.terminal.logs import log_with, say
 from ordering.base.errors import AbcastError, EnvironmentProblem
 from ordering.base.names import check_site
 
@@ -86,6 +85,7 @@ def job_options(
     from connectors.storage.location import RemotePath, check_bucket
 
     check_site(site)
+    log_with(site=site)
     if isinstance(data, RemotePath):
         check_bucket(data)
     work = None if work_dir is None and isinstance(data, Path) else (work_dir or DEFAULT_WORK).absolute()
@@ -140,7 +140,7 @@ def run_jobs(
     interruption.stop_when_asked(STOPPING)
     with working(beside) as first:
         what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
-        typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
+        say(f"starting Spark for {' and '.join(what)} (about 5 s) …")
         from connectors.spark.session import hand_on_signals
 
         spark = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), data=options.data)
@@ -160,7 +160,7 @@ def await_end(jobs: Sequence[JobThread]) -> None:
     """
     await_ready(jobs)
     if not any(job.stopping for job in jobs):
-        typer.echo("ready; Ctrl-C or SIGTERM stops after the current batch", err=True)
+        say("ready; Ctrl-C or SIGTERM stops after the current batch")
     _await(jobs, lambda job: job.done)
 
 

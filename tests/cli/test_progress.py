@@ -57,7 +57,7 @@ def test_what_takes_a_while_is_shown_with_the_time_left() -> None:
 def test_what_is_logged_meanwhile_has_lines_of_its_own() -> None:
     code = """
 import logging, time
-from jobs.terminal.options import set_up_logging
+from jobs.terminal.logs import set_up_logging
 from jobs.terminal.progress import Progress
 set_up_logging()
 with Progress("counting"):

@@ -70,7 +70,8 @@ class SuspendedGroups:
             trouble.throttle.reset()
         if trouble.throttle.is_due(str(error)):
             then = "is taken over again if that one falls silent" if trouble.is_served else "is tried again"
-            _logger.error("%s: %s The other groups go on; %s %s.", self._job, error, group, then)
+            text = "%s: %s The other groups go on; %s %s."
+            _logger.error(text, self._job, error, group, then, extra={"group": group})
 
     def is_due(self, group: str) -> bool:
         """Whether to try the group: it is not suspended, or its wait is over."""
