@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 from connectors.testing.memory_topics import MemoryTopics
 from tests.simulator import isis
-from tests.simulator.kafka import Log
 from tests.simulator.mutation import NONE
 from tests.simulator.simulations import SIMULATIONS
 
@@ -46,7 +45,6 @@ def digest(world: str) -> str:
         return noted
 
     with (
-        patch.object(Log, "append", noting(Log.append, 1)),
         patch.object(MemoryTopics, "append", noting(MemoryTopics.append, 1)),
         patch.object(isis, "Letter", noting(isis.Letter, 0)),
         patch("os.getpid", lambda: 1),  # a claim names its process

@@ -6,7 +6,7 @@ incarnation), in the other half it takes the unstored part (sites: every step is
 Each process is the machine that ships (`connectors.isis.machine`), so all that is sent goes as datagrams. In some seeds
 a datagram is so small that most messages go in parts.
 
-These processes use no Kafka, so of `tests.simulator.kafka` they have nothing: their log is their memory, their time a
+These processes use no Kafka, so of `tests.world.powers` they have nothing: their log is their memory, their time a
 clock that never goes back. Their incarnation is the time of their start, and that clock may.
 
     python -m tests.simulator --isis --seeds 2000

@@ -4,7 +4,7 @@ It runs what ships, an actor at a time, on Kafkas in memory: processes with a me
 the sequencer (`tests.world.jobs`), the hub's relays of DATA, FORWARD and casts. Members join, are killed, start again
 with an outbox or without one, and pause for so long that the group goes on without them. Applications get the state
 from each other. Casts are refused, are on their way for long, and come twice; relays are killed, repeat, and run twice;
-links are cut. In some histories partitions have powers (`tests.simulator.kafka`) and a retention: it drops a cast once
+links are cut. In some histories partitions have powers (`tests.world.powers`) and a retention: it drops a cast once
 every reader has delivered it, every joiner will get a state that has it, and every relay has carried it. In some,
 members hold few casts; in some, the group has no flush. In a quarter, a member's client counts casts that do not exist.
 

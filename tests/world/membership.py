@@ -7,7 +7,7 @@ again. An operator opens and closes the group, and purges DATA. Each partition o
 jumps, and which is away now and then. In some histories there is a neighbouring site, whose views come by a relay. In
 most, jobs of earlier and later versions take over, and the group is upgraded.
 
-Two parts do not ship. The neighbour and its relay are a model (`tests.simulator.neighbour`); the worlds of sites have
+Two parts do not ship. The neighbour and its relay are a model (`tests.world.neighbour`); the worlds of sites have
 real ones. The numbers of incarnations count from one, so that a person can read them. Clocks that are more
 than a day apart are in tests/client/casts/test_wrong_clocks.py.
 
@@ -34,14 +34,14 @@ from ordering.checker.anomalies import Anomaly
 from ordering.membership.flush import FlushPhase
 from ordering.membership.settings import Settings
 from tests.simulator.mutation import NONE, Mutation
-from tests.simulator.neighbour import SITE as FAR
-from tests.simulator.neighbour import Neighbour
 from tests.world.actors import Killed
 from tests.world.kafka import partition
 from tests.world.member_parts import GROUP, SITE
 from tests.world.members import ILLEGAL, Process
 from tests.world.membership_jobs import IN_MEMORY, MembershipJobs
 from tests.world.membership_versions import Versions
+from tests.world.neighbour import SITE as FAR
+from tests.world.neighbour import Neighbour
 
 POWERS = ("clock", "away", "marker")
 """Powers over FORWARD's partitions, in a third of the histories."""

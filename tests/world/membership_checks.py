@@ -32,11 +32,11 @@ from ordering.membership.membership import MemberIncarnation, RemoteSite
 from ordering.participant.events import EventReader
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
-from tests.simulator.neighbour import SITE as FAR
-from tests.simulator.neighbour import Neighbour
 from tests.world.kafka import WorldKafka, partition
 from tests.world.member_parts import GROUP, SITE
 from tests.world.members import RETURNED, UNPAIRED, Process
+from tests.world.neighbour import SITE as FAR
+from tests.world.neighbour import Neighbour
 from tests.world.world import World
 
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")

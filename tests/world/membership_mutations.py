@@ -35,7 +35,6 @@ from ordering.participant.participant_table import (
 )
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
-from tests.simulator.neighbour import Relay
 from tests.world.members import DEAF, FROM_OUTSIDE, ILLEGAL, LATE, RETURNED, SPOKE, UNPAIRED, UNWANTED, Process
 from tests.world.membership_checks import (
     BLOCKED,
@@ -47,6 +46,7 @@ from tests.world.membership_checks import (
     SURVIVORS,
     WRONG_VIEW,
 )
+from tests.world.neighbour import Relay
 
 _true_hear, _true_beginning, _true_deliver = Watch.hear, Incarnations._anew, Process.deliver
 Patches = tuple[tuple[str, Any], ...]
@@ -360,7 +360,7 @@ MUTATIONS = (
         "told-once",
         "A relay does not tell the view in force again behind a takeover",
         REMOTE_VIEW,
-        (("tests.simulator.neighbour.Relay", Careless),),
+        (("tests.world.neighbour.Relay", Careless),),
     ),
     Mutation(
         "silent-for-good",
