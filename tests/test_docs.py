@@ -179,7 +179,7 @@ def test_kinds() -> None:
     forward, decided = tables(section(doc("records"), "## Kinds"))
     assert set(first_spans(forward)) == set(FORWARD_KINDS)
     assert {kind for row in forward for kind in spans(row[0]) if row[1].startswith("yes")} == NEXT_KINDS
-    assert set(first_spans(decided)) == {*DECIDED_KINDS, records.REFUSED, *WITHOUT_SEQNO}
+    assert set(first_spans(decided)) == {*DECIDED_KINDS, records.REFUSED, records.MESSAGES, *WITHOUT_SEQNO}
     assert tuple(kind for row in decided for kind in spans(row[0]) if row[1] == "no") == WITHOUT_SEQNO
 
 

@@ -124,7 +124,7 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
                 view = OrderedRecord.of_view(data.seqno, data.view, data.payload)
                 members = view.members if separates(view, members, flush=flush) else ()
                 checker.view(data.view, members)
-            elif data.kind == MESSAGE:
+            elif data.kind == MESSAGE:  # in a pack, no message depends on casts
                 checker.total(data.seqno, depends_of(data.headers))
 
 

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 
 from connectors.ledger.row import GROUP
 from ordering.base.kinds import WITHOUT_SEQNO
-from ordering.base.records import VIEW
+from ordering.base.records import MESSAGES, VIEW
 
 _COUNTED_S, _LOOK_S = 30.0, 0.002
 """The longest wait for Spark's counts, which come some milliseconds after the pass, and the pause between two looks."""
@@ -77,6 +77,7 @@ def contiguous(rows: DataFrame, following: Mapping[str, Next]) -> Contiguous:
                 (F.col("offset") == F.col("next.offset") + F.col("place"))
                 & (F.col("epoch") == F.col("next.epoch"))
                 & (F.col("kind") != VIEW)
+                & (F.col("kind") != MESSAGES)
                 & (F.col("count") == 1),
                 F.lit(False),
             ),

@@ -52,7 +52,7 @@ from connectors.storage.location import Location
 from ordering.base.formats import NEWEST, Format, follow
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
+from ordering.base.records import MESSAGE, MESSAGES, STRAY, STRAY_EPOCH, VIEW
 
 BESIDE = ("topic", "offset", "count", "format")
 """Columns of `ledger_rows` that the table does not have."""
@@ -104,15 +104,27 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
 
 
 def each_number(rows: DataFrame) -> DataFrame:
-    """Return the rows, with one row more for each further number that a record takes.
+    """Return the rows, with a row for each number that a record takes.
 
-    Only a later version knows kinds of records that take several numbers. The table keeps its promise of no gap, and
-    has all that a later version needs: the kind in each row, and the rest of the record in the first.
+    A pack becomes its messages, one a row, which share the place of the pack in FORWARD and in DATA. Other records that
+    take several numbers are of kinds of a later version. The table keeps its promise of no gap, and has all that a
+    later version needs: the kind in each row, and the rest of the record in the first.
     """
-    numbers = rows.withColumn("number", F.explode(F.expr("sequence(seqno, seqno + count - 1)")))
-    is_first = F.col("number") == F.col("seqno")
-    payload = F.when(is_first, F.col("payload"))
-    return numbers.withColumns({"payload": payload, "seqno": F.col("number")}).drop("number")
+    is_pack, place = F.col("kind") == MESSAGES, F.col("place")
+    payloads = spark_codec.payloads_of(F.col("kind"), F.col("payload"), F.col("count"))
+    return (
+        rows.withColumn("payloads", payloads)
+        .drop("payload")
+        .select("*", F.posexplode("payloads").alias("place", "payload"))
+        .withColumns(
+            {
+                "seqno": F.col("seqno") + place,
+                "local_seqno": F.when(is_pack, F.col("local_seqno") + place).otherwise(F.col("local_seqno")),
+                "kind": F.when(is_pack, MESSAGE).otherwise(F.col("kind")),
+            }
+        )
+        .select(*rows.columns)
+    )
 
 
 def view_rows(ledger: DataFrame) -> DataFrame:
@@ -198,7 +210,7 @@ class LedgerWriter(BatchWriter):
         """Apply the reading rule to the rows.
 
         Return the offset ranges of the records to take; the seqnos of each group's last record and last view in them;
-        and whether a record takes several numbers. Raises LaterVersion, DataSkipped.
+        and whether a record takes several numbers, or is a pack. Raises LaterVersion, DataSkipped.
         """
         ids = rows.select(
             "topic",
@@ -209,6 +221,7 @@ class LedgerWriter(BatchWriter):
             F.col("kind").isin(*WITHOUT_SEQNO).alias("is_control"),
             (F.col("kind") == VIEW).alias("is_view"),
             "count",
+            ((F.col("count") > 1) | (F.col("kind") == MESSAGES)).alias("is_several"),
             "format",
         ).toArrow()
         _check_format(ids)
@@ -238,7 +251,7 @@ class LedgerWriter(BatchWriter):
                 breaks = np.flatnonzero(np.diff(taken) > 1)
                 firsts, lasts = taken[np.append(0, breaks + 1)], taken[np.append(breaks, len(taken) - 1)]
                 spans += [(topic, int(offset[a]), int(offset[b])) for a, b in zip(firsts, lasts, strict=True)]
-        return spans, reached, views, pc.max(ids["count"]).as_py() > 1
+        return spans, reached, views, pc.any(ids["is_several"]).as_py()
 
 
 def _check_format(ids: Table) -> None:

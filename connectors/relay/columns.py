@@ -45,7 +45,7 @@ from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING
 from connectors.kafka.connection.sites import Direction
 from connectors.spark import codec as spark_codec
 from connectors.spark.own_columns import rows_carried
-from ordering.base.kinds import ACROSS
+from ordering.base.kinds import ACROSS, MESSAGE_KINDS
 from ordering.base.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
 from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, SKIP
 
@@ -107,21 +107,26 @@ def relay_mesh_data(
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
     """
-    relay, seqno, text = relay_of(direction.source), spark_codec.data_field("SEQNO"), spark_codec.data_field("LINK")
+    relay, text = relay_of(direction.source), spark_codec.data_field("LINK")
     kind, origin = spark_codec.data_field("KIND"), F.substring_index(F.col("key").cast("string"), "/", 1)
     has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
     changes_kind = kind.isin(*ACROSS)
-    first = spark_codec.data_number("SEQNO")
-    last = first + spark_codec.data_count() - 1
-    number = spark_codec.followed(F.col("number").cast("string"))
+    payloads = spark_codec.payloads_of(kind, F.col("value"), spark_codec.data_count())
     named = (
         spark_codec.with_fields(rows)
         .filter(spark_codec.is_data())
-        .withColumn("number", F.explode(F.sequence(F.coalesce(first, F.lit(0)), F.coalesce(last, F.lit(0)))))
-        .withColumn("is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False)))
+        .withColumn("payloads", payloads)
+        .drop("value")
+        .select("*", F.posexplode("payloads").alias("place", "value"))
+        .withColumn("is_message", F.coalesce(kind.isin(*MESSAGE_KINDS) & is_carried, F.lit(False)))
     )
-    is_message = F.col("is_message")
+    place, is_message = F.col("place"), F.col("is_message")
+    seqno, at_sender = (
+        (F.coalesce(spark_codec.data_number(name), F.lit(0)) + place).cast("string")
+        for name in ("SEQNO", "LOCAL_SEQNO")
+    )
+    number = spark_codec.followed(seqno)
     origin_seqno = F.when(~is_message, "0").when(text.isNull(), seqno).otherwise(F.substring_index(text, ".", -1))
     link = F.concat_ws(
         ".",
@@ -132,12 +137,10 @@ def relay_mesh_data(
     )
     # A view's epoch and number are its incarnation and local seqno.
     incarnation, local_seqno = (
-        F.when(is_message, spark_codec.data_field(of_message))
-        .when(changes_kind, spark_codec.data_field(of_view))
-        .otherwise("1")
-        for of_message, of_view in (("INCARNATION", "EPOCH"), ("LOCAL_SEQNO", "VIEW"))
+        F.when(is_message, of_message).when(changes_kind, spark_codec.data_field(of_view)).otherwise("1")
+        for of_message, of_view in ((spark_codec.data_field("INCARNATION"), "EPOCH"), (at_sender, "VIEW"))
     )
-    said_kind = F.when(is_message, kind)
+    said_kind = F.when(is_message, MESSAGE)
     for of_data, said in ACROSS.items():
         said_kind = said_kind.when(kind == of_data, said)
     header = spark_codec.header(said_kind.otherwise(SKIP), incarnation, local_seqno, F.lit(NOTHING), link)

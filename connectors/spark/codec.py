@@ -12,7 +12,8 @@ from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION
 from connectors.spark.own_columns import words_of
 from ordering.base.formats import NEWEST
 from ordering.base.names import ADDRESS_PATTERN
-from ordering.base.records import EPOCH
+from ordering.base.packs import LAYOUT, MAX_PACK_BYTES, MAX_PACK_MESSAGES, size_of_pack
+from ordering.base.records import EPOCH, MESSAGES
 
 LATER_FORMAT = "abcast: a later format:"
 """The beginning of the error of a query that met a later format."""
@@ -68,6 +69,34 @@ def data_number(name: str) -> Column:
 def data_count() -> Column:
     """Return how many seqnos the record of a `with_fields` row of DATA takes, as `codec.data_count` does."""
     return _counted("COUNT")
+
+
+def payloads_of(kind: Column, value: Column, count: Column) -> Column:
+    """Return an array with a payload for each seqno that a record of DATA takes: the payloads of a pack's messages.
+
+    Any other record has its value in the first place, and null in the others. The rows have `topic` and `offset`: a
+    pack that `ordering.base.packs.fault` refuses ends the query, with these in the error.
+    """
+    places, begin = F.sequence(F.lit(0).cast("bigint"), count - 1), size_of_pack(0, 0)
+    lengths = F.transform(
+        places, lambda n: F.conv(F.hex(F.substring(value, 4 * n + begin + 1, F.lit(4))), 16, 10).cast("bigint")
+    )
+    ends = F.aggregate(
+        lengths,
+        F.array(begin + 4 * count),
+        lambda sums, length: F.concat(sums, F.array(F.element_at(sums, -1) + length)),
+    )
+    may_be = (
+        (count <= MAX_PACK_MESSAGES)
+        & F.length(value).between(begin + 4 * count, MAX_PACK_BYTES)
+        & (F.hex(F.substring(value, 1, 1)) == f"{LAYOUT:02X}")
+    )
+    pack = F.transform(places, lambda n: F.substring(value, F.get(ends, n) + 1, F.get(lengths, n)))
+    refused = F.raise_error(F.concat_ws(" ", F.lit("a pack of DATA can't be read:"), F.col("topic"), F.col("offset")))
+    is_whole = F.element_at(ends, -1) == F.length(value)
+    others = F.concat(F.array(value), F.array_repeat(F.lit(None).cast("binary"), (count - 1).cast("int")))
+    checked = F.when(may_be, F.when(is_whole, pack).otherwise(refused)).otherwise(refused)
+    return F.when(kind == MESSAGES, checked).otherwise(others)
 
 
 def data_format() -> Column:

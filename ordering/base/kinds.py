@@ -87,6 +87,7 @@ KINDS = (
     Kind(records.LINK_START, Way.OF_LINK, _RELAY),
     Kind(records.VIEW, Way.DECIDED, _SEQUENCER, across=records.REMOTE_VIEW, watches=True),
     Kind(records.FLUSH_COMPLETED, Way.DECIDED, _SEQUENCER),
+    Kind(records.MESSAGES, Way.DECIDED, _CLIENT),  # a pack: each reader takes it as its messages
     Kind(records.REFUSED, Way.DECIDED, _CLIENT),  # a client's control record that changes nothing
     Kind(records.EPOCH, Way.BESIDE, _SEQUENCER),
     Kind(records.ENTRY, Way.BESIDE, _SEQUENCER),
@@ -114,6 +115,8 @@ RESERVED = {(TICK_NAME, kind.name) for kind in KINDS if WrittenBy.TICK in kind.w
 RESERVED |= {(ADMIN_NAME, kind.name) for kind in KINDS if WrittenBy.ADMIN in kind.writers}
 """The reserved names of senders, relays aside, with the kinds that abcast writes under each."""
 
+MESSAGE_KINDS = frozenset((records.MESSAGE, records.MESSAGES))
+"""DATA kinds that bring messages of applications, one or several. All others may change the membership."""
 DATA_KINDS = frozenset(_of(Way.NEXT, Way.NEWER, Way.DECIDED, Way.BESIDE))
 """The DATA kinds that this version knows. A record of any other kind takes its seqnos and has no other effect."""
 WITHOUT_SEQNO = _of(Way.BESIDE)

@@ -17,6 +17,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 # The names of kinds, each with a row in `ordering.base.kinds`.
 MESSAGE = "message"
+MESSAGES = "messages"
 EPOCH = "epoch"
 STRAY = "(stray)"
 """The kind of a record in DATA that no sequencer wrote. No record on Kafka can name this kind."""
@@ -179,8 +180,9 @@ class Data:
     A record of the kind `entry` takes no seqno either. It belongs to a site's log (`ordering.agreement.log`), under the
     number `local_seqno`.
 
-    Any other record takes `count` seqnos from `seqno` on, which is one for each kind that this version knows. Its
-    `view` is the number of the newest view, a view's own included.
+    Any other record takes `count` seqnos from `seqno` on: a pack, of the kind `messages`, one for each of its messages
+    (`ordering.base.packs`); each other kind that this version knows, one. Its `view` is the number of the newest view,
+    a view's own included.
     """
 
     kind: str

@@ -30,6 +30,7 @@ import numpy as np
 
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import is_relay
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, MessageId
 from ordering.checker.anomalies import (
@@ -80,7 +81,11 @@ class Checker:
         )
 
     def data(self, site: str, record: Data) -> None:
-        """Take the next record of a site's DATA topic, in offset order, effective or not."""
+        """Take the next record of a site's DATA topic, in offset order, effective or not. A pack is its messages."""
+        for each in unpacked(record):
+            self._data(site, each)
+
+    def _data(self, site: str, record: Data) -> None:
         if site not in self._logs:
             self.start(site, Reader())
         log = self._logs[site]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.base.errors import counted
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LISTED_SEQNOS, LOST, Anomaly
@@ -61,7 +62,11 @@ class MeshChecker:
         self._cut.add(site)
 
     def data(self, site: str, record: Data) -> None:
-        """Take the next record of a site's DATA topic, in offset order, effective or not."""
+        """Take the next record of a site's DATA topic, in offset order, effective or not. A pack is its messages."""
+        for each in unpacked(record):
+            self._data(site, each)
+
+    def _data(self, site: str, record: Data) -> None:
         if self._readers[site].judge(record) is not Verdict.TAKE:
             return
         if record.kind == MESSAGE:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.kinds import ACROSS
 from ordering.base.names import Topic, relay_of
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
     EPOCH,
@@ -198,12 +199,15 @@ class CarriedRecord(NamedTuple):
 
 
 def carry_each(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> list[CarriedRecord]:
-    """Return the record of `carry`, and a skip for each further seqno of a record that takes several.
+    """Return the record of `carry` for each seqno that a record takes: each message of a pack crosses a link alone.
 
-    Only kinds of later versions take several. `connectors.relay.columns` has the same as Spark columns.
+    Of a kind of a later version, each is a skip. `connectors.relay.columns` has the same as Spark columns.
     """
-    numbers = range(record.seqno, record.seqno + record.count)
-    return [carry(replace(record, seqno=number), source, session, carries) for number in numbers]
+    return [
+        carry(replace(each, seqno=number), source, session, carries)
+        for each in unpacked(record)
+        for number in range(each.seqno, each.seqno + each.count)
+    ]
 
 
 def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> CarriedRecord:

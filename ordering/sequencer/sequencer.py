@@ -32,7 +32,14 @@ from ordering.base.canonical import canonical_json
 from ordering.base.capacity import NO_ROOM, SenderCapacity
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST, follow, known
-from ordering.base.kinds import HEARD_KINDS, HEARD_OF_RELAYS, LINK_KINDS, NEWER_KINDS, NEXT_KINDS
+from ordering.base.kinds import (
+    HEARD_KINDS,
+    HEARD_OF_RELAYS,
+    LINK_KINDS,
+    MESSAGE_KINDS,
+    NEWER_KINDS,
+    NEXT_KINDS,
+)
 from ordering.base.names import is_address, is_relay
 from ordering.base.reader import Reader, Seal, Verdict, first_difference, with_seal
 from ordering.base.records import (
@@ -366,13 +373,14 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             counted = counted or record.count > 1
             if record.link is not None:
                 links.note(record)
-            elif record.kind == MESSAGE:
-                own_seqno = record.seqno
-            if record.sender and (record.link is None or record.kind != MESSAGE):
-                received[record.sender] = ReceivedRow(record.incarnation, record.local_seqno)
+            elif record.kind in MESSAGE_KINDS:
+                own_seqno = reader.last_seqno
+            if record.sender and (record.link is None or record.kind not in MESSAGE_KINDS):
+                behind = record.local_seqno + record.count - 1
+                received[record.sender] = ReceivedRow(record.incarnation, behind)
             if record.source is not None:
                 advance(decided, record.source)
-            if record.kind != MESSAGE:
+            if record.kind not in MESSAGE_KINDS:
                 membership = _fold(membership, record, received)
         base_expected = False
     return replace(

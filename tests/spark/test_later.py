@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from connectors.relay.columns import relay_mesh_data
 from connectors.spark.query_failure import explain
 from ordering.base.errors import LaterVersion
 from ordering.base.formats import NEWEST, Format
+from ordering.base.packs import encode_pack
 from ordering.base.reader import Reader
-from ordering.base.records import EPOCH, MESSAGE, Data, Source
+from ordering.base.records import EPOCH, MESSAGE, MESSAGES, Data, Source
 from ordering.sequencer.links import carry_each
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
@@ -41,9 +43,10 @@ LOG = (
     Data(EPOCH, 1),
     message(1),
     Data("pause", 1, 2, payload=b"{}"),
-    Data("pack", 1, 3, payload=b"of three", count=3),
+    Data("later", 1, 3, payload=b"of three", count=3),
     message(6),
-    Data("pack", 1, 7, payload=b"of two", count=2),
+    Data("later", 1, 7, payload=b"of two", count=2),
+    replace(message(9), kind=MESSAGES, payload=encode_pack([b"m9", b"m10"]), count=2),
 )
 
 
@@ -55,15 +58,24 @@ def writer_of(directory: Path, start: Start) -> LedgerWriter:
     return LedgerWriter(directory / "ledger", {"g": start}, lambda _: 0)
 
 
-def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession, tmp_path: Path) -> None:
-    """The batches may be cut anywhere, and the table may have some of a record's numbers."""
+def test_a_record_has_a_row_for_each_of_its_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    """Packs, and kinds of a later version. The batches may be cut anywhere, and the table may have some of a record's
+    numbers.
+    """
     wanted = [
-        *((1, "message", b"m1"), (2, "pause", b"{}"), (3, "pack", b"of three"), (4, "pack", None), (5, "pack", None)),
-        *((6, "message", b"m6"), (7, "pack", b"of two"), (8, "pack", None), (9, "message", b"m9")),
+        *(
+            (1, "message", b"m1"),
+            (2, "pause", b"{}"),
+            (3, "later", b"of three"),
+            (4, "later", None),
+            (5, "later", None),
+        ),
+        *((6, "message", b"m6"), (7, "later", b"of two"), (8, "later", None), (9, "message", b"m9")),
+        *((10, "message", b"m10"), (11, "message", b"m11")),
     ]
-    log = rows_of(*LOG, message(9))
+    log = rows_of(*LOG, message(11))
     create_tables(spark, tmp_path)
-    for group, cuts in (("g", (0, 7)), ("h", (0, 1, 2, 3, 4, 5, 6, 7))):
+    for group, cuts in (("g", (0, 8)), ("h", (0, 1, 3, 4, 6, 8))):
         of_group = [row._replace(topic=row.topic.replace(".g.", f".{group}.")) for row in log]
         writer = LedgerWriter(tmp_path / "ledger", {group: Start(0, Reader())}, lambda _: 0)
         for number, (first, end) in enumerate(itertools.pairwise(cuts)):
@@ -74,7 +86,7 @@ def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession
         assert found == wanted
         state = state_from_ledger(tmp_path / "ledger", group)
         assert state is not None
-        assert (state.seqno, state.received["local/a"]) == (9, (1, 9))
+        assert (state.seqno, state.received["local/a"]) == (11, (1, 11))
 
 
 def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
@@ -115,12 +127,19 @@ class TestMesh:
     WAY = Direction("local", "sfo")
 
     def test_a_skip_for_each_number(self, spark: SparkSession) -> None:
-        """The relay makes the same skips as `ordering.sequencer.links`."""
-        frame = source_frame(spark, rows_of(*LOG, message(9)))
+        """The relay makes the same skips, and the same messages of a pack, as `ordering.sequencer.links`."""
+        frame = source_frame(spark, rows_of(*LOG, message(11)))
         made = relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
         said = [bytes(row["headers"][0]["value"]).decode() for row in made]
-        wanted = [each for record in (*LOG, message(9)) for each in carry_each(record, "local", 5, lambda _: True)]
+        wanted = [each for record in (*LOG, message(11)) for each in carry_each(record, "local", 5, lambda _: True)]
         assert said == [f"2 {each.kind} {each.incarnation} {each.local_seqno} - {each.link}" for each in wanted]
+        assert [bytes(row["value"]) for row in made] == [each.payload for each in wanted]
+
+    def test_a_pack_that_no_sequencer_writes_stops_it(self, spark: SparkSession) -> None:
+        for value, count in ((b"", 1), (b"\x01", 999_999), (b"\x02\0\0\0\0", 1), (b"\x01\0\0\0\x01ab", 1)):
+            frame = source_frame(spark, rows_of(replace(message(1), kind=MESSAGES, payload=value, count=count)))
+            with pytest.raises(PySparkException, match=r"a pack of DATA can't be read: abcast\.g\.data\.local 0"):
+                relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
 
     def test_a_later_format_stops_it(self, spark: SparkSession, tmp_path: Path) -> None:
         """Otherwise the relay would carry a skip for messages that it can't read."""

@@ -24,8 +24,9 @@ from connectors.ledger.table import ledger_rows as rows_by_spark
 from connectors.ledger.table import view_rows as views_by_spark
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
+from ordering.base.packs import encode_pack
 from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, VIEW, Data, Source
+from ordering.base.records import MESSAGE, MESSAGES, VIEW, Data, Source
 from ordering.casts.casts import CAUSAL, FIFO, Cast
 from tests.ledger.ledger_of import decided
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, source_frame
@@ -45,9 +46,11 @@ def log() -> list[Data]:
         Data("later", epoch, last + 1, 3, "nyc/a", 1, 90, b"three", source, (("n", b"1"),), 1_700_000_000_500, count=3),
         Data("later-own", epoch, last + 4, 3, payload=b"own", count=2),
         Data(VIEW, epoch, last + 6, 4, payload=VIEW_TEXT),
+        Data(MESSAGES, epoch, last + 7, 4, "nyc/a", 1, 93, encode_pack([b"x", b"", b"y" * 300]), source, count=3),
+        Data(MESSAGES, epoch, last + 10, 4, "nyc/a", 1, 96, encode_pack([b"alone"]), source, (("n", b"1"),)),
     ]
     many = [
-        Data(MESSAGE, epoch, last + 7 + n, 4, "nyc/a", 1, 100 + n, b"%d" % n, source, (), 1_700_000_001_000 + n)
+        Data(MESSAGE, epoch, last + 11 + n, 4, "nyc/a", 1, 100 + n, b"%d" % n, source, (), 1_700_000_001_000 + n)
         for n in range(100)
     ]
     return [*records, *more, *many]

@@ -15,7 +15,7 @@ import functools
 import itertools
 import operator
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from enum import Enum
 from typing import Any
@@ -28,7 +28,7 @@ from connectors.client.memory.member_pass import MemberPass
 from connectors.client.values.delivery import Delivery, Place
 from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.effective import Effective, Messages, address_of
+from connectors.kafka.log.effective import Effective, Messages, address_of, next_offsets
 from connectors.storage.location import Location
 from ordering.base.errors import HistoryUnavailable, UsageError
 from ordering.base.names import Address
@@ -192,7 +192,8 @@ class Deliveries(MemberPass["Delivery | Event"]):
         room = gathering.most - len(gathering.items)
         if isinstance(rest, Messages) and rest and rest.columns.seqno[0] > counted:
             part, left = (rest[:room], rest[room:]) if len(rest) > room else (rest, None)
-            self._gathered(list(deliveries_of(part)), (part.columns.seqno[-1], part.columns.offset[-1] + 1))
+            next_offset = next_offsets(rest.columns.offset[: len(part) + 1])[len(part) - 1]
+            self._gathered(list(deliveries_of(part)), (part.columns.seqno[-1], next_offset))
             return left
         found: list[Delivery | Event] = []
         seqno = next_offset = 0
@@ -256,18 +257,22 @@ class Deliveries(MemberPass["Delivery | Event"]):
                     if effective[0].seqno < first:
                         wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
                     # Lazily: a delivery that the application is done with is freed before the next one is made.
-                    yield wanted if isinstance(wanted, Messages) else map(self._place, wanted)
+                    yield wanted if isinstance(wanted, Messages) else self._places_in(wanted)
                     self._next_seqno = max(first, effective[-1].seqno + 1)
                 else:
                     yield ()
 
-    def _place(self, record: Effective) -> Place:
+    def _places_in(self, records: Sequence[Effective]) -> Iterator[Place]:
+        offsets = next_offsets([record.offset for record in records])
+        return map(self._place, records, offsets)
+
+    def _place(self, record: Effective, next_offset: int) -> Place:
         what: Delivery | Event | None = None
         if record.kind == MESSAGE:
             what = delivery_of(record)
         elif self._events is not None:
             what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
-        return record.seqno, record.offset + 1, what
+        return record.seqno, next_offset, what
 
 
 def _is_total(what: Delivery | Event) -> bool:
@@ -292,8 +297,8 @@ def _behind(rest: Rest, seqno: int) -> Rest:
 
 def places_of(messages: Messages) -> Iterator[Place]:
     """Yield the place of each message, with its delivery."""
-    offsets = [offset + 1 for offset in messages.columns.offset]
-    return zip(messages.columns.seqno, offsets, deliveries_of(messages), strict=True)
+    offsets = messages.columns.offset
+    return zip(messages.columns.seqno, next_offsets(offsets), deliveries_of(messages), strict=True)
 
 
 def deliveries_of(messages: Messages) -> Iterator[Delivery]:

@@ -323,9 +323,9 @@ class MergedDeliveries(Deliveries):
         is_counted = record.kind == MESSAGE and record.seqno <= self._counted
         if record.seqno < first or is_counted:
             if record.kind != MESSAGE and self._events is not None:
-                self._place(effective)
+                self._place(effective, self._offset)
             return record.seqno, self._offset, None
-        return self._place(effective)
+        return self._place(effective, self._offset)
 
     _offset = 0
 

@@ -24,6 +24,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.transport import Producer
 from ordering.base.names import Address
+from ordering.base.packs import unpacked
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
 from ordering.casts.outgoing import EarlierProcess
@@ -92,11 +93,14 @@ def open_resources(
 
 
 def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:
-    """Yield the sender's records of DATA behind seqno `seqno` and below offset `end`. Raises HistoryUnavailable."""
+    """Yield the sender's records of DATA behind seqno `seqno` and below offset `end`, each message of a pack by itself.
+
+    Raises HistoryUnavailable.
+    """
     with DataLog(connection, group, address.site) as log:
         start = log.after(seqno, or_end=True)
         for stored in log.records(start.offset, end):
             data = stored.data
             is_taken = start.reader.judge(data) is Verdict.TAKE
             if is_taken and data.sender == str(address):
-                yield data
+                yield from unpacked(data)

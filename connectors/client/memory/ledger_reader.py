@@ -38,8 +38,8 @@ def read_ledger(
 def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
     data, offset = decode_row(row), row.get("data_offset")
     # Rows of an earlier layout have no offset. It was seqno - 1 or more, and a place needs only an offset from which
-    # the next seqno is found.
-    next_offset = data.seqno if offset is None else offset + 1
+    # the next seqno is found. The rows of a pack share one.
+    next_offset = data.seqno if offset is None else offset
     if data.kind != MESSAGE:
         return data.seqno, next_offset, _event(data, events)
     sequenced_at = row.get("sequenced_at")

@@ -19,9 +19,9 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.storage.location import Location
 from ordering.base.errors import StateUnavailable, UsageError
+from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.names import Address
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE
 from ordering.participant.events import ViewChange
 
 
@@ -144,7 +144,7 @@ class StartPosition:
             for stored in log.records(0, log.end()):
                 data = stored.data
                 is_taken = reader.judge(data) is Verdict.TAKE
-                if is_taken and data.kind == MESSAGE:
+                if is_taken and data.kind in MESSAGE_KINDS:
                     return not view.seqno or data.seqno < view.seqno
         return False
 

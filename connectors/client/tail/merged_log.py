@@ -204,7 +204,8 @@ class MergedLog:
             self._held.pop(_key(record), None)
         elif isinstance(record.record, Effective):
             effective = record.record
-            self._start = Start(effective.offset + 1, Reader(effective.epoch, effective.seqno))
+            # Not behind the record: a pack may have further messages. The reading rule drops the delivered ones.
+            self._start = Start(effective.offset, Reader(effective.epoch, effective.seqno))
 
     def _read_again(self, *, is_idle: bool) -> None:
         """Go back to where the queue was full, if that may help."""

@@ -1,5 +1,8 @@
 """Follow a growing DATA topic and return its effective records: the reading rule on live Kafka.
 
+A pack is returned as its messages (`ordering.base.packs`), which share its offset: those behind the last seqno that was
+taken. So a reader that begins in the middle of a pack goes on with the next message.
+
 It is the `DataLog` of readers that stay: polls wait for a bounded time instead of ending at the log's end. A broker
 that goes away for a while is no error; the cursor continues when it is back. All records come from one log
 (`connectors.kafka.log.same_log_consumer`).
@@ -11,7 +14,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,15 +29,17 @@ from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective, MessageColumns, Messages, effective
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import Consumer
-from ordering.base.errors import HistoryChanged, HistoryUnavailable
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.base.formats import follow
 from ordering.base.kinds import DATA_KINDS
+from ordering.base.packs import decode_pack
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE
+from ordering.base.records import MESSAGE, MESSAGES
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
-"""The most records judged at once; they are judged one by one if one of them is no message (a snapshot, say)."""
+"""The most records judged at once, and messages of packs, up to a whole pack more. Records are judged one by one if one
+of them is no message by itself (a snapshot, say)."""
 
 _MANY = 2_048
 """Up to this many records, reading is faster than a seek past them."""
@@ -147,8 +152,8 @@ class DataCursor:
             numbers = messages_numbers(keys, headers)
             if numbers is None and any(messages):
                 break  # the next call judges them
-            self._pending, self.position = rest, part[-1].offset + 1
             if numbers is not None:
+                self._pending, self.position = rest, part[-1].offset + 1
                 messages.append(self._judge_messages(part, keys, headers, numbers))
             elif taken := self._judge_each(part):
                 return taken
@@ -177,11 +182,15 @@ class DataCursor:
             columns = (list(itertools.compress(column, is_taken.tolist())) for column in columns)
         return Messages(MessageColumns(*columns))
 
-    def _judge_each(self, records: Sequence[Any]) -> list[Effective]:
+    def _judge_each(self, records: Sequence[Any]) -> Sequence[Effective]:
+        """Judge records one by one, until they have given `_AT_ONCE` messages or more."""
         accept = self._reader.accept
-        taken = []
+        taken: list[Effective] = []
+        has_pack = has_others = False
+        judged = 0
         for record in records:
-            key, headers = record.key, record.headers
+            judged += 1
+            key, headers, before = record.key, record.headers, self._reader.last_seqno
             kind, count, fields = MESSAGE, 1, _NO_FIELDS
             numbers = message_numbers(key, headers)
             if not numbers:
@@ -196,24 +205,62 @@ class DataCursor:
                 if kind not in DATA_KINDS:
                     self._warn_of_kind(kind, record.offset)
                 application = without_nulls(headers[1:]) if len(headers) > 1 else ()
-                found = (
-                    seqno + count - 1,
-                    record.offset,
-                    kind,
-                    key,
-                    incarnation,
-                    local_seqno,
-                    epoch,
-                    view,
-                    forwarded_at_ms,
-                    application,
-                    record.value,
-                    record.timestamp,
+                found = effective(
+                    (
+                        seqno + count - 1,
+                        record.offset,
+                        kind,
+                        key,
+                        incarnation,
+                        local_seqno,
+                        epoch,
+                        view,
+                        forwarded_at_ms,
+                        application,
+                        record.value,
+                        record.timestamp,
+                    )
                 )
-                taken.append(effective(found))
+                if kind == MESSAGES:
+                    has_pack = True
+                    taken += self._messages_in(found, count, before)
+                    if len(taken) >= _AT_ONCE:
+                        break
+                else:
+                    has_others = has_others or kind != MESSAGE
+                    taken.append(found)
             elif verdict is Verdict.CONTROL:
                 follow(self._partition.topic, data_format(fields))
-        return taken
+        self._pending, self.position = self._pending[judged:], records[judged - 1].offset + 1
+        return Messages.of(taken) if has_pack and not has_others else taken
+
+    def _messages_in(self, pack: Effective, count: int, before: int) -> Iterator[Effective]:
+        """Return the messages of a pack behind seqno `before`. Raises ProtocolViolation if it can't be read."""
+        last, offset, _, key, incarnation, local_seqno, *shared, headers, value, timestamp_ms = pack
+        try:
+            payloads = decode_pack(value or b"", count)
+        except ProtocolViolation as error:
+            self._reader.last_seqno = before  # not taken: the next call raises again
+            raise ProtocolViolation(f"{self._partition.topic} at offset {offset}: {error}") from None
+        known = max(0, before - (last - count))
+        repeat = itertools.repeat
+        same = map(repeat, (*shared, headers))
+        seqnos, local_seqnos = range(last - count + 1 + known, last + 1), itertools.count(local_seqno + known)
+        return map(
+            effective,
+            zip(
+                seqnos,
+                repeat(offset),
+                repeat(MESSAGE),
+                repeat(key),
+                repeat(incarnation),
+                local_seqnos,
+                *same,
+                payloads[known:],
+                repeat(timestamp_ms),
+                strict=False,
+            ),
+        )
 
     def _warn_of_kind(self, kind: str, offset: int) -> None:
         """Warn of an unknown kind, once a topic."""

@@ -11,7 +11,9 @@ from ordering.base.records import MESSAGE, Headers
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken. `seqno` is the last one that the record takes. Numbers missing in its header are 0.
+    """A DATA record that was taken, or a message of a pack. `seqno` is the last one that it takes.
+
+    Numbers missing in the header are 0.
 
     The sequencer's own records have no key, and so no sender. `forwarded_at_ms` is the broker's timestamp of the
     FORWARD record, `timestamp_ms` that of the DATA record, both in ms since the epoch.
@@ -59,6 +61,11 @@ class MessageColumns(NamedTuple):
     timestamp_ms: list[int]
 
 
+def next_offsets(offsets: Sequence[int]) -> list[int]:
+    """Return the offset to read on from behind each of some successive messages: inside of a pack, the pack's own."""
+    return [offset + (offset != after) for offset, after in zip(offsets, [*offsets[1:], -1], strict=True)]
+
+
 class Messages(Sequence[Effective]):
     """Effective records that are all messages; each is made on demand.
 
@@ -70,6 +77,13 @@ class Messages(Sequence[Effective]):
 
     def __init__(self, columns: MessageColumns) -> None:
         self.columns = columns
+
+    @classmethod
+    def of(cls, records: Iterable[Effective]) -> Messages:
+        """Return these records, which are all messages, at least one."""
+        seqno, offset, _, *others = map(list, zip(*records, strict=True))
+        columns: Any = (seqno, offset, *others)
+        return cls(MessageColumns(*columns))
 
     @classmethod
     def joined(cls, parts: Iterable[Messages]) -> Messages:

@@ -23,8 +23,9 @@ from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.seqno_search import where
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
 from ordering.base.errors import NoSnapshot
+from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.reader import epoch_of
-from ordering.base.records import ENTRY, EPOCH, MESSAGE, Data
+from ordering.base.records import ENTRY, EPOCH, Data
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 
@@ -164,6 +165,6 @@ def _last_record_of(log: StoredRecords, base: SequencerState, start: int, end: i
 
 def _without_payload(stored: StoredRecord) -> StoredRecord:
     """Drop the parts that `absorb` does not use: a takeover has the ends of many logs in memory at once."""
-    if stored.data.kind not in (MESSAGE, ENTRY):
+    if stored.data.kind not in MESSAGE_KINDS | {ENTRY}:
         return stored
     return stored._replace(data=replace(stored.data, payload=b"", headers=()))

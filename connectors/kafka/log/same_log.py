@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Verdict
-from ordering.base.records import Data
+from ordering.base.records import MESSAGES, Data
 from ordering.sequencer.state import SequencerState
 
 
@@ -43,9 +43,11 @@ class LedgerRow(NamedTuple):
 
     def is_of(self, record: Data) -> bool:
         """Whether the row was made from the record, which may take several seqnos."""
+        further = self.seqno - record.seqno
+        local_seqno = record.local_seqno + (further if record.kind == MESSAGES else 0)
         return (
-            record.seqno <= self.seqno < record.seqno + record.count
-            and self[1:5] == (record.epoch, record.sender, record.incarnation, record.local_seqno)
+            0 <= further < record.count
+            and self[1:5] == (record.epoch, record.sender, record.incarnation, local_seqno)
             and self.forwarded_at_ms in (None, record.forwarded_at_ms)
         )
 

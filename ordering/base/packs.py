@@ -1,0 +1,107 @@
+"""Packs: several messages of one sender in the value of one record of the kind `messages`.
+
+Layout of the value. All lengths come before the payloads, so they make the offsets of an Arrow array, and the
+payloads need no copy (`connectors.kafka.codec.pack_arrow`).
+
+| bytes | content |
+| --- | --- |
+| 1 | the version of the layout, 1 |
+| 4 × COUNT | the length of each payload in bytes, a big-endian u32 |
+| the rest | the payloads, one directly after the other |
+
+COUNT, 1 to MAX_PACK_MESSAGES, is in the header of the record. The whole value has at most MAX_PACK_BYTES. A longer
+message, or one with headers of its application, goes alone. The n-th message of a pack has the n-th local seqno from
+the record's one on, and in DATA the n-th seqno.
+
+Readers take a pack as its messages. One that begins in the middle of a pack goes on with the next message of it.
+
+Invariant: a value that `fault` passes is split into COUNT payloads that use each byte of it once. Any other value is
+refused before anything is allocated for it: the work is bounded by the length of the value, whatever COUNT says. A
+crash can't tear a pack, since it is one record of Kafka.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from ordering.base.errors import ProtocolViolation
+from ordering.base.records import MESSAGE, MESSAGES, Data
+
+LAYOUT = 1
+"""The version of the layout, the first byte."""
+MAX_PACK_MESSAGES = 1_000
+"""The most messages in a pack."""
+MAX_PACK_BYTES = 65_536
+"""Largest value of a pack, in bytes."""
+
+# Reasons to refuse a pack, in the order of the checks.
+WRONG_COUNT = f"COUNT of a pack is missing or not a number from 1 to {MAX_PACK_MESSAGES}"
+PACK_TOO_LARGE = f"the pack is over {MAX_PACK_BYTES} bytes"
+WRONG_LAYOUT = f"the pack does not begin with the version of its layout, {LAYOUT}"
+WRONG_LENGTHS = "the lengths in the pack do not add up to its payloads"
+
+_LENGTH = 4
+
+
+def size_of_pack(payload_bytes: int, count: int) -> int:
+    """Return the bytes of a pack of `count` messages with so many bytes of payload together."""
+    return 1 + _LENGTH * count + payload_bytes
+
+
+def encode_pack(payloads: Sequence[bytes]) -> bytes:
+    """Return the value of the pack with these payloads. Raises ProtocolViolation if it breaks a limit."""
+    if not 0 < len(payloads) <= MAX_PACK_MESSAGES:
+        raise ProtocolViolation(f"{WRONG_COUNT}: {len(payloads)}.")
+    if size_of_pack(sum(map(len, payloads)), len(payloads)) > MAX_PACK_BYTES:
+        raise ProtocolViolation(f"{PACK_TOO_LARGE}.")
+    lengths = struct.pack(f">B{len(payloads)}I", LAYOUT, *map(len, payloads))
+    return b"".join((lengths, *payloads))
+
+
+def fault(value: bytes, count: int) -> str:
+    """Return the reason why the value is no pack of `count` messages; "" if it is one."""
+    if not 0 < count <= MAX_PACK_MESSAGES:
+        return WRONG_COUNT
+    if len(value) > MAX_PACK_BYTES:
+        return PACK_TOO_LARGE
+    if value[:1] != bytes([LAYOUT]):
+        return WRONG_LAYOUT
+    if len(value) < size_of_pack(0, count) or size_of_pack(sum(_lengths(value, count)), count) != len(value):
+        return WRONG_LENGTHS
+    return ""
+
+
+def offsets(value: bytes, count: int) -> list[int]:
+    """Return where each payload of the pack begins in its value, and where the last one ends: COUNT + 1 numbers.
+
+    Raises ProtocolViolation if the value is no pack of `count` messages.
+    """
+    if reason := fault(value, count):
+        raise ProtocolViolation(f"{reason}.")
+    return list(accumulate(_lengths(value, count), initial=size_of_pack(0, count)))
+
+
+def decode_pack(value: bytes, count: int) -> list[bytes]:
+    """Return the payloads of the pack, in order. Raises as `offsets`."""
+    return [value[begin:end] for begin, end in pairwise(offsets(value, count))]
+
+
+def unpacked(record: Data) -> Iterator[Data]:
+    """Yield the messages of a pack, each as a record of its own; any other record as it is.
+
+    The reading rule takes the same messages from these as from the pack: all or the rest of it, if they follow the last
+    seqno, none otherwise. Raises as `offsets` for a pack that no sequencer writes.
+    """
+    if record.kind != MESSAGES:
+        yield record
+        return
+    for n, payload in enumerate(decode_pack(record.payload, record.count)):
+        seqno, local_seqno = record.seqno + n, record.local_seqno + n
+        yield replace(record, kind=MESSAGE, seqno=seqno, local_seqno=local_seqno, payload=payload, count=1)
+
+
+def _lengths(value: bytes, count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f">{count}I", value, 1)
