@@ -76,7 +76,9 @@ def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
         return True
     for each in found:
         forward = decode_forward(source, each.key, each.value, each.headers, each.timestamp)
-        return isinstance(forward, Forward) and forward.id == record.id
+        if not isinstance(forward, Forward) or (forward.sender, forward.incarnation) != record.id[:2]:
+            return False
+        return record.local_seqno <= forward.local_seqno <= record.last_local_seqno
     return False
 
 

@@ -205,6 +205,11 @@ class Data:
         """The message's identity."""
         return MessageId(self.sender, self.incarnation, self.local_seqno)
 
+    @property
+    def last_local_seqno(self) -> int:
+        """The last local seqno that the record takes: a pack takes one for each message."""
+        return self.local_seqno + (self.count - 1 if self.kind == MESSAGES else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

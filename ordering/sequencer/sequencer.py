@@ -376,8 +376,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             elif record.kind in MESSAGE_KINDS:
                 own_seqno = reader.last_seqno
             if record.sender and (record.link is None or record.kind not in MESSAGE_KINDS):
-                behind = record.local_seqno + record.count - 1
-                received[record.sender] = ReceivedRow(record.incarnation, behind)
+                received[record.sender] = ReceivedRow(record.incarnation, record.last_local_seqno)
             if record.source is not None:
                 advance(decided, record.source)
             if record.kind not in MESSAGE_KINDS:

@@ -245,7 +245,7 @@ class Script:
     # Sequencers.
 
     def _do_start(self, name: str) -> None:
-        self.jobs[name] = GroupJob(self.world.kafka, name, self._note_takeover, is_blind=False, depth=1, later=0)
+        self.jobs[name] = GroupJob(self.world.kafka, name, self._note_takeover, is_blind=False, shape=Shape())
 
     def _note_takeover(self, job: GroupJob, state: SequencerState) -> None:
         self.takeovers += 1

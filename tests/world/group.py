@@ -30,6 +30,7 @@ from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, MESSAGE, Data
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
@@ -90,7 +91,7 @@ class Known(NamedTuple):
         elif verdict is Verdict.TAKE:
             received = dict(self.received)
             if record.sender:
-                received[record.sender] = ReceivedRow(record.incarnation, record.local_seqno)
+                received[record.sender] = ReceivedRow(record.incarnation, record.last_local_seqno)
             if record.kind == FORGET:
                 for row in from_payload(record.payload) or ():
                     if received.get(row.sender) == row[1:]:
@@ -296,8 +297,7 @@ class GroupWorld(World[_Site]):
             self.jobs[who % JOBS] = GroupJob(
                 *(self.kafka, name, self.note_takeover),
                 is_blind=is_blind and not stands_by,
-                depth=shape.depth,
-                later=shape.later,
+                shape=shape,
                 stands_by=stands_by,
             )
 
@@ -488,7 +488,9 @@ class GroupWorld(World[_Site]):
             checker.ledger(row.seqno, row.id, row.payload)
         if len(self.table.rows) < reader.last_seqno:
             self.blame(GAP, f"the ledger has {len(self.table.rows)} of {reader.last_seqno} rows.")
-        self._check_messages([record for record in effective if record.kind == MESSAGE], checker)
+        self._check_messages(
+            [each for record in effective for each in unpacked(record) if each.kind == MESSAGE], checker
+        )
         self._check_job()
         return [*checker.finish(), *self.anomalies]
 

@@ -8,6 +8,7 @@ so, and its outbox is a SQLite database in memory, which outlives the process. A
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 import time
@@ -40,9 +41,12 @@ from ordering.base.errors import HistoryUnavailable, Superseded
 from ordering.base.formats import ADDITIONS
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.names import Address
+from ordering.base.packs import unpacked
 from ordering.base.records import Data, MessageId
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.state import SequencerState
+from tests.packed import packed_outputs
+from tests.world.group_history import Shape
 from tests.world.jobs import write_later
 from tests.world.stepping import Process, Stepped
 from tests.world.wires import WiredConnection, WiredKafka, WiredProducer
@@ -65,17 +69,16 @@ class GroupJob(EngineJob):
         has_taken_over: Callable[[GroupJob, SequencerState], None],
         *,
         is_blind: bool,
-        depth: int,
-        later: int,
+        shape: Shape,
         stands_by: bool = False,
     ) -> None:
-        """`is_blind`: it looks for no newer epochs. `later`: percent of its batches with a record of a later kind."""
+        """`is_blind`: it looks for no newer epochs."""
         self.process = Stepped(name, self.run)
-        self.has_taken_over, self.depth = has_taken_over, depth
+        self.has_taken_over, self.shape = has_taken_over, shape
         after_s = TAKEOVER_AFTER_S if stands_by else None
         super().__init__(EngineOptions(WiredConnection.of(kafka, self.process), SITE, takeover_after_s=after_s))
         self._stop = _Stop(kafka, self.process)
-        self.kafka, self.is_blind, self.later = kafka, is_blind, later
+        self.kafka, self.is_blind = kafka, is_blind
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -138,12 +141,15 @@ class _LaterSequencing(Sequencing):
     def __init__(self, state: SequencerState, job: GroupJob) -> None:
         super().__init__(state, SITE)
         self._job = job
-        self.pipeline = replace(self.pipeline, depth=job.depth)
+        self.pipeline = replace(self.pipeline, depth=job.shape.depth)
 
     def decide(self, state: SequencerState, held: Any) -> tuple[SequencerState, list[Output]]:
         state, outputs = super().decide(state, held)
-        dice = self._job.kafka.actors.dice
-        if state.format < ADDITIONS.number or dice.randrange(100) >= self._job.later:
+        dice, shape = self._job.kafka.actors.dice, self._job.shape
+        if shape.packs:
+            before, outputs = outputs, packed_outputs(outputs, self.topics.data, dice, shape.packs)
+            state = replace(state, counted=state.counted or len(outputs) < len(before))
+        if state.format < ADDITIONS.number or dice.randrange(100) >= shape.later:
             return state, outputs
         state, record = write_later(state, dice.choice((1, 1, 2, 3, 7)))
         return state, [*outputs, self.topics.encode(record, None)]
@@ -417,7 +423,8 @@ class LedgerWriter:
                 numbers([each.seqno for each in data]),
                 numbers([each.count for each in data]),
             )
-            for each in (record for record, is_taken in zip(data, taken.tolist(), strict=True) if is_taken):
+            effective = (record for record, is_taken in zip(data, taken.tolist(), strict=True) if is_taken)
+            for each in itertools.chain.from_iterable(map(unpacked, effective)):
                 self._batch += [replace(each, seqno=each.seqno + at, count=1) for at in range(each.count)]
         self._next = until
 

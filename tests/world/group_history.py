@@ -60,6 +60,8 @@ class Shape(NamedTuple):
     """See `WiredKafka.haste`."""
     later: int = 0
     """Percent of batches in which the jobs, of a later version, write a record of an unknown kind."""
+    packs: int = 0
+    """The most messages of a pack that the jobs write; 0 if they write none."""
     columns_from: int = 1 << 30
     """The smallest batch that is decided by columns."""
     snapshot_every: int = 8
@@ -109,5 +111,6 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
     if mutation is NONE:
         shape = shape._replace(columns_from=columns_from, powers=powers)
     standbys = random.Random(f"standbys {seed}").choice((0, 0, 50, 100)) if mutation.has("standbys") else 0
-    shape = shape._replace(later=later if mutation.has("later") else 0, standbys=standbys)
+    packs = random.Random(f"packs {seed}").choice((0, 0, 2, 5)) if mutation.has("packs") else 0
+    shape = shape._replace(later=later if mutation.has("later") else 0, standbys=standbys, packs=packs)
     return History(seed, shape, (Action("start"), *actions))

@@ -63,7 +63,7 @@ class MessageColumns(NamedTuple):
 
 def next_offsets(offsets: Sequence[int]) -> list[int]:
     """Return the offset to read on from behind each of some successive messages: inside of a pack, the pack's own."""
-    return [offset + (offset != after) for offset, after in zip(offsets, [*offsets[1:], -1], strict=True)]
+    return [offset + (offset != after) for offset, after in zip(offsets, [*offsets[1:], -1], strict=False)]
 
 
 class Messages(Sequence[Effective]):
