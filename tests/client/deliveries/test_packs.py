@@ -21,12 +21,13 @@ from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.log.effective import Effective, Messages
+from connectors.takeover.same_forward import changed_inputs
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import ProtocolViolation
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, MESSAGES, Data, Source
+from ordering.base.records import MESSAGE, MESSAGES, Data, Partition, Source
 from tests.client.deliveries.test_batches import open_run, take_all
 from tests.client.members import with_casts
 from tests.packed import pack_log, pack_of, packed
@@ -197,3 +198,13 @@ def test_the_log_tells_where_a_message_stands(kafka: MemoryConnection) -> None:
             ]
             assert found
             assert found[0][1] >= start.offset
+
+
+def test_forward_is_the_log_that_a_pack_was_made_from(kafka: MemoryConnection) -> None:
+    forward = TopicPartition("abcast.g.forward.nyc", 0)
+    pack_log(kafka, "g", "nyc", 1)
+    with DataLog(kafka, "g", "nyc") as log, contextlib.closing(kafka.consumer()) as consumer:
+        assert changed_inputs(log, consumer, {forward.topic}, log.end()) == set()
+        stored = kafka.topics.partitions[forward]
+        stored[:] = [stored[0]._replace(offset=offset) for offset in range(len(stored))]
+        assert changed_inputs(log, consumer, {forward.topic}, log.end()) == {Partition(*forward)}
