@@ -21,7 +21,7 @@ from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.log.effective import Effective, Messages
-from connectors.takeover.same_forward import changed_inputs
+from connectors.takeover.same_forward import changed_inputs, newest_records
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import ProtocolViolation
@@ -204,7 +204,7 @@ def test_forward_is_the_log_that_a_pack_was_made_from(kafka: MemoryConnection) -
     forward = TopicPartition("abcast.g.forward.nyc", 0)
     pack_log(kafka, "g", "nyc", 1)
     with DataLog(kafka, "g", "nyc") as log, contextlib.closing(kafka.consumer()) as consumer:
-        assert changed_inputs(log, consumer, {forward.topic}, log.end()) == set()
+        assert changed_inputs(log, consumer, {forward.topic}, newest_records(log, log.end())) == set()
         stored = kafka.topics.partitions[forward]
         stored[:] = [stored[0]._replace(offset=offset) for offset in range(len(stored))]
-        assert changed_inputs(log, consumer, {forward.topic}, log.end()) == {Partition(*forward)}
+        assert changed_inputs(log, consumer, {forward.topic}, newest_records(log, log.end())) == {Partition(*forward)}
