@@ -104,6 +104,8 @@ class EngineJob:
                 try:
                     if standby is not None:
                         self.ready.set()
+                        if options.troubles is not None:
+                            options.troubles.expect_signs(())  # the other sequencer gives them
                         standby.wait(self._stop)
                         if self._stop.is_set():
                             return

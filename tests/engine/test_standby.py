@@ -17,6 +17,7 @@ from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.engine.standby import LEAST_AFTER_S, LOOK_S, SequencerSilence, Standby
 from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
@@ -84,7 +85,7 @@ def test_a_time_below_that_of_two_signs_is_refused(kafka: MemoryConnection, monk
 @contextmanager
 def job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
     """Run a job; with `takeover_after_s` a standby."""
-    found = EngineJob(EngineOptions(kafka, SITE, takeover_after_s=takeover_after_s))
+    found = EngineJob(EngineOptions(kafka, SITE, troubles=Troubles(), takeover_after_s=takeover_after_s))
     found._state.finder = finder_of(kafka, (SITE,))
     with running(kafka, found):
         eventually(found.ready.is_set, what="a job that is ready")
@@ -113,7 +114,8 @@ def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: p
     monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_own", True)
     with ExitStack() as opened:
         with job(kafka, None):
-            opened.enter_context(job(kafka, 2.5))
+            waiting = opened.enter_context(job(kafka, 2.5)).options.troubles
+            assert waiting is not None
             send(kafka, 1)
             threading.Event().wait(3.0)
             assert claims(kafka) == 1, "the sequencer gives signs"
@@ -122,8 +124,10 @@ def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: p
         with job(kafka, None):
             send(kafka, 3)
             assert claims(kafka) == 3
+            eventually(lambda: not waiting.unsigned_s(), what="no signs of a standby")
         send(kafka, 4)
         assert claims(kafka) == 4
+        eventually(lambda: set(waiting.unsigned_s()) == {"g"}, what="its signs")
 
 
 def test_the_end_of_a_process_on_this_host_shows_at_once(
