@@ -85,8 +85,9 @@ class OrderedRecord(NamedTuple):
     """An effective DATA record, as `ordering.base.reader` takes it.
 
     `view`, `members` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to
-    messages and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered. `record` is the
-    caller's own object; nothing here reads it.
+    messages and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered; one that has no
+    vector (`ordering.casts.merging`) has no `members` either. `record` is the caller's own object; nothing here reads
+    it.
     """
 
     seqno: int
@@ -99,6 +100,7 @@ class OrderedRecord(NamedTuple):
     members: tuple[MemberIncarnation, ...] = ()
     settled: tuple[Settled, ...] = ()
     is_in_flush: bool = False
+    has_vector: bool = True
     payload: bytes = b""
     record: object = None
 

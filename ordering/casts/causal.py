@@ -98,6 +98,8 @@ class CausalReceiver:
     ) -> None:
         state = state or CausalState()
         self.view = state.view
+        self.has_vector = True
+        """Whether the last view that was read here has a vector: without a flush it has none."""
         self.members = state.members
         self.seqno = state.seqno
         self.is_new = state.is_new
@@ -316,6 +318,7 @@ class CausalReceiver:
         settled = tuple(Settled(member, agreed[index[member]]) for member in gone)
         self.ended.settle(self.view, settled, {} if self.is_new else dict(zip(self.members, vector, strict=True)))
         self.view, self.members, self.is_new = record.view, record.members, record.view < self.new_before
+        self.has_vector = record.has_vector
         self._index = {member: place for place, member in enumerate(record.members)}
         # Not `vector`: another reader than a member's hub may have delivered casts that are not agreed.
         self._vector = [agreed[index[member]] if member in index else 0 for member in record.members]

@@ -110,7 +110,7 @@ class Merger:
         if record.kind == SETTINGS:
             self.flush = Settings(flush=self.flush).decided(record.payload).flush
         elif record.kind == VIEW and not separates(record, self.causal.members, flush=self.flush):
-            record = record._replace(members=())
+            record = record._replace(members=(), has_vector=False)
         return self.causal.step(record)
 
     def pass_message(self, seqno: int) -> bool:

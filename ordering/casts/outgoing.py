@@ -112,7 +112,7 @@ class Outgoing:
     @property
     def was_put_out(self) -> bool:
         """Whether a view came without the incarnation. Its casts leave the queue; the next incarnation casts them."""
-        return self._was_in and bool(self._receiver.members) and self._receiver.index_of(self.member) is None
+        return self._was_in and self._receiver.has_vector and self._receiver.index_of(self.member) is None
 
     @property
     def _all_written(self) -> bool:
@@ -157,7 +157,7 @@ class Outgoing:
     def _look_who_is_in(self) -> bool:
         """Follow the receiver's view; return whether it may send casts: no more once a view came without it.
 
-        A view without `members` belongs to a group that has given up flush. Then it is in no view, and was not put out.
+        A view without a vector belongs to a group that has given up flush. Then it is in no view, and was not put out.
         """
         index = self._receiver.index_of(self.member)
         is_in = index is not None

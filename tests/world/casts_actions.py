@@ -33,7 +33,9 @@ from tests.world.world import World
 STEP_MS = 10
 MOST_MEMBERS = 6
 SUSPECT_AFTER_MS = 2_000
-POWERS = ("away", "marker")
+AWAY = "away"
+"""The feature of a history whose Kafka has powers, and a retention of casts."""
+POWERS = (AWAY, "marker")
 NO_FLUSH = "no-flush"
 """The feature of a group without flush."""
 LIES = "lies"
@@ -72,7 +74,9 @@ class CastActions(World[CastSite]):
         self.lies = mutation.has(LIES) and self.has_flush and (seed % 4 == 1 or mutation is not NONE)
         self.has_outboxes = dice.random() < 0.5
         self.is_lax = not self.has_flush
-        powers = POWERS if mutation.has("away") and (seed % 3 == 2 or mutation is not NONE) else ()
+        powers = POWERS if mutation.has(AWAY) and (seed % 3 == 2 or mutation is not NONE) else ()
+        self.has_powers = bool(powers)
+        self.orders = ORDERS if self.has_flush else ("fifo", "total")
         if powers:
             self._actions = ACTIONS | {"kill_relay": 12}
         self.max_held = dice.choice((3, 8, 1_000))
@@ -137,8 +141,13 @@ class CastActions(World[CastSite]):
         self.end_process(member)
 
     def end_process(self, member: Member) -> None:
-        """Kill a process. Others may lack what it leaves behind, until a start of the name sends it."""
+        """Kill a process. Others may lack what it leaves behind, until a start of the name sends it.
+
+        Without a flush they may lack it for good, although some, who began behind a hole among its casts, have it.
+        """
         self.tell(f"{member.name} is killed")
+        for number in member.unwritten if self.is_lax and member.outbox is None else ():
+            self.judge.may_lack(number)
         member.kill()
         self.members.remove(member)
         for seen in self.judge.messages:
@@ -174,7 +183,7 @@ class CastActions(World[CastSite]):
         if self.running:
             member = self.dice.choice(self.running)
             for _ in range(self.dice.choice((1, 1, 1, 2, 5))):
-                order = self.dice.choice(ORDERS if self.has_flush else ("fifo", "total"))
+                order = self.dice.choice(self.orders)
                 if member.is_alive:
                     self.turn("send_in", member, order)
 
@@ -287,7 +296,9 @@ class CastActions(World[CastSite]):
         suppliers = [
             each
             for each in self.running
-            if each.application is not None and not each.is_liar and (self.is_lax or not each.application.seen.is_lax)
+            if each.application is not None
+            and not (each.is_liar or each.application.seen.is_out)  # a joiner asks the members of its view
+            and (self.is_lax or not each.application.seen.is_lax)
         ]
         if not suppliers:
             joiner.wants_state = False
@@ -304,7 +315,7 @@ class CastActions(World[CastSite]):
             return
         joiner.state, joiner.had = state, supplier.application.seen.given or 0
         self.seen["asked for a state"] += 1
-        if any(at.kafka.powers for at in self.sites.values()):
+        if self.has_powers:
             self._go_on_without(joiner)
         if self.dice.random() < 0.4 and supplier is not self.liar and len(self.running) > 3:
             self.end_process(supplier)
@@ -317,7 +328,7 @@ class CastActions(World[CastSite]):
     def _go_on_without(self, joiner: Member) -> None:
         """Let all others read casts that a joiner's state does not have, and retention run, while it is on its way."""
         others = [each for each in self.running if each is not joiner]
-        self.turns(self.dice.choice(others), *self.dice.choices(ORDERS, k=2))
+        self.turns(self.dice.choice(others), *self.dice.choices(self.orders, k=2))
         self._relay_all()
         for each in self.running:
             self.turns(each, *("tail", "read", "deliver", "read_for_application") * 3)
@@ -330,7 +341,7 @@ class CastActions(World[CastSite]):
         if not near or self.dice.random() < 0.3:
             return None
         sender = self.dice.choice(near)
-        self.turns(sender, *self.dice.choices(ORDERS if self.has_flush else ("fifo", "total"), k=3))
+        self.turns(sender, *self.dice.choices(self.orders, k=3))
         self.turns(supplier, *("tail", "read", "deliver", "read_for_application") * 2)
         self.turns(supplier, *["take"] * self.dice.randrange(1, 8))
         return sender
@@ -415,9 +426,17 @@ class CastActions(World[CastSite]):
                 self.carry(carrier, 1 << 30)
 
     def _kill_relay(self) -> None:
-        if self.carriers:
-            of_casts = [each for each in self.carriers if isinstance(each.job, Casts)]
-            self.carriers.remove(self.dice.choice(of_casts or self.carriers))
+        """Kill a relay, of casts if one runs. With powers, it carries a batch twice, and its site's members send."""
+        if not self.carriers:
+            return
+        killed = self.dice.choice([each for each in self.carriers if isinstance(each.job, Casts)] or self.carriers)
+        if self.has_powers and not killed.is_over:
+            killed.go_back(self.dice.randrange(1, 12))
+            killed.carry()
+        self.carriers.remove(killed)
+        senders = [each for each in self.running if self.has_powers and each.address[0] == killed.job.direction.source]
+        if senders:
+            self.turns(self.dice.choice(senders), *self.dice.choices(self.orders, k=2))
 
     def _run_relay_twice(self) -> None:
         if len(self.sites) > 1 and len(self.carriers) < 6:
@@ -482,7 +501,7 @@ class CastActions(World[CastSite]):
             if at.kafka.powers:
                 at.kafka.mishap(at.kafka.places(("cast",)), 0.5)
                 self.seen["away"] += bool(at.kafka.topics.away)
-        if any(at.kafka.powers for at in self.sites.values()):
+        if self.has_powers:
             self._retire()
 
     def _retire(self) -> None:

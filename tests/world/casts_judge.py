@@ -60,6 +60,8 @@ class Seen:
     """Whether a view came without its member: others need not agree with it any more."""
     is_lax: bool = False
     """Whether it may lack messages: it began without a view, or its process counts casts wrongly."""
+    view: int = NO_VIEW
+    """The last view that it is in."""
 
 
 class Judge:
@@ -115,10 +117,11 @@ class Judge:
             self._view(seen, record)
 
     def look(self, seen: Seen, others: Iterable[Seen]) -> None:
-        """Judge the waiting deliveries, once another reader tells the ones before. If none was there, none does."""
+        """Judge the waiting deliveries once another reader tells those before. If none can any more, there are none."""
         if seen.given is not None or not seen.first:
             return
-        if seen.first not in self.before and not any(each.given is not None for each in others):
+        may_tell = (each.given is not None and each.view < seen.first for each in others)
+        if seen.first not in self.before and not any(may_tell):
             for number in range(len(self.messages)):
                 self.may_lack(number)
             self.before[seen.first] = NOBODY, 0
@@ -145,6 +148,8 @@ class Judge:
         self.tell(f"{seen.who} is given {self.name(number)}")
         if isinstance(record, Cast) and record.view == NO_VIEW and not seen.is_lax:
             self.may_lack(number)  # a sender that is out of the view has cast it again: views do not separate it
+        if isinstance(record, Cast) and record.order != message.order:
+            self.blame(CAUSAL_VIOLATION, f"{seen.who} is given {self.name(number)} in {record.order} order")
         if seen.given & bit & ~self.doubtful:
             self.blame(DUPLICATE, f"{seen.who} is given {self.name(number)} twice")
         lacks = self._of(seen, message.past, *self.kind(number)) & ~seen.given & ~self.doubtful
@@ -178,10 +183,11 @@ class Judge:
     def _view(self, seen: Seen, record: OrderedRecord) -> None:
         assert seen.given is not None
         self.tell(f"{seen.who} is in view {record.view}")
-        if record.members and seen.life not in record.members:
+        if seen.life not in record.members and (record.members or not seen.is_lax):  # without a flush it has none
             seen.is_out = True
         if seen.is_lax or seen.is_out:
             return
+        seen.view = record.view
         who, before = self.before.setdefault(record.view, (seen.who, seen.given))
         if other := (before ^ seen.given) & ~self.doubtful:
             which = self.name(next(bits(other)))

@@ -104,6 +104,13 @@ class Member:
         if self.application is not None and self.application.log is not None:
             yield self.application.log
 
+    @property
+    def unwritten(self) -> set[int]:
+        """The numbers of the casts that it has not seen written."""
+        caster = self.forwarder._send_queue.caster
+        kept = [*caster._table, *caster._waiting, *caster._inherited] if caster is not None else []
+        return {int(each.payload) for each in kept}
+
     # --- turns ---
 
     def tail(self) -> None:
@@ -163,9 +170,7 @@ class Member:
             return
         self.rejoins.pop()
         self.leave_application()
-        caster = old._send_queue.caster
-        kept = [*caster._table, *caster._waiting, *caster._inherited] if caster is not None else []
-        self.world.is_put_out(self, {int(each.payload) for each in kept})
+        self.world.is_put_out(self, self.unwritten)
         begun = self.sender._rejoin._begin_anew(old)
         if begun is not None:
             begun.join()
@@ -188,6 +193,7 @@ class Member:
 
     def _begin_application(self, joined: ViewChange) -> None:
         if self.wants_state and self.state is None:
+            self.forwarder.check()  # as the call that asks for the state
             return
         seen, cut = self._new_seen("application", is_lax=self.world.is_lax), None
         if self.state is not None:
@@ -199,7 +205,8 @@ class Member:
             if status is DeliveryStatus.NEVER:
                 self.world.seen["a state is void"] += 1
                 return
-            self.world.check_state(self, had)
+            if joined.seqno:  # else its hub began amid the view
+                self.world.check_state(self, had)
             self.world.judge.go_on(seen, had)
             self.world.seen["began with a state"] += 1
         first, life = joined.seqno, self.life if joined.seqno else None
@@ -256,10 +263,13 @@ class Member:
         """Yield the places from which its readers go on, or will."""
         for log in self.logs:
             yield self, log.behind
-        if self.application is None and (begin := self.hub.begins.get(self.life)):
+        begun = self.application
+        if begun is not None and begun.log is not None:
+            return
+        if begin := self.hub.begins.get(self.life):
             yield self, begin
-        if self.state is not None:
-            cut, _ = unpacked(self.state)
+        cut = begun.source._cut if begun is not None else unpacked(self.state)[0] if self.state is not None else None
+        if cut is not None:
             offsets = cut.offsets if cut.cluster_id == self.connection.cluster_id() else {}
             ends = {place: len(log) for place, log in self.kafka.topics.partitions.items()}
             yield self, Begin(Start(0, EpochReader()), cut.state, ends | dict(offsets))

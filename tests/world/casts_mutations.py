@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from kafka.structs import TopicPartition
+
 from connectors.client.deliveries.cut import Cut
 from connectors.client.deliveries.merged_deliveries import MergedDeliveries
 from connectors.client.tail.merged_log import Begin, MergedLog
+from connectors.relay.casts import Casts
 from ordering.casts.causal import CausalReceiver
 from ordering.casts.unwritten_casts import Course, InheritedCast, course_of
 from ordering.checker.anomalies import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.participant.participant import Participant
+from tests.relay.carrying import memory
 from tests.simulator.mutation import Mutation
-from tests.world.casts_actions import LIES, NO_FLUSH
+from tests.world.casts_actions import AWAY, LIES, NO_FLUSH
 from tests.world.casts_broken import (
     BlindToOthers,
     BlindToOtherSites,
@@ -55,6 +59,11 @@ def cut_at_once(deliveries: MergedDeliveries) -> Cut | None:
     """Supply a state that counts deliveries which the application was not given."""
     log = deliveries._log
     return Cut(log.behind.state, log.behind.offsets) if log is not None else None
+
+
+def count_of_copies(relay: Casts, partition: TopicPartition, position: int, beginning: int) -> int:
+    """Go on at the number of the copies, if there are any."""
+    return max(len(memory(relay.target).partitions[partition]) if position else 0, beginning)
 
 
 true_course_of = course_of
@@ -235,5 +244,13 @@ MUTATIONS = (
         LOST,
         (("ordering.casts.outgoing.Outgoing.knows_its_count", property(lambda _: True)),),
         from_seed=223,
+    ),
+    Mutation(
+        "relay-counts-its-copies",
+        "A relay goes on at the number of its copies, not behind the last copy's mark",
+        LOST,
+        (("connectors.relay.casts.Casts.first_to_carry", count_of_copies),),
+        from_seed=11,
+        needs=(AWAY,),
     ),
 )

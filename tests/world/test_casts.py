@@ -29,9 +29,12 @@ def test_every_order_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [223, 249, 512])
+@pytest.mark.parametrize("seed", [223, 249, 512, 557, 770128])
 def test_seeds_that_showed_a_fault(seed: int) -> None:
-    """A member that is killed in a view, or before it reads that view, casts under no number again."""
+    """A member that is killed in a view, or before it reads that view, casts under no number again.
+
+    In the others the judge was wrong: a hub had failed, or a view put out all members.
+    """
     check(range(seed, seed + 1))
 
 

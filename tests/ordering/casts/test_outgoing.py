@@ -165,10 +165,11 @@ def test_it_is_bounded() -> None:
     assert not member.outgoing.has_room
 
 
-def test_what_a_member_sends_that_was_put_out_is_dropped() -> None:
+@pytest.mark.parametrize("others", [(B,), ()], ids=["alone", "with all others"])
+def test_what_a_member_sends_that_was_put_out_is_dropped(others: tuple[MemberIncarnation, ...]) -> None:
     """The cast is dropped in silence: an application that has not yet been told of its exclusion makes no mistake."""
     member = Member()
     member.order(START_FLUSH)
-    member.order(VIEW, view=2, lives=(B,))
+    member.order(VIEW, view=2, lives=others)
     assert member.send(CAUSAL, FIFO) == []
     assert len(member.outgoing) == 0
