@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -168,6 +168,10 @@ class GroupWorld(World[_Site]):
             self.blame(WRONG_STATE, f"epoch {state.epoch} has to read what was purged of {lacks}.")
         if self.dice.random() < AT_ONCE:
             self._leftover(self.dice.randrange(JOBS))
+
+    def wait_for_a_leader(self, seconds: float) -> None:
+        """Let a partition come back, for which a member waits that alone takes turns."""
+        self.pass_time(int(seconds * 1_000), ("forward", "data", "epoch"), 0.0)
 
     def _newest_epoch(self) -> int:
         for record in reversed(self.kafka.topics.partitions[CLAIMS]):
@@ -548,6 +552,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,
         "connectors.kafka.codec.epochs.Claim.is_over": False,  # each job has a host of its own
+        "connectors.client.incarnation.rejoin.time": SimpleNamespace(sleep=world.wait_for_a_leader),
         "connectors.client.tail.sharing.LogTailer": StillTailer,
         "connectors.client.tail.log_tailer.POLL_S": 0.0,
         "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,
