@@ -322,7 +322,7 @@ MUTATIONS = (
         "A sequencer reads the claims before the end of DATA",
         WRONG_STATE,
         (("connectors.kafka.log.log_state.state_at", with_old_claims),),
-        from_seed=470,
+        from_seed=1100,
     ),
     Mutation(
         "snapshot-in-the-middle",
