@@ -61,6 +61,8 @@ def sequence(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
+    if standby and engine is not Engine.process:
+        raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
     with listening(listen, {site: connection}, data, which) as troubles:
         if engine is Engine.process:
             from connectors.relay.beginning import beginning_of
@@ -69,8 +71,6 @@ def sequence(
             check = beginning_of(topology, site)
             run_engine(engine_job(connection, site, data, agreed, which, troubles, check, after_s))
             return
-        if standby:
-            raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
         options = job_options(
             connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles
         )

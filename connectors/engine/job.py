@@ -92,7 +92,7 @@ class EngineJob:
     def run(self) -> None:
         """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`).
 
-        A standby waits for its turn before each attempt, and is not ended by Fenced.
+        A standby waits for its turn until it has claimed a group, and again when it is fenced, which does not end it.
         """
         options, retries = self.options, Retries(self.name)
         with contextlib.closing(self._state.finder):
@@ -102,7 +102,7 @@ class EngineJob:
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
-                    if standby is not None:
+                    if standby is not None and not self._state.epochs:
                         self.ready.set()
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them

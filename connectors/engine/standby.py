@@ -4,10 +4,13 @@ Invariant: it adds no rule about the order. It claims, seals and reads like any 
 So a takeover in error costs a silence and loses nothing, and a crash at any point is one of a start. The fenced
 sequencer stops, or stands by in turn.
 
-A sequencer is gone if the process of its claim has ended on this host, which shows at once; or if no sign of life has
-come for `takeover_after_s`. Signs are compared with the ones before, never with a clock, as the clocks of hosts differ.
-Time counts as silence only between two answers of Kafka, and a long time between two looks counts as a short one: if
-Kafka is away, or this process was suspended, the sequencer may have been, too.
+A sequencer is gone if the process of its claim was seen on this host and is there no longer, which shows at once; or if
+no sign of life has come for `takeover_after_s`. A process that was never seen proves nothing: containers may share a
+host's name, and not its processes.
+
+Signs are compared with the ones before, never with a clock, as the clocks of hosts differ. Time counts as silence only
+between two answers of Kafka, and a long time between two looks counts as a short one: if Kafka is away, or this process
+was suspended, the sequencer may have been, too.
 
 The sequencer of a site serves all groups that the standby has: a sign for any of them is its sign, also one that tells
 why it goes on without that group.
@@ -92,7 +95,9 @@ class Standby:
 
     def wait(self, stop: threading.Event) -> None:
         """Return when the sequencer is gone, or `stop` is set. Raises no error: what hinders it is logged."""
-        silence, throttle, told = SequencerSilence(self._after_s), LogThrottle(), ""
+        silence, throttle = SequencerSilence(self._after_s), LogThrottle()
+        told: Claim | None = None
+        living: Claim | None = None
         self._claim = _Known()  # there may be a newer claim without a sign yet
         while not stop.is_set():
             signs = claim = None
@@ -104,15 +109,17 @@ class Standby:
                 if throttle.is_due(str(error)):
                     _logger.warning("standby: %s Trying again.", error)
             is_long = silence.is_long(signs, time.monotonic())
-            if claim is not None and claim.is_over:
+            if claim is not None and claim != told:
+                told = claim
+                _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, claim.who)
+            if claim is not None and not claim.is_over:
+                living = claim
+            elif claim is not None and claim == living:
                 _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", claim.who)
                 return
             if is_long:
                 _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
                 return
-            if claim is not None and claim.who != told:
-                told = claim.who
-                _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
             stop.wait(LOOK_S)
 
     def _newest_claim(self, groups: Collection[str], signs: Mapping[str, Sign]) -> Claim | None:

@@ -15,6 +15,7 @@ from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.watchdog import Watchdog
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
+from tests.engine.serving import no_rival as no_rival
 from tests.engine.serving import serving
 from tests.waiting import WAIT, eventually
 
@@ -25,8 +26,6 @@ FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr("connectors.takeover.watchdog.LOOK_S", 0.1)
     monkeypatch.setattr("connectors.takeover.watchdog.BEHIND_S", 2.0)
 

@@ -34,6 +34,7 @@ from ordering.agreement.site_state import SiteState
 from ordering.base.errors import BrokerUnreachable, Fenced
 from ordering.base.names import Role, Topic
 from ordering.sequencer.state import SequencerState
+from tests.engine.serving import no_rival as no_rival
 from tests.engine.serving import serving, serving_on_spark
 from tests.waiting import eventually
 
@@ -53,8 +54,6 @@ def name(role: Role, group: str = "away") -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr("connectors.engine.group_supervisor.WATCH_S", 0.2)
     monkeypatch.setattr("connectors.takeover.takeover._WRITTEN_S", 3.0)
 

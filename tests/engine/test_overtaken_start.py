@@ -12,16 +12,11 @@ from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, serving
+from tests.engine.serving import no_rival as no_rival
 from tests.waiting import WAIT, eventually
 
 DATA = TopicPartition(str(Topic("g", "data", SITE)), 0)
 FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
 
 
 def in_data(kafka: MemoryConnection) -> int:

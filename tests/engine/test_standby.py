@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +18,10 @@ from kafka.structs import TopicPartition
 
 from connectors.engine import standby
 from connectors.engine.job import EngineJob
+from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions
 from connectors.engine.standby import LEAST_AFTER_S, LOOK_S, SequencerSilence, Standby
+from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log.data_log import DataLog
@@ -25,6 +31,7 @@ from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.errors import BrokerUnreachable, UsageError
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, running
+from tests.engine.serving import no_rival as no_rival
 from tests.waiting import WAIT, eventually
 
 FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
@@ -32,8 +39,6 @@ FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
     monkeypatch.setattr(standby, "LOOK_S", 0.05)
     monkeypatch.setattr(standby, "LEAST_AFTER_S", 0.0)
 
@@ -110,8 +115,6 @@ def send(kafka: MemoryConnection, number: int) -> None:
 @pytest.mark.slow
 def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sequencer ends; the standby orders on. A new sequencer fences it; it stands by, and takes over again."""
-    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_over", False)  # as if on another host
-    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_own", True)
     with ExitStack() as opened:
         with job(kafka, None):
             waiting = opened.enter_context(job(kafka, 2.5)).options.troubles
@@ -130,15 +133,71 @@ def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: p
         eventually(lambda: set(waiting.unsigned_s()) == {"g"}, what="its signs")
 
 
+@contextmanager
+def claiming_as(pid: int) -> Iterator[None]:
+    """Let claims in the block be of that process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("connectors.kafka.codec.epochs.os.getpid", lambda: pid)
+        yield
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process of this host."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
 def test_the_end_of_a_process_on_this_host_shows_at_once(
-    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+    kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The claim of the first job is of this process, as one is whose pid is gone."""
-    with job(kafka, None):
+    with claiming_as(other.pid), job(kafka, None):
         send(kafka, 1)
-    with caplog.at_level(logging.WARNING), job(kafka, 3600.0):
+    with caplog.at_level(logging.INFO), job(kafka, 3600.0):
+        eventually(lambda: "This process waits." in caplog.text, what="a standby that has seen the process")
+        threading.Event().wait(0.3)
+        assert claims(kafka) == 1
+        other.kill()
+        other.wait(WAIT)
         send(kafka, 2)
     assert any("has ended. This process takes over" in record.message for record in caplog.records)
+
+
+def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, other: subprocess.Popen[bytes]) -> None:
+    """Its claim has this host's name, and a pid that is not here, or is this process's own: it may be a container's."""
+    other.kill()
+    other.wait(WAIT)
+    for pid in (other.pid, os.getpid()):
+        with claiming_as(pid), job(kafka, None):
+            eventually(lambda: ordered(kafka) >= 0, what="a start")
+    before = claims(kafka)
+    with job(kafka, 3600.0):
+        threading.Event().wait(1.0)
+        assert claims(kafka) == before
+
+
+def test_a_sequencer_that_stood_by_takes_over_again_at_once(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attempt fails and may pass. It has claimed, so it waits for nobody."""
+    waits: list[object] = []
+    fails, turn = threading.Event(), Loop.turn
+
+    def turned(loop: Any, supervisor: Any) -> None:
+        if fails.is_set():
+            fails.clear()
+            raise WriteFailed("a write was lost.")
+        turn(loop, supervisor)
+
+    monkeypatch.setattr(Standby, "wait", lambda *_: waits.append(None))
+    monkeypatch.setattr(Loop, "turn", turned)
+    with job(kafka, 1.0):
+        send(kafka, 1)
+        fails.set()
+        eventually(lambda: claims(kafka) == 2, what="another takeover")
+        send(kafka, 2)
+    assert len(waits) == 1
 
 
 def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +212,7 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
         return read_signs(*what)  # type: ignore[arg-type]
 
     monkeypatch.setattr(standby, "read_signs", asked)
-    with job(kafka, 3600.0):
+    with job(kafka, 0.5):
         send(kafka, 2)
 
 
@@ -162,8 +221,7 @@ def test_a_standby_without_groups_can_be_stopped() -> None:
         threading.Event().wait(0.3)
 
 
-def test_stopped_while_it_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.kafka.codec.epochs.Claim.is_over", False)
+def test_stopped_while_it_waits(kafka: MemoryConnection) -> None:
     with job(kafka, None):
         send(kafka, 1)
     with job(kafka, WAIT * 10):

@@ -551,7 +551,6 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,
-        "connectors.kafka.codec.epochs.Claim.is_over": False,  # each job has a host of its own
         "connectors.client.incarnation.rejoin.time": SimpleNamespace(sleep=world.wait_for_a_leader),
         "connectors.client.tail.sharing.LogTailer": StillTailer,
         "connectors.client.tail.log_tailer.POLL_S": 0.0,

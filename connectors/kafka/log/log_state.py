@@ -31,6 +31,7 @@ from ordering.sequencer.state import SequencerState
 
 _FIRST_WINDOW = 2_048
 """Records of the first window, when looking back for a snapshot."""
+_BULKY_KINDS = MESSAGE_KINDS | {ENTRY}
 
 
 class Snapshot(NamedTuple):
@@ -165,6 +166,6 @@ def _last_record_of(log: StoredRecords, base: SequencerState, start: int, end: i
 
 def _without_payload(stored: StoredRecord) -> StoredRecord:
     """Drop the parts that `absorb` does not use: a takeover has the ends of many logs in memory at once."""
-    if stored.data.kind not in MESSAGE_KINDS | {ENTRY}:
+    if stored.data.kind not in _BULKY_KINDS:
         return stored
     return stored._replace(data=replace(stored.data, payload=b"", headers=()))
