@@ -97,7 +97,7 @@ class EngineJob:
         options, retries = self.options, Retries(self.name)
         with contextlib.closing(self._state.finder):
             standby = Standby(options, self._state.finder) if options.takeover_after_s is not None else None
-            if standby is None and yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
+            if standby is None and self._yields():
                 return
             while not self._stop.is_set():
                 started = time.monotonic()
@@ -107,8 +107,9 @@ class EngineJob:
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them
                         standby.wait(self._stop)
-                        if self._stop.is_set():
+                        if self._stop.is_set() or self._yields():
                             return
+                        started = time.monotonic()
                     self._attempt()
                 except Fenced as fenced:
                     if standby is None:
@@ -119,6 +120,11 @@ class EngineJob:
                     if self._stop.is_set() and error.retriable:
                         return
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
+
+    def _yields(self) -> bool:
+        """Wait for a rival, if there is a feud. Whether the job is to stop."""
+        options = self.options
+        return yield_to_rival(options.connection, options.site, self._stop.wait, options.groups)
 
     def _supervisor(self) -> GroupSupervisor:
         return GroupSupervisor(self.options, self._state)

@@ -19,10 +19,10 @@ why it goes on without that group.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from kafka.errors import KafkaError
 
@@ -41,6 +41,8 @@ LOOK_S = 0.5
 """The time between two looks."""
 _LONGEST_LOOK_S = 2 * LOOK_S
 """The most that the time between two looks counts."""
+_SPREAD_MS = 1_500
+"""The most by which a standby waits longer than another one: the time from a claim to the first sign."""
 
 _logger = logging.getLogger(__name__)
 
@@ -70,52 +72,49 @@ class SequencerSilence:
         return self._silent_s >= self._after_s
 
 
-class _Known(NamedTuple):
-    """The newest claim of a group, read after a sign with that epoch."""
-
-    group: str = ""
-    epoch: int = 0
-    claim: Claim | None = None
-
-
 class Standby:
     """Waits until the sequencer of the site is gone."""
 
     def __init__(self, options: EngineOptions, finder: TopicFinder) -> None:
         """Raise UsageError if `takeover_after_s` is below LEAST_AFTER_S. `finder`: of the job's groups."""
         assert options.takeover_after_s is not None
-        if options.takeover_after_s < LEAST_AFTER_S:
+        if not options.takeover_after_s >= LEAST_AFTER_S:  # nan, too
             raise UsageError(
                 f"a sequencer gives a sign of life every {SIGN_EVERY_S:g} s: a standby waits for {LEAST_AFTER_S:g} s "
                 f"or longer, not {options.takeover_after_s:g} s."
             )
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
         self._finder = finder
-        self._claim = _Known()
+        self._claims: dict[str, tuple[int, Claim | None]] = {}
+        """The newest claim of groups, each with the epoch of the sign that led to it."""
 
     def wait(self, stop: threading.Event) -> None:
         """Return when the sequencer is gone, or `stop` is set. Raises no error: what hinders it is logged."""
-        silence, throttle = SequencerSilence(self._after_s), LogThrottle()
-        told: Claim | None = None
-        living: Claim | None = None
-        self._claim = _Known()  # there may be a newer claim without a sign yet
+        # Standbys that began together do not claim together.
+        silence = SequencerSilence(self._after_s + secrets.randbelow(_SPREAD_MS) / 1_000)
+        throttle, told, living = LogThrottle(), "", ""
+        self._claims = {}
         while not stop.is_set():
             signs = claim = None
             try:
                 if groups := groups_at(self._finder.find(), self._site):
                     signs = read_signs(self._connection, groups, self._site).of_groups
                     claim = self._newest_claim(groups, signs)
+                    if claim is not None and claim.who == living and claim.is_over:
+                        self._claims = {}  # another one may have claimed, and given no sign yet
+                        claim = self._newest_claim(groups, signs)
             except (AbcastError, KafkaError) as error:
+                claim = None
                 if throttle.is_due(str(error)):
                     _logger.warning("standby: %s Trying again.", error)
             is_long = silence.is_long(signs, time.monotonic())
-            if claim is not None and claim != told:
-                told = claim
-                _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, claim.who)
+            if claim is not None and claim.who != told:
+                told = claim.who
+                _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
             if claim is not None and not claim.is_over:
-                living = claim
-            elif claim is not None and claim == living:
-                _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", claim.who)
+                living = claim.who
+            elif claim is not None and claim.who == living:
+                _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
                 return
             if is_long:
                 _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
@@ -123,11 +122,13 @@ class Standby:
             stop.wait(LOOK_S)
 
     def _newest_claim(self, groups: Collection[str], signs: Mapping[str, Sign]) -> Claim | None:
-        """Return the newest claim of the group whose sign is the newest, read again when its epoch changes."""
+        """Return the newest claim of the group whose sign is the newest; a group's is read again for a new epoch."""
         signed = {group: (sign.epoch > 0, sign.at_ms) for group, sign in signs.items()}
         group = max(groups, key=lambda group: signed.get(group, (False, 0)))
         epoch = signs[group].epoch if group in signs else 0
-        if self._claim.claim is None or (self._claim.group, self._claim.epoch) != (group, epoch):
+        known_epoch, known = self._claims.get(group, (0, None))
+        if known is None or known_epoch != epoch:
             with DataLog(self._connection, group, self._site) as data:
-                self._claim = _Known(group, epoch, data.epochs.read().newest_claim)
-        return self._claim.claim
+                known = data.epochs.read().newest_claim
+            self._claims[group] = epoch, known
+        return known

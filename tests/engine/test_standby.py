@@ -26,6 +26,7 @@ from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.errors import BrokerUnreachable, UsageError
@@ -83,8 +84,9 @@ def test_the_default_is_longer_than_the_time_of_two_signs() -> None:
 
 def test_a_time_below_that_of_two_signs_is_refused(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "LEAST_AFTER_S", LEAST_AFTER_S)
-    with pytest.raises(UsageError, match=r"every 2 s: a standby waits for 4 s or longer, not 1 s"):
-        Standby(EngineOptions(kafka, SITE, takeover_after_s=1.0), finder_of(kafka, (SITE,)))
+    for after_s in (1.0, float("nan")):
+        with pytest.raises(UsageError, match=rf"every 2 s: a standby waits for 4 s or longer, not {after_s:g} s"):
+            Standby(EngineOptions(kafka, SITE, takeover_after_s=after_s), finder_of(kafka, (SITE,)))
 
 
 @contextmanager
@@ -162,6 +164,22 @@ def test_the_end_of_a_process_on_this_host_shows_at_once(
         other.wait(WAIT)
         send(kafka, 2)
     assert any("has ended. This process takes over" in record.message for record in caplog.records)
+
+
+def test_a_successor_that_has_given_no_sign_yet_is_let_alone(
+    kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sequencer is replaced on purpose: its end is no reason to fence the new one."""
+    with claiming_as(other.pid), job(kafka, None):
+        send(kafka, 1)
+    with caplog.at_level(logging.INFO), job(kafka, 3600.0):
+        eventually(lambda: "This process waits." in caplog.text, what="a standby that has seen the process")
+        with claiming_as(os.getppid()):
+            take_over(kafka, "g", SITE)
+        other.kill()
+        other.wait(WAIT)
+        threading.Event().wait(1.0)
+        assert claims(kafka) == 2
 
 
 def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, other: subprocess.Popen[bytes]) -> None:
