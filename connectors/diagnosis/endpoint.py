@@ -1,5 +1,7 @@
 """An HTTP server in threads of its own, for probes and scrapers: it only reads.
 
+On loopback it answers to this machine's names only, so that no page in a browser here can ask by a name of its own.
+
 It has GET and HEAD, one request a connection, and no request body. A client that stalls holds up nobody: it has a
 thread of its own, for CLIENT_S between two bytes, and of more than MOST_CLIENTS the oldest is disconnected.
 """
@@ -7,7 +9,9 @@ thread of its own, for CLIENT_S between two bytes, and of more than MOST_CLIENTS
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
+import re
 import socket
 import socketserver
 import threading
@@ -72,8 +76,8 @@ class Endpoint:
         """
         try:
             family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
-            self._server = _Server(family, address, answers)
-        except OSError as error:
+            self._server = _Server(family, address, answers, place.host)
+        except (OSError, UnicodeError) as error:  # a name like a..b can't be encoded
             raise _explained(place, error) from error
         self.place = HostPort(place.host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="abcast-endpoint", daemon=True)
@@ -88,8 +92,8 @@ class Endpoint:
         self._thread.join()
 
 
-def _explained(place: HostPort, error: OSError) -> UsageError | EnvironmentProblem:
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+def _explained(place: HostPort, error: OSError | UnicodeError) -> UsageError | EnvironmentProblem:
+    if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
         return UsageError(f"can't listen at {place}: {place.host} is no name or address of this machine.")
     if error.errno == errno.EADDRINUSE:
         return EnvironmentProblem(f"can't listen at {place}: another process has port {place.port}; take another one.")
@@ -101,9 +105,12 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = MOST_CLIENTS
 
-    def __init__(self, family: int, address: Any, answers: Answers) -> None:
+    def __init__(self, family: int, address: Any, answers: Answers, name: str) -> None:
         self.address_family = family
         self.answers = answers
+        is_here = ipaddress.ip_address(address[0]).is_loopback
+        self.names = frozenset({name.lower(), "localhost", LOOPBACK, "::1", ""}) if is_here else None
+        """The hosts that a request may name; None: any."""
         self._clients: dict[int, socket.socket] = {}
         self._changing = threading.Lock()
         super().__init__(address, _Handler)
@@ -111,8 +118,9 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
             if len(self._clients) >= MOST_CLIENTS:
+                oldest = self._clients.pop(next(iter(self._clients)))
                 with suppress(OSError):
-                    next(iter(self._clients.values())).shutdown(socket.SHUT_RDWR)
+                    oldest.shutdown(socket.SHUT_RDWR)
             self._clients[id(request)] = request
         super().process_request(request, client_address)
 
@@ -146,7 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class names it
 
     def _answer(self) -> HttpAnswer:
-        path = self.path.partition("?")[0]
+        path, names = self.path.partition("?")[0], self.server.names
+        host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]").lower()
+        if names is not None and host not in names:
+            return HttpAnswer("ask for localhost\n", HTTPStatus.FORBIDDEN)
         answer = self.server.answers.get(path)
         if answer is None:
             return HttpAnswer(f"there is {', '.join(self.server.answers)}\n", HTTPStatus.NOT_FOUND)

@@ -210,8 +210,8 @@ class GroupMaintenance:
         raise_unservable(self._shorter(ends), self.forward)
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
         suspended = {**silent, **self._troubles.suspended(topics, self._site)}
-        self._signs.give(here, considered, now, ends, self._troubles.of, suspended)
-        self._troubles.signed({*here, *silent})
+        if self._signs.give(here, considered, now, ends, self._troubles.of, suspended):
+            self._troubles.signed({*here, *silent})
 
     def _recreated(self, groups: Iterable[str], considered: Mapping[TopicPartition, int]) -> dict[str, AbcastError]:
         """Return an error for each group whose FORWARD lost its end, or was recreated, before the job read that far.

@@ -38,6 +38,20 @@ _known: dict[str, str] = {}
 class _ToStandardError(logging.StreamHandler[Any]):
     """Writes to the standard error of the moment: while a progress line is shown, above that line."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._repetitions = Repetitions()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, unless it repeats a warning. Called under the handler's lock; raises nothing."""
+        try:
+            passes = self._repetitions.filter(record)
+        except Exception:  # noqa: BLE001 - arguments that do not fit the message
+            self.handleError(record)
+            return
+        if passes:
+            super().emit(record)
+
     @property
     def stream(self) -> Any:
         return sys.stderr
@@ -56,7 +70,7 @@ class JsonLines(logging.Formatter):
         line |= {"logger": record.name, "message": record.getMessage()} | fields_of(record)
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -76,18 +90,18 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return fields
 
 
-class Repetitions(logging.Filter):
+class Repetitions:
     """Passes a warning once in REPEATED_S; the next one with its text says how many were left out."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._written: dict[tuple[str, str], tuple[float, int]] = {}
+        self._written: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write the record."""
         if record.levelno < logging.WARNING:
             return True
-        key, now = (record.name, record.getMessage()), time.monotonic()
+        error = record.exc_info[1] if record.exc_info else None
+        key, now = (record.name, record.getMessage(), repr(error) if error is not None else ""), time.monotonic()
         at, left_out = self._written.pop(key, (float("-inf"), 0))
         if now - at < REPEATED_S:
             self._written[key] = at, left_out + 1
@@ -106,7 +120,6 @@ def set_up_logging() -> None:
     if level not in LEVELS:
         raise UsageError(f"{LEVEL} is one of {', '.join(LEVELS)}, not {level!r}.")
     handler = _ToStandardError()
-    handler.addFilter(Repetitions())
     handler.setFormatter(_formatter(os.environ.get(FORMAT, FORMATS[0])))
     logging.basicConfig(level=level, handlers=[handler])
     # Kafka's clients log each attempt, which few users need; errors are reported in a sentence.

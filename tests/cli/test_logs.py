@@ -105,6 +105,21 @@ def test_warnings_that_repeat_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(passes._written) == logs._MOST_TEXTS
 
 
+def test_other_traces_do_not_repeat() -> None:
+    passes = Repetitions()
+    for reason, is_written in (("a", True), ("a", False), ("b", True)):
+        made = record(ENGINE, "failed")
+        made.exc_info = (ValueError, ValueError(reason), None)
+        assert passes.filter(made) == is_written
+
+
+def test_arguments_that_do_not_fit_end_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's logging tells of them, and goes on."""
+    handler = logs._ToStandardError()
+    handler.handle(record(ENGINE, "%d groups", "many"))
+    assert "Logging error" in capsys.readouterr().err
+
+
 @pytest.mark.broker
 @pytest.mark.timeout(200)
 def test_a_job_in_json(broker: EmbeddedBroker, tmp_path: Path) -> None:

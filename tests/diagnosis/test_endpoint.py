@@ -24,9 +24,11 @@ def endpoint() -> Iterator[Endpoint]:
         yield opened
 
 
-def ask(endpoint: Endpoint, path: str, method: str = "GET") -> tuple[int, str, http.client.HTTPResponse]:
+def ask(
+    endpoint: Endpoint, path: str, method: str = "GET", host: str | None = None
+) -> tuple[int, str, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(endpoint.place.host, endpoint.place.port, timeout=10)
-    connection.request(method, path)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
     response = connection.getresponse()
     return response.status, response.read().decode(), response
 
@@ -63,9 +65,50 @@ def test_answers(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in ("localhost", "LocalHost:9464", "127.0.0.1:1", "[::1]:9464", "")),
+        *((name, 403) for name in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example")),
+    ],
+)
+def test_on_loopback_a_page_can_not_ask_by_its_own_name(endpoint: Endpoint, host: str, status: int) -> None:
+    assert ask(endpoint, "/", host=host)[0] == status
+
+
+def test_at_all_addresses_any_name_is_right() -> None:
+    with Endpoint(HostPort("0.0.0.0", 0), {"/": lambda: HttpAnswer("here\n")}) as opened:
+        place = Endpoint.__new__(Endpoint)
+        place.place = HostPort("127.0.0.1", opened.place.port)
+        assert ask(place, "/", host="pod.example")[0] == 200
+
+
+def test_clients_that_wait_for_an_answer_are_bounded() -> None:
+    """Each newcomer disconnects one more of the oldest."""
+    goes_on = threading.Event()
+
+    def waits() -> HttpAnswer:
+        goes_on.wait(30)
+        return HttpAnswer("at last\n")
+
+    with Endpoint(HostPort.parse(":0"), {"/": waits}) as opened:
+        clients = [socket.create_connection(opened.place, timeout=30) for _ in range(MOST_CLIENTS + 3)]
+        try:
+            for client in clients:
+                client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert [client.recv(1) for client in clients[:3]] == [b""] * 3
+            goes_on.set()
+            assert all(client.recv(1) for client in clients[3:])
+        finally:
+            goes_on.set()
+            for client in clients:
+                client.close()
+
+
+@pytest.mark.parametrize(
     ("place", "kind", "said"),
     [
         (HostPort("192.0.2.1", 9464), UsageError, "192.0.2.1 is no name or address of this machine"),
+        (HostPort("a..b", 9464), UsageError, "a..b is no name or address of this machine"),
         (HostPort("no.host.invalid", 9464), UsageError, "no.host.invalid is no name or address of this machine"),
     ],
 )

@@ -106,14 +106,14 @@ class SignsOfLife:
         ends: Mapping[str, int] = MappingProxyType({}),
         trouble_of: Callable[[str], str] = lambda _: "",
         suspended: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Sign for these groups with their epochs, if it is time to.
+    ) -> bool:
+        """Sign for these groups with their epochs, if it is time to; return whether Kafka has taken the signs.
 
         `considered`: the first offset not considered yet of FORWARD partitions. `ends`: the end of each group's DATA.
         `suspended`: groups that the sequencer goes on without, and why. A failure is logged once, and raises nothing.
         """
         if not self.is_due(now) or not (epochs or suspended):
-            return
+            return False
         self._next = now + SIGN_EVERY_S
         at = this_host(), self._engine, time.time_ns() // 1_000_000
         signs = {
@@ -139,6 +139,8 @@ class SignsOfLife:
                     _group_id(self._site),
                     error,
                 )
+            return False
+        return True
 
     def close(self) -> None:
         """Close the connection."""
