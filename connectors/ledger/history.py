@@ -23,27 +23,35 @@ CHUNK_BYTES = 16 * 1024 * 1024
 def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
     """Yield the group's rows from `from_seqno` on, in order and without a gap, chunk by chunk.
 
-    Rows that are appended after the first chunk was asked for are not read. Raises UsageError if there is no table in
-    `directory`, ProtocolViolation if a row is missing, LedgerDamaged, LedgerUnreadable.
+    The rows of a pack, which share an offset, come in one chunk. Rows that are appended after the first chunk was asked
+    for are not read. Raises UsageError if there is no table in `directory`, ProtocolViolation if a row is missing,
+    LedgerDamaged, LedgerUnreadable.
     """
     from pyarrow.dataset import field
 
     table = _dataset(directory)
     count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
     while True:
-        wanted = (field(GROUP) == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
+        # One row more tells whether a pack goes on behind the chunk.
+        wanted = (field(GROUP) == group) & (field("seqno") >= next_seqno) & (field("seqno") <= next_seqno + count)
         chunk = table.to_table(filter=wanted).sort_by("seqno")
         rows = chunk.to_pylist()
         if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
             raise ProtocolViolation(
                 f"gap or duplicate: the ledger {directory} of group {group} does not have each of the seqnos "
-                f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` shows where."
+                f"{next_seqno} to {next_seqno + count} once. `abcast check` shows where."
             )
-        if rows:
-            yield rows
-        if len(rows) < count:
+        if len(rows) <= count:
+            if rows:
+                yield rows
             return
-        next_seqno += count
+        behind = rows[-1].get("data_offset")  # rows of an earlier layout have none, and no packs
+        whole = rows[:-1] if behind is None else [row for row in rows if row["data_offset"] != behind]
+        if not whole:
+            count *= 2
+            continue
+        yield whole
+        next_seqno += len(whole)
         count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
 
 

@@ -126,6 +126,23 @@ def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
     assert isinstance(first[2], ViewChange)
 
 
+@pytest.mark.parametrize("packs", [(249, 14, 600), (1, 600, 3), (300, 300), (256, 256)])
+def test_a_chunk_cuts_no_pack(tmp_path: Path, packs: tuple[int, ...]) -> None:
+    """The rows of a pack share an offset. The place of each is the pack's, and of the last one the next record's."""
+    offsets = [offset for offset, count in enumerate(packs) for _ in range(count)]
+    common = {"group_name": "g", "epoch": 1, "view_id": 1, "incarnation": 7, "sender": "nyc/a", "kind": MESSAGE}
+    rows = [
+        {**common, "seqno": seqno, "local_seqno": seqno, "data_offset": offset, "payload": b"x"}
+        for seqno, offset in enumerate(offsets, 1)
+    ]
+    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, schema=SCHEMA))
+    places = [place for chunk in read_ledger(tmp_path / "ledger", "g", 1) for place in chunk]
+    assert [place[0] for place in places] == list(range(1, len(offsets) + 1))
+    assert [place[1] for place in places] == [
+        offset + (offset != after) for offset, after in zip(offsets, [*offsets[1:], -1], strict=True)
+    ]
+
+
 def test_a_ledger_that_retention_has_overtaken(
     connection: MemoryConnection, retention: Retention, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import zip_longest
 from typing import Any
 
 from connectors.client.values.delivery import Delivery, Place
@@ -32,14 +33,15 @@ def read_ledger(
     as `read_rows` does.
     """
     for rows in read_rows(directory, group, from_seqno):
-        yield [_place(row, events) for row in rows]
+        yield [_place(row, after, events) for row, after in zip_longest(rows, rows[1:])]
 
 
-def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
+def _place(row: Mapping[str, Any], after: Mapping[str, Any] | None, events: EventReader | None) -> Place:
     data, offset = decode_row(row), row.get("data_offset")
     # Rows of an earlier layout have no offset. It was seqno - 1 or more, and a place needs only an offset from which
     # the next seqno is found. The rows of a pack share one.
-    next_offset = data.seqno if offset is None else offset
+    goes_on = after is not None and after.get("data_offset") == offset
+    next_offset = data.seqno if offset is None else offset + (not goes_on)
     if data.kind != MESSAGE:
         return data.seqno, next_offset, _event(data, events)
     sequenced_at = row.get("sequenced_at")
