@@ -20,6 +20,12 @@ from tests.cli.process import ABCAST, abcast, background
 ENGINE = "connectors.engine.group_supervisor"
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the fields that commands in this process have added to each line."""
+    monkeypatch.setattr(logs, "_known", {})
+
+
 def record(name: str, text: str, *values: object, level: int = logging.WARNING, **more: Any) -> logging.LogRecord:
     return logging.getLogger(name).makeRecord(name, level, "f.py", 1, text, values, None, extra=more)
 

@@ -50,13 +50,15 @@ def open_run(member: Member, kind: str) -> Stream[Any]:
     return member.deliveries(timeout=0, events=True) if kind == "events" else member.deliveries(timeout=0)
 
 
-def take_all(member: Callable[[], Member], kind: str, dice: random.Random) -> list[Any]:
+def take_all(member: Callable[[], Member], kind: str, dice: random.Random, least: int = 0) -> list[Any]:
     """Return what an application takes that changes between lists and single items, and stops its runs anywhere.
 
-    A run gives again what the one before had in hand.
+    A run gives again what the one before had in hand. Casts arrive by and by: the application goes on until it has
+    `least` items, or WAIT is over.
     """
     taken: list[Any] = []
     in_hand: list[Any] = []
+    until = time.monotonic() + WAIT
     while True:
         with contextlib.closing(open_run(member(), kind)) as stream:
             for _ in range(dice.randint(1, 6)):
@@ -65,7 +67,7 @@ def take_all(member: Callable[[], Member], kind: str, dice: random.Random) -> li
                 assert len(got) <= max(most, 1)
                 taken += in_hand
                 in_hand = got
-                if not got:
+                if not got and (len(taken) >= least or time.monotonic() > until):
                     return taken
             if dice.random() < 0.5:
                 stream.taken()
@@ -96,7 +98,7 @@ def test_in_all_orders(kafka: MemoryConnection, seed: int) -> None:
         for number in range(MESSAGES):
             order: Any = ("total", "fifo")[number % 2]
             alice.broadcast(b"%d" % number, order=order).result(WAIT)
-        taken = take_all(lambda: bob, "deliveries", random.Random(seed))
+        taken = take_all(lambda: bob, "deliveries", random.Random(seed), MESSAGES)
         for order in range(2):
             assert [int(d.payload) for d in taken if int(d.payload) % 2 == order] == list(range(order, MESSAGES, 2))
 
