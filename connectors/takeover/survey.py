@@ -79,6 +79,8 @@ def survey(
     end = data.end(max(reach)[0])
     check_reach(data, end, reach)
     state = find_state(data, end)
+    if (noted := max((note.seqno for note in epochs.notes), default=0)) > state.seqno:
+        raise lost(data, f"no longer has seqno {noted}, which a note in {data.epochs.topic} tells")
     if ledger is not None and in_ledger > state.seqno:
         _check_ledger(data, ledger)
     newest = data.epochs.read().highest_epoch  # read behind DATA, so it has each claim that DATA knows

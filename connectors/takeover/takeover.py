@@ -15,7 +15,8 @@ Invariant: the state from which a sequencer goes on holds everything effective b
 of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
 step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true at its offset.
 The next start does the same again. If DATA loses its end between two steps, the next record is not behind the one
-before, or the last record of step 1 is no longer there. Then the takeover ends.
+before, or the last record of step 1 is no longer there. Then the takeover ends, and notes what DATA had: no later start
+goes on from less (`connectors.takeover.survey`).
 
 A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
 depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group
@@ -31,7 +32,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kafka.errors import KafkaError
@@ -51,7 +52,7 @@ from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover import fencing
 from connectors.takeover.same_forward import changed_inputs, from_the_beginning, newest_records
 from connectors.takeover.survey import Signed, Survey, horizon, of_these, survey
-from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, ProtocolViolation
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal, with_seal
 from ordering.base.records import Data
@@ -281,9 +282,19 @@ class Takeover:
         found.data.read_with(consumer)
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was stopped.")
-        state = _claim(found, self._producer, self._by)
+        try:
+            state = _claim(found, self._producer, self._by)
+        except HistoryChanged:
+            self._note(found)
+            raise
         decided = of_these(state.decided, found.ends)
         return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
+
+    def _note(self, found: Survey) -> None:
+        """Note what DATA had: the seal of the start that failed may hide the loss from the next one."""
+        note = (None, *encode_note(Note(found.end, found.state.epoch, found.state.seqno)))
+        with contextlib.suppress(AbcastError):
+            _append(found.data, self._producer, found.data.epochs.topic, note)
 
 
 def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
@@ -315,23 +326,23 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     state = from_the_beginning(state, found.changed)  # in the snapshot, too: soon DATA names only the new log
     opened_at = _append_data(data, producer, snapshot(state))
+    _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     check_reach(data, opened_at, [(sealed_at + 1, "its seal says")])
     by.opened[group] = opened_at + 1
-    _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
 
 
-def _since(found: Survey, end: int) -> Sequence[StoredRecord]:
+def _since(found: Survey, end: int) -> Iterator[StoredRecord]:
     """Return the records of DATA from the survey's end to `end`. Raises HistoryChanged if DATA was cut since."""
     data, last = found.data, found.last
     if last is not None:
         with contextlib.suppress(HistoryUnavailable):  # a purge of what the survey has read
-            read = list(data.records(last.offset, end))
-            if read[:1] != [last]:
+            records = data.records(last.offset, end)
+            if next(records, None) != last:
                 raise lost(data, f"has another record at offset {last.offset} than a moment ago, or none")
-            return read[1:]
-    return list(data.records(found.end, end))
+            return records
+    return data.records(found.end, end)
 
 
 def _append_data(data: DataLog, producer: Producer, record: Data) -> int:

@@ -199,6 +199,8 @@ def test_a_cut_between_two_steps_of_a_takeover_ends_it(
         take_over(kafka, "g", SITE)
     with DataLog(kafka, "g", SITE) as log:
         assert log.state().seqno < 3, "an opening snapshot counts what DATA has lost"
+    with pytest.raises(HistoryChanged, match="lost its end"):  # and so does each later start
+        take_over(kafka, "g", SITE)
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
