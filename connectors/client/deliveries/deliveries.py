@@ -98,6 +98,7 @@ class Deliveries(MemberPass["Delivery | Event"]):
         self.ledger = ledger
         self._events = EventReader() if events else None
         self._counted = counted
+        self._last_at_start: int | None = None
         self._between = between
         self._next_seqno = self._first_seqno = from_seqno or 0
         self._position = position
@@ -108,14 +109,12 @@ class Deliveries(MemberPass["Delivery | Event"]):
         return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
 
     def behind(self, newest_seqno: int | None) -> int | None:
-        """Return how many seqnos the application has not taken; None before the start.
+        """Return how many seqnos the application has not taken; None if the last one is not known.
 
-        `newest_seqno`: the last one in DATA. None if it is not known: then the log's end at the start counts.
+        `newest_seqno`: the last one in DATA, as far as the member knows. The run knows the last one at its start.
         """
-        if newest_seqno is not None:
-            return max(0, newest_seqno - self.taken_seqno)
-        end = self._silence.end_at_start
-        return None if end is None else max(0, end - self._bookmark.taken.next_offset)
+        known = [seqno for seqno in (newest_seqno, self._last_at_start) if seqno is not None]
+        return max(0, max(known) - self.taken_seqno) if known else None
 
     def cut(self) -> Cut | None:
         """Return the cut at the application's place in all orders; None if the run has the total order only."""
@@ -192,7 +191,7 @@ class Deliveries(MemberPass["Delivery | Event"]):
         room = gathering.most - len(gathering.items)
         if isinstance(rest, Messages) and rest and rest.columns.seqno[0] > counted:
             part, left = (rest[:room], rest[room:]) if len(rest) > room else (rest, None)
-            next_offset = next_offsets(rest.columns.offset[: len(part) + 1])[len(part) - 1]
+            next_offset = next_offsets(rest.columns.offset[len(part) - 1 : len(part) + 1])[0]
             self._gathered(list(deliveries_of(part)), (part.columns.seqno[-1], next_offset))
             return left
         found: list[Delivery | Event] = []
@@ -248,6 +247,7 @@ class Deliveries(MemberPass["Delivery | Event"]):
         # the log ends before it, `after` raises.
         start, end = tailer.after(first - 1, or_end=self.from_seqno is not None)
         self._silence.expect(end)
+        self._last_at_start = start.quiet.seqno if start.quiet is not None else start.reader.last_seqno
         with closing(tailer.read_from(start)) as reader:
             while True:
                 effective = reader.poll(self._gathering.patience(POLL_S))

@@ -103,7 +103,7 @@ class PendingMessages:
             self._outbox.append(self.table.last + 1, payload, headers)
         self.has_accepted_nothing = False
         pending = self.table.append(payload, headers)
-        if self._timed is None:
+        if self._timed is None and not is_control(pending):
             self._timed = pending.local_seqno, time.monotonic()
         receipt = Receipt(self._identity, pending.local_seqno, self._incarnations.changed, self.why)
         self._receipts.append(receipt)

@@ -30,10 +30,10 @@ class OrderSeconds(NamedTuple):
 class MemberMetrics(NamedTuple):
     """The figures of one member, as of the call.
 
-    `pending`: messages in total order that are accepted and not ordered yet. `order_seconds`: how long the order took.
-    `resends`: how often all pending messages were sent again. `delivered_seqno`: the seqno up to which the newest
-    `deliveries()` has taken everything; None before the first. `behind`: how many seqnos it lacks, as far as this
-    process knows the log's end; None if it does not.
+    `pending`: records in total order, such as messages, that are accepted and not ordered yet. `order_seconds`: how
+    long the order took. `resends`: how often all pending records were sent again. `delivered_seqno`: the seqno up to
+    which the newest `deliveries()` has taken everything; None before the first. `behind`: how many seqnos it lacks, as
+    far as this process knows the log's end; None if it does not.
     """
 
     pending: int

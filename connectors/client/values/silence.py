@@ -27,11 +27,6 @@ class Silence:
             self._end_at_start = end
             self.broken(time.monotonic())
 
-    @property
-    def end_at_start(self) -> int | None:
-        """Return the log's end offset at the start of reading; None before that."""
-        return self._end_at_start
-
     def read_up_to(self, position: int) -> None:
         """Note that everything below this offset was read."""
         if self._position < position and not self._knows_all:

@@ -97,6 +97,7 @@ class DataCursor:
             HistoryUnavailable: retention has dropped records before they were read.
             HistoryChanged: the topic was recreated, or the log has lost its end.
             LaterVersion: the group has a format from here on that this version does not know.
+            ProtocolViolation: the next record is a pack that can't be read.
         """
         if not self._pending:
             self._pending = self._read(timeout)
@@ -188,8 +189,8 @@ class DataCursor:
         taken: list[Effective] = []
         has_pack = has_others = False
         judged = 0
-        for record in records:
-            judged += 1
+        for number, record in enumerate(records, 1):
+            judged = number
             key, headers, before = record.key, record.headers, self._reader.last_seqno
             kind, count, fields = MESSAGE, 1, _NO_FIELDS
             numbers = message_numbers(key, headers)
@@ -223,8 +224,13 @@ class DataCursor:
                 )
                 if kind == MESSAGES:
                     has_pack = True
-                    taken += self._messages_in(found, count, before)
-                    if len(taken) >= _AT_ONCE:
+                    try:
+                        taken += self._messages_in(found, count, before)
+                    except ProtocolViolation:
+                        if not taken:
+                            raise
+                        judged -= 1  # the next call raises it
+                    if len(taken) >= _AT_ONCE or judged < number:
                         break
                 else:
                     has_others = has_others or kind != MESSAGE

@@ -66,6 +66,22 @@ def test_without_a_sequencer(kafka: MemoryConnection) -> None:
         alice.close(timeout=0)
 
 
+def test_a_member_that_only_joins_measures_nothing() -> None:
+    with MemoryGroup("g") as group:
+        alice = group.member("alice")
+        alice.connect(timeout=WAIT)
+        assert alice.metrics().order_seconds.measured == 0
+
+
+def test_behind_counts_from_a_seqno_of_the_applications_choice() -> None:
+    with MemoryGroup("g") as group:
+        alice, bob = group.member("alice"), group.member("bob")
+        last = [alice.broadcast(b"x").result(WAIT) for _ in range(10)][-1]
+        stream = bob.deliveries(last - 2)
+        next(stream)
+        assert bob.metrics().behind == 3
+
+
 def test_buckets() -> None:
     """A bound belongs to its bucket; the last bucket has the rest."""
     figures = SendingFigures()

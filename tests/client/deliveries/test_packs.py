@@ -112,6 +112,17 @@ def test_a_pack_that_no_sequencer_writes_stops_its_readers_each_time() -> None:
             cursor.poll(0.0)
 
 
+def test_what_comes_before_a_bad_pack_is_read() -> None:
+    bad = replace(message(4), kind=MESSAGES, payload=b"\x01", count=2)
+    records = [message(1), pack_of([message(2), message(3)]), bad]
+    cursor = DataCursor(_Polls(stored(records)), PLACE, Start(0, Reader(1, 0)))  # type: ignore[arg-type]
+    assert [each.seqno for each in cursor.poll(0.0)] == [1, 2, 3]
+    assert cursor.position == 2
+    for _ in range(2):
+        with pytest.raises(ProtocolViolation, match="at offset 2: the lengths in the pack"):
+            cursor.poll(0.0)
+
+
 @pytest.fixture
 def kafka() -> MemoryConnection:
     """Return a Kafka with the messages and views of a group, before they are packed."""
