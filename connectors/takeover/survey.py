@@ -75,11 +75,12 @@ def survey(
     reach = [(claim.floor, "a claim says") for claim in epochs.claims]
     reach += [(note.offset, "a note says") for note in epochs.notes]
     reach += [(signed.end, "its sequencer's last sign of life says")]
+    noted = max((note.seqno for note in epochs.notes), default=0)  # before DATA is read, which then has it
     in_ledger = 0 if ledger is None else ledger.last_seqno(group)  # before DATA, which then has it, too
     end = data.end(max(reach)[0])
     check_reach(data, end, reach)
     state = find_state(data, end)
-    if (noted := max((note.seqno for note in epochs.notes), default=0)) > state.seqno:
+    if noted > state.seqno:
         raise lost(data, f"no longer has seqno {noted}, which a note in {data.epochs.topic} tells")
     if ledger is not None and in_ledger > state.seqno:
         _check_ledger(data, ledger)
