@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         beyond = set(_beyond(rows, items))
         config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
-    for item in items if PATIENCE > 1 else ():
+    for item in items:
         given = item.get_closest_marker("timeout")
         limit_s = float(given.args[0] if given is not None else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)

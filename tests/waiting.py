@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
-PATIENCE = 4 if "ABCAST_SOAK" in os.environ else 1
-"""In the soak clusters compete for the machine, for hours: a limit there ends a test that hangs, not a slow one."""
+PATIENCE = 4 if "ABCAST_SOAK" in os.environ else 2
+"""The factor of each limit. A limit ends a test that hangs, not a slow one: tests compete with one another and with
+others for the machine, in the soak for hours."""
 WAIT = 60.0 * PATIENCE
 """Seconds. Enough on any machine; a test that passes takes a fraction of it."""
 

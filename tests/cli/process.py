@@ -15,12 +15,13 @@ from queue import Empty, Queue
 from typer.core import TyperCommand, TyperGroup
 
 from connectors.kafka.transport import VARIABLE
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 ABCAST = str(BIN / "abcast")
-START_TIMEOUT_S = 100.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0 * PATIENCE
+STOP_TIMEOUT_S = 60.0 * PATIENCE
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -42,14 +43,14 @@ def abcast(
     variables: Mapping[str, str] | None = None,
     timeout: float = 100.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command with `text` on its standard input."""
+    """Run one command with `text` on its standard input; end it after `timeout` seconds times PATIENCE."""
     done = subprocess.run(
         [ABCAST, *map(str, arguments)],
         input=text,
         capture_output=True,
         cwd=cwd,
         env=environment(**(variables or {})),
-        timeout=timeout,
+        timeout=timeout * PATIENCE,
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
