@@ -15,7 +15,7 @@ from queue import Empty, Queue
 from typer.core import TyperCommand, TyperGroup
 
 from connectors.kafka.transport import VARIABLE
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, WAIT
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -97,7 +97,7 @@ class Background:
         """End the process, whatever happened."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=WAIT)
 
 
 @contextmanager

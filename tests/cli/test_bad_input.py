@@ -17,6 +17,7 @@ from ordering.sequencer.state import SequencerState
 from tests.cli.conftest import SITE, Pipeline
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC, Case
 from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows
+from tests.waiting import WAIT
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -44,7 +45,7 @@ def read(pipeline: Pipeline, topic: str, count: int) -> list[Row]:
 
 def send(producer: Producer, topic: str, case: Case) -> None:
     headers = [(name, here(value)) for name, value in case.headers]
-    producer.send(topic, case.value, here(case.key), headers, 0).get(60)  # type: ignore[arg-type]  # Kafka's may be null
+    producer.send(topic, case.value, here(case.key), headers, 0).get(WAIT)  # type: ignore[arg-type]  # Kafka's may be null
 
 
 def _has_its_time(case: Case) -> bool:
@@ -66,7 +67,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
             if number % 20 == 0:
                 bob.broadcast(b"between %d" % number)
         behind = bob.broadcast(b"behind").result(timeout=150)
-    producer.close(timeout=60)
+    producer.close(timeout=WAIT)
     bad = [case.reason for case in cases if case.reason]
     letters = read(pipeline, dead, len(bad))
     assert [letter.headers[-1][1].decode().split(" ", 2)[2] for letter in letters] == bad

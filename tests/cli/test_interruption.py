@@ -13,6 +13,7 @@ import pytest
 
 from jobs.terminal import interruption
 from tests.cli.process import ABCAST, environment
+from tests.waiting import WAIT
 
 COMMANDS = {
     "status": ["status", "--bootstrap-servers", "127.0.0.1:1"],
@@ -53,7 +54,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals,
         for _ in range(signals):
             process.send_signal(number)
             time.sleep(QUICKLY_S)
-        out, said = process.communicate(timeout=30)
+        out, said = process.communicate(timeout=WAIT)
         if was_over:
             break
         # A command that was about to end by itself has said why, in a line of its own.
@@ -136,7 +137,7 @@ class Script:
     def end(self) -> tuple[int, str, str]:
         """Return its exit code and both its outputs."""
         try:
-            out, said = self._process.communicate(timeout=30)
+            out, said = self._process.communicate(timeout=WAIT)
         finally:
             self._process.kill()
         return self._process.returncode, out, said

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
 from tests.isis.processes import free_ports
+from tests.waiting import WAIT
 
 LINE = re.compile(r"0: Processed message (\d+) from sender 0 with seq \((\d+), 0\)\n")
 
@@ -31,7 +32,7 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
         run.wait_for("Processed message 3")
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(timeout=60) == 0
+        assert run.process.wait(timeout=WAIT) == 0
         assert [LINE.fullmatch(line).groups() for line in run.lines] == [("1", "1"), ("2", "2"), ("3", "3")]  # type: ignore[union-attr]
 
 

@@ -17,7 +17,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, Background, background
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 
@@ -28,7 +28,7 @@ def get(running: Background, path: str) -> tuple[int, str]:
     """Return the answer of the process."""
     [url] = [line.split()[-1] for line in running.lines if line.startswith("listening at ")]
     try:
-        with urllib.request.urlopen(f"{url}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}{path}", timeout=WAIT) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as refused:
         return refused.code, refused.read().decode()

@@ -18,6 +18,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, environment
+from tests.waiting import WAIT
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 
@@ -59,7 +60,7 @@ def test_what_waits_is_told_everywhere(variables: dict[str, str], tmp_path: Path
             said += os.read(ours, 4096)
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=WAIT) == 0
         os.close(ours)
     assert said.startswith(b"waiting for messages of cli.deserted from its position on")
 
@@ -84,7 +85,7 @@ def test_ctrl_c_in_publish_says_how_many_were_ordered(variables: dict[str, str],
             assert time.monotonic() < deadline
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=WAIT)
         feed.kill()
     assert process.returncode == 130
     assert said == "interrupted: 0 of 2 messages ordered; the rest may still be\n"

@@ -19,6 +19,7 @@ from tests import deployment
 from tests.cli.conftest import SITE, Pipeline
 from tests.cli.here import abcast_here
 from tests.cli.process import BIN, ROOT, abcast, background
+from tests.waiting import WAIT
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -76,7 +77,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
     assert pipeline.abcast("dead-letters", "list", *of_group).stdout == f"no dead letters in group {group}\n"
     producer = pipeline.connection.producer()
     producer.send(str(Topic(group, "forward", SITE)), key=b"cli/mallory", value=b"\x1b[2J\xff", headers=[("a", b"b")])
-    producer.close(timeout=60)
+    producer.close(timeout=WAIT)
     published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\n")
     assert published.stdout == "1 message ordered, last seqno 1\n", published.stderr
     [row] = pipeline.json_lines("dead-letters", "list", *of_group)
@@ -172,7 +173,7 @@ def test_planted_anomaly(pipeline: Pipeline) -> None:
     for record in planted:
         key, value, headers = encode_data(record)
         producer.send(str(Topic(group, "data", "planted")), key=key, value=value, headers=headers)
-    producer.close(timeout=60)
+    producer.close(timeout=WAIT)
     done = pipeline.abcast("check", "--group", group, "--site", "planted", "--json")
     assert done.returncode == 3
     verdict = json.loads(done.stdout)
@@ -193,7 +194,7 @@ def test_three_members(pipeline: Pipeline) -> None:
         assert sorted(seqnos) == list(range(1, len(reports) + 1))
         delivered = []
         for member in members:
-            runs = member.deliveries(from_seqno=1, timeout=30)
+            runs = member.deliveries(from_seqno=1, timeout=WAIT)
             delivered.append([next(runs) for _ in reports])
     finally:
         for member in members:

@@ -26,6 +26,7 @@ from pyarrow import parquet
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, environment
 from tests.ledger.test_sql import write_tables
+from tests.waiting import WAIT
 
 SQL = "SELECT seqno, sender, payload FROM ledger WHERE seqno < 3 ORDER BY seqno"
 ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b, ledger WHERE a.range + b.range = seqno"
@@ -89,7 +90,7 @@ def test_what_is_not_loaded(data: Path) -> None:
     rest.
     """
     command = [sys.executable, "-X", "importtime", "-m", "abcast", "query", "--data", str(data), SQL]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT, check=True)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert (loaded & {"duckdb", "deltalake", "pandas", "pyarrow"}) == {"duckdb", "deltalake"}
 
@@ -134,7 +135,7 @@ def test_an_output_that_is_there_stays_what_it_is(data: Path, tmp_path: Path) ->
     assert (real.read_text(encoding="ascii"), real.stat().st_mode & 0o777) == (rows, 0o600)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
         query(data, SQL, "--output", pipe)
-        assert reader.communicate(timeout=60)[0] == rows
+        assert reader.communicate(timeout=WAIT)[0] == rows
     assert pipe.is_fifo()
     full = Path("/dev/full")
     if full.is_char_device():
@@ -184,7 +185,7 @@ def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0
                 if interrupt_at and interrupt_at.encode() in shown:
                     process.send_signal(signal.SIGINT)
                     interrupt_at = ""
-        assert process.wait(timeout=60) == code, shown.decode()
+        assert process.wait(timeout=WAIT) == code, shown.decode()
     finally:
         process.kill()
         process.wait()

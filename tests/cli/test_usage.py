@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from jobs.cli import app, command
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, ROOT, abcast, commands, environment
+from tests.waiting import WAIT
 
 COMMANDS = [
     *("run", "demo", "sequence", "ledger", "publish", "deliver", "check", "query", "status"),
@@ -62,7 +63,7 @@ from connectors import Member
 print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow") if name in sys.modules])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=WAIT, check=True
     )
     assert done.stdout.split("\n") == ["[]", "[]", ""]
 
@@ -228,7 +229,7 @@ def test_unreachable_broker(tmp_path: Path) -> None:
     }
     try:
         for name, process in started.items():
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=WAIT)
             assert process.returncode == 1, name
             assert re.match(r"abcast: no Kafka broker answers at 127\.0\.0\.1:1 \(waited 1\d s\)\.", said), name
             assert said.count("\n") == 1, name

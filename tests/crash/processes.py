@@ -72,7 +72,7 @@ class Process:
         return self.out.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, words: str, timeout: float = READY_S, times: int = 1) -> None:
-        """Wait until it has printed `words` on standard error, `times` times; fail after `timeout` seconds times PATIENCE."""
+        """Wait until it has printed `words` on standard error, `times` times, for `timeout` seconds times PATIENCE."""
         timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while self.stderr().count(words) < times:

@@ -25,7 +25,7 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, Data, MessageId
 from ordering.checker.checker import Checker
 from tests.crash.processes import ABCAST, ROOT, Process
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import PATIENCE, WAIT, eventually
 
 _numbers = itertools.count(1)
 
@@ -123,9 +123,9 @@ class Scenario:
                 value=payload,
                 headers=forward_headers(message.incarnation, message.local_seqno),
                 timestamp_ms=timestamp_ms,
-            ).get(timeout=30)
+            ).get(timeout=WAIT)
         finally:
-            producer.close(timeout=60)
+            producer.close(timeout=WAIT)
 
     # --- the log ---
 

@@ -12,6 +12,7 @@ from connectors.kafka.codec.codec import UNREAD, forward_headers
 from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from ordering.base.names import Topic
 from tests.crash.scenario import Scenario
+from tests.waiting import WAIT
 
 MIB = 600
 WITHIN_S = 60.0
@@ -27,7 +28,7 @@ def test_a_record_that_fits_into_no_memory(scenario: Scenario, monkeypatch: pyte
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 800m pyspark-shell")
     process = scenario.sequencer()
     member = scenario.member("alice")
-    seqnos = [member.broadcast(b"before").result(60)]
+    seqnos = [member.broadcast(b"before").result(WAIT)]
     topic = str(Topic(scenario.group, "forward", scenario.site))
     for round_ in range(2):
         began = time.monotonic()

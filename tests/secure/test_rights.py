@@ -18,6 +18,7 @@ from ordering.base.errors import KafkaRefused, UsageError
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
 from tests.secure.users import login, login_file
+from tests.waiting import WAIT
 
 GROUP, SITE = "rights", "local"
 SITES = 'home = "a"\n[sites.a]\nbootstrap_servers = "a:1"\n[sites.b]\nbootstrap_servers = "b:1"\n'
@@ -167,8 +168,8 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
         assert not [line for line in (got.stderr + again.stderr).splitlines() if "WARNING" in line]
         with Member(GROUP, "carol", default_site=SITE, connection=login(secure_broker, "member")) as carol:
             carol.connect()
-            carol.send("local/carol", b"note").result(timeout=30)
-            assert [next(iter(carol.inbox(timeout=30))).payload] == [b"note"]
+            carol.send("local/carol", b"note").result(timeout=WAIT)
+            assert [next(iter(carol.inbox(timeout=WAIT))).payload] == [b"note"]
         for _ in itertools.takewhile(lambda _: not (tmp_path / "data" / "ledger" / "_delta_log").exists(), range(300)):
             time.sleep(0.2)
         checked = abcast_here("check", "-g", GROUP, "--kafka-config", bob, *data, cwd=tmp_path)

@@ -60,7 +60,7 @@ def test_members_of_two_sites_answer_each_other(
         alice, bob = (closing.enter_context(members.member(site, "m", casts=True)) for site in kafkas)
         for each in (alice, bob):
             each.connect(timeout=WAIT)
-        streams = [each.deliveries(timeout=60) for each in (alice, bob)]
+        streams = [each.deliveries(timeout=WAIT) for each in (alice, bob)]
         for number, order in enumerate(ORDERS):
             (alice, bob)[number % 2].broadcast(b"%d" % number, order=order)
             assert [texts(stream, 1) for stream in streams] == [[f"{order} {number}"]] * 2

@@ -31,7 +31,7 @@ def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str
             members = [closing.enter_context(world.member(site, "m", casts=True)) for site in (nyc, sfo)]
             for each in members:
                 each.connect(timeout=WAIT)
-            streams = [each.deliveries(timeout=60) for each in members]
+            streams = [each.deliveries(timeout=WAIT) for each in members]
             for number, order in enumerate(ORDERS):
                 members[number % 2].broadcast(b"%d" % number, order=order)  # type: ignore[call-overload]
                 assert [texts(stream, 1) for stream in streams] == [[f"{order} {number}"]] * 2
@@ -60,7 +60,7 @@ def test_a_mesh_has_casts_of_no_view_in_common(make_world: MakeWorld) -> None:
         world.change_settings(nyc, flush=True)
         stranger, alice, here = (closing.enter_context(world.member(nyc, name, casts=True)) for name in ("s", "a", "h"))
         there = closing.enter_context(world.member(sfo, "t", casts=True))
-        streams = [each.deliveries(timeout=60) for each in (here, there)]
+        streams = [each.deliveries(timeout=WAIT) for each in (here, there)]
         alice.connect(timeout=WAIT)
         alice.broadcast(b"of a view", order="causal").result(WAIT)
         for payload in messages("s", 20):

@@ -17,7 +17,7 @@ from ordering.base.errors import HistoryUnavailable, UsageError
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import World, fifo
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -109,9 +109,9 @@ def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: Mak
         world.member(nyc, "alice") as alice,
         world.member(sfo, "bob") as bob,
     ):
-        alice.connect(timeout=60)
+        alice.connect(timeout=WAIT)
         with world.running(world.relay(sfo, nyc)):
-            bob.connect(timeout=60)
+            bob.connect(timeout=WAIT)
             eventually(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is in alice's view")
         eventually(lambda: alice.view and not alice.view.at(sfo), 60, "the remote view is empty")
         assert alice.view
@@ -119,7 +119,7 @@ def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: Mak
         with world.running(world.relay(sfo, nyc)):
             eventually(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
             eventually(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")
-            bob.close(timeout=60)
+            bob.close(timeout=WAIT)
 
 
 def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> None:
@@ -146,7 +146,7 @@ def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> Non
 
     with world.running([world.sequencer(nyc), *world.relays()]), member(nyc) as alice, member(sfo) as bob:
         world.await_inboxes()
-        alice.connect(timeout=60)
+        alice.connect(timeout=WAIT)
         threads = [threading.Thread(target=run, args=(alice,))]
         threads[0].start()
         before, after = messages("before", 200), messages("after", 50)
@@ -159,6 +159,6 @@ def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> Non
         world.broadcast(sfo, "sender", after)
         eventually(lambda: taken[nyc] == taken[sfo] == before + after, 60, "both have taken all, once")
         for replica in (alice, bob):
-            replica.close(timeout=60)
+            replica.close(timeout=WAIT)
         for thread in threads:
             thread.join(60)

@@ -75,7 +75,7 @@ def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:
         world.broadcast(nyc, "alice", messages("a", 20))
         assert not any(receipt.done() for receipt in waiting)
         with world.running(world.relays()):
-            assert bob.wait_ordered(60) == 40
+            assert bob.wait_ordered(WAIT) == 40
             assert world.deliveries(sfo, 40) == world.deliveries(nyc, 40)
 
 
@@ -111,7 +111,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
             member.connect(timeout=WAIT)
         for payload in messages("a", 20):
             alice.broadcast(payload)
-        with alice.flush(timeout=60):
+        with alice.flush(timeout=WAIT):
             pass
         for payload in messages("after", 20):
             alice.broadcast(payload)
@@ -176,7 +176,7 @@ def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
     ):
         world.await_inboxes()
         alice.broadcast(b"who is there?")
-        question = next(iter(bob.deliveries(timeout=60)))
+        question = next(iter(bob.deliveries(timeout=WAIT)))
         for number in range(20):
             bob.send(question.sender, b"bob %d" % number)
         replies = list(itertools.islice(alice.inbox(timeout=WAIT), 20))
@@ -235,7 +235,7 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
             assert not home.is_copy()
         assert world.deliveries(sfo, 300) == world.deliveries(nyc, 300)
         with world.member(sfo, "late") as late:
-            found = list(itertools.islice(late.deliveries(from_seqno=250, timeout=30), 51))
+            found = list(itertools.islice(late.deliveries(from_seqno=250, timeout=WAIT), 51))
     assert [d.seqno for d in found] == list(range(250, 301))
 
 

@@ -11,7 +11,7 @@ import pytest
 from ordering.participant.events import RemoteView
 from tests.cli.here import abcast_here
 from tests.sites.conftest import MakeWorld
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -31,9 +31,9 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
         def sees(*members: str) -> None:
             eventually(lambda: alice.remote_views.get(sfo) == members, 60, f"alice sees {members} at {sfo}", 0.1)
 
-        alice.connect(timeout=60)
+        alice.connect(timeout=WAIT)
         with world.running([world.sequencer(sfo)]):
-            bob.connect(timeout=60)
+            bob.connect(timeout=WAIT)
             with world.running(back):
                 sees(*there)
                 eventually(lambda: bob.remote_views.get(nyc) == (f"{nyc}/alice",), 60, "bob sees alice", 0.1)
@@ -55,11 +55,11 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
         # Another sequencer there: the same view under a new epoch, and then one without bob.
         with world.running([world.sequencer(sfo), *back]):
             sees(*there)
-            bob.close(timeout=60)
+            bob.close(timeout=WAIT)
             sees()
             with world.log(nyc) as log:
                 eventually(lambda: not log.state().membership.remote[sfo].members, 60, "nobody is left there")
-        found = list(itertools.islice(alice.deliveries(timeout=30, events=True), 7))
+        found = list(itertools.islice(alice.deliveries(timeout=WAIT, events=True), 7))
     told = [(event.members, event.reachable) for event in found if isinstance(event, RemoteView)]
     assert told == [(there, True), ((), False), (there, True), ((), False), (there, True), ((), True)]
     checked = abcast_here(

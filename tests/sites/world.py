@@ -34,11 +34,10 @@ from jobs.terminal.streaming import JobThread, running
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE
 from tests.crash.processes import ABCAST, Process
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 _numbers = itertools.count(1)
-PATIENCE_S = 60.0
 SUSPECT_AFTER_MS = 60_000
 """Longer than Spark's start on a busy machine."""
 
@@ -149,7 +148,7 @@ class World:
         topics = [Topic(self.group, "inbox", site) for site in self.sites.connections]
         eventually(
             lambda: all(count_partitions(here, topic) for here in self.sites.connections.values() for topic in topics),
-            PATIENCE_S,
+            WAIT,
             "the relays have made all inboxes",
             0.3,
         )
@@ -167,14 +166,14 @@ class World:
         with self.member(site, name) as member:
             for payload in payloads:
                 member.broadcast(payload)
-            member.wait_ordered(PATIENCE_S)
+            member.wait_ordered(WAIT)
 
     def deliveries(self, site: str, count: int) -> list[Delivery]:
         """Return the first `count` messages of the group's order at the site, or fewer, without their broker's
         times.
         """
         with self.member(site, f"reader{next(_numbers)}") as member:
-            taken = itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count)
+            taken = itertools.islice(member.deliveries(from_seqno=1, timeout=WAIT), count)
             return [delivery._replace(sequenced_at_ms=0) for delivery in taken]
 
     def log(self, site: str) -> DataLog:

@@ -28,7 +28,7 @@ from jobs.terminal.streaming import running
 from ordering.casts.casts import CAUSAL, Cast
 from tests.spark.kafka_rows import Row, source_frame
 from tests.spark.test_ledger import BEGINNING, log_of, message, writer_of
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.spark
 
@@ -114,7 +114,7 @@ def test_the_job(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) ->
             Member("castledger", "castsite/a", connection=connection, casts=True) as a,
         ):
             for number in range(20):
-                a.broadcast(b"%d" % number, order="fifo").result(60)
+                a.broadcast(b"%d" % number, order="fifo").result(WAIT)
             eventually(lambda: len(rows()) >= expected, 120, "all rows are there")
 
     for expected in (20, 40):

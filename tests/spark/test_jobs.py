@@ -29,7 +29,7 @@ from ordering.base.names import Topic
 from ordering.sequencer.sequencer import seal
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -92,13 +92,13 @@ def test_a_new_group_does_not_disturb_the_others(spark: SparkSession, options: J
         for job in jobs:
             await_ready(job)
         for _ in range(20):
-            old.broadcast(b"warm").result(60)
+            old.broadcast(b"warm").result(WAIT)
         before, trickle, spans = epoch(options, "old"), _Trickle(old), []
         for name in ("new1", "new2"):
             create_topics(options.connection, name, [options.site])
             with Member(name, f"{options.site}/b", connection=options.connection) as new:
                 started = time.monotonic()
-                assert new.broadcast(b"first").result(60) == 1
+                assert new.broadcast(b"first").result(WAIT) == 1
                 spans.append((started, time.monotonic()))
         trickle.stop()
         assert epoch(options, "old") == before
@@ -136,7 +136,7 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
             producer.flush()
             producer.commit_transaction() if commits else producer.abort_transaction()
         with sequencing(spark, options), Member("tx", f"{options.site}/m", connection=options.connection) as member:
-            found = member.deliveries(from_seqno=1, timeout=60)
+            found = member.deliveries(from_seqno=1, timeout=WAIT)
             assert next(found).payload == b"first"
             producer.begin_transaction()
             send(2, b"aborted while it runs")
@@ -148,9 +148,9 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
             assert next(found).payload == b"second"
         # A start behind the end marks, with nothing else there.
         with sequencing(spark, options), Member("tx", f"{options.site}/m2", connection=options.connection) as member:
-            assert member.broadcast(b"third").result(60) == 3
+            assert member.broadcast(b"third").result(WAIT) == 3
     finally:
-        producer.close(timeout=60)
+        producer.close(timeout=WAIT)
 
 
 @pytest.mark.parametrize("make", [SequencerJob, LedgerJob])
@@ -180,11 +180,11 @@ def test_decisions_that_do_not_count_are_noticed(
         Member("forged", f"{options.site}/m", connection=options.connection) as member,
         sequencing(spark, options) as job,
     ):
-        member.broadcast(b"counts").result(60)
+        member.broadcast(b"counts").result(WAIT)
         producer = options.connection.producer()
         _, value, headers = codec.encode_data(seal(1000))
-        producer.send(str(Topic("forged", "data", options.site)), value=value, headers=headers).get(timeout=60)
-        producer.close(timeout=60)
+        producer.send(str(Topic("forged", "data", options.site)), value=value, headers=headers).get(timeout=WAIT)
+        producer.close(timeout=WAIT)
         member.broadcast(b"does not")
         assert job.done.wait(120)
     with pytest.raises(ProtocolViolation, match="knows epoch 1000"):
@@ -197,16 +197,16 @@ def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
     """Its DATA is the copy of another site's, say."""
     create_topics(options.connection, "fine", [options.site])
     with sequencing(spark, options), Member("fine", f"{options.site}/m", connection=options.connection) as member:
-        member.broadcast(b"before").result(60)
+        member.broadcast(b"before").result(WAIT)
         before, copied = epoch(options, "fine"), Topic("odd", "data", options.site)
         ensure_topic(options.connection, copied, 1)
         producer = options.connection.producer()
         _, value, headers = codec.encode_data(seal(1))
-        producer.send(str(copied), value=value, headers=headers).get(timeout=60)
-        producer.close(timeout=60)
+        producer.send(str(copied), value=value, headers=headers).get(timeout=WAIT)
+        producer.close(timeout=WAIT)
         create_topics(options.connection, "odd", [options.site])
         eventually(lambda: f"{copied} is the copy of another site's" in caplog.text, 120, "it is told")
-        assert member.broadcast(b"after").result(60) == 2
+        assert member.broadcast(b"after").result(WAIT) == 2
         assert epoch(options, "fine") == before
         assert epoch(options, "odd") == 0
 
@@ -215,14 +215,14 @@ def test_groups_that_go_leave_the_others_in_peace(spark: SparkSession, options: 
     for group in ("stays", "goes"):
         create_topics(options.connection, group, [options.site])
     with sequencing(spark, options), Member("stays", f"{options.site}/m", connection=options.connection) as member:
-        member.broadcast(b"before").result(60)
+        member.broadcast(b"before").result(WAIT)
         names = [str(topic) for topic in find_topics(options.connection) if topic.group == "goes"]
         with options.connection.admin() as admin:
             admin.delete_topics(names)
         for _ in range(20):
-            member.broadcast(b"after").result(60)
+            member.broadcast(b"after").result(WAIT)
             time.sleep(0.3)
-        assert member.broadcast(b"last").result(60) == 22
+        assert member.broadcast(b"last").result(WAIT) == 22
 
 
 def refused(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:

@@ -16,6 +16,7 @@ from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, mana
 from connectors.spark.session import SETTINGS
 from ordering.base.errors import UsageError
 from tests.cli.here import abcast_here
+from tests.waiting import WAIT
 
 PACKAGE = Package(Path("/d d/python.tar.gz"), [Path("/d d/a.jar"), Path("/d d/b.jar")], Path("/d d/job.py"))
 
@@ -110,6 +111,6 @@ import connectors.spark.codec, connectors.spark.first_task
 def test_what_executors_import_needs_nothing_else() -> None:
     """Executors have no Kafka client and none of the commands' libraries."""
     done = subprocess.run(
-        [sys.executable, "-c", NOT_ON_EXECUTORS], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", NOT_ON_EXECUTORS], capture_output=True, text=True, timeout=WAIT, check=False
     )
     assert done.stderr == ""

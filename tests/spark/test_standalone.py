@@ -29,7 +29,7 @@ from tests.spark.standalone import (
     submitted,
     worker,
 )
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 GROUP = "standalone"
 SITE = "cluster"
@@ -95,7 +95,7 @@ def test_an_executor_is_killed_under_load(running: Running) -> None:
     first = executors_of(running.worker)
     with Member(GROUP, f"{SITE}/bob", connection=running.connection) as bob:
         receipts = [bob.broadcast(b"before") for _ in range(LOAD)]
-        before = receipts[0].result(timeout=60)
+        before = receipts[0].result(timeout=WAIT)
         for executor in first:
             os.kill(executor, signal.SIGKILL)
         receipts += [bob.broadcast(b"after") for _ in range(LOAD)]
