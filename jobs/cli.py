@@ -18,6 +18,7 @@ from jobs.inspection.doctor import doctor
 from jobs.inspection.members import app as members
 from jobs.inspection.query import query
 from jobs.inspection.status import status
+from jobs.inspection.top import top
 from jobs.inspection.view import view
 from jobs.isis import isis
 from jobs.ledger import ledger
@@ -97,6 +98,7 @@ app.command()(check)
 app.command()(doctor)
 app.command()(query)
 app.command()(status)
+app.command()(top)
 app.command()(view)
 app.add_typer(members, name="members")
 app.command()(isis)

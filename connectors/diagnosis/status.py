@@ -114,7 +114,7 @@ class GroupStatus(NamedTuple):
     @property
     def is_stuck(self) -> bool:
         """Whether messages wait, and no sequencer orders them, or an open transaction holds some up."""
-        return self.lag > 0 and (not self._is_served or bool(self.open_transactions))
+        return self.lag > 0 and (not self.is_served or bool(self.open_transactions))
 
     @property
     def is_failure(self) -> bool:
@@ -122,10 +122,11 @@ class GroupStatus(NamedTuple):
 
         A job that reports that it leaves the group out works, and so does one that waits for a client's transaction.
         """
-        return self.lag > 0 and not self._is_served and not self.is_left_out
+        return self.lag > 0 and not self.is_served and not self.is_left_out
 
     @property
-    def _is_served(self) -> bool:
+    def is_served(self) -> bool:
+        """Whether a sequencer, here or elsewhere, orders the messages."""
         return self.sequencer.works and not (self.agreement is not None and self.agreement.waits)
 
     def to_json(self) -> dict[str, Any]:

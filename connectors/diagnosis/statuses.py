@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from connectors.diagnosis.sentences import wrong_with
 from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
@@ -30,9 +31,10 @@ class Statuses(NamedTuple):
     left_out: frozenset[str] = frozenset()
 
     def to_json(self, site: str) -> dict[str, Any]:
-        """Return the status as plain values."""
+        """Return the status as plain values, with the sentences on wrong things."""
         errors = {group: str(error) for group, error in self.errors.items()}
-        return {"site": site, "groups": [row.to_json() for row in self.rows], "errors": errors}
+        groups = [{**row.to_json(), "wrong": list(wrong_with(row, site))} for row in self.rows]
+        return {"site": site, "groups": groups, "errors": errors}
 
 
 class ReadingProgress(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,8 +28,7 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.progress import Progress
-from ordering.base.errors import AbcastError, BrokerUnreachable
-from ordering.base.formats import NEWEST
+from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd
 
 WATCH_S = 2.0
-_SHOWN_GAPS = 5
-_SHOWN_ACTS = 3
-_COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
+COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
 def status(
@@ -52,6 +49,9 @@ def status(
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 s, until Ctrl-C.")] = False,
+    until_healthy: Annotated[
+        bool, typer.Option("--until-healthy", help="Wait until each group has a sequencer, and none would fail.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
@@ -71,36 +71,59 @@ def status(
         with Progress("looking at the groups") as progress:
             return read_with_ledger(connection, site, data, chosen, group, progress)
 
-    found = read()
-    if watch:
-        found = _watch(read, found, site, as_json=as_json)
-    else:
+    found = _read_if_possible(read) if until_healthy else read()
+    if watch or until_healthy:
+        show = partial(_refresh, site=site, as_json=as_json) if watch else lambda _: None
+        is_enough = partial(_is_healthy, is_of_job=of_job is not None) if until_healthy else lambda _: False
+        found = _watch(read, found, show, is_enough)
+    if found is None:
+        raise typer.Exit(EXIT_FAILED)
+    if not watch:
         _show(found, site, as_json=as_json)
-    if of_job is None:
-        is_failure = bool(found.errors) or any(row.is_stuck for row in found.rows)
-    else:
-        is_failure = bool(found.errors.keys() - found.left_out) or any(row.is_failure for row in found.rows)
-    if is_failure:
+    if _is_failure(found, is_of_job=of_job is not None):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _watch(read: Callable[[], Statuses], found: Statuses, site: str, *, as_json: bool) -> Statuses:
-    """Show the groups again and again, until Ctrl-C, also over a broker's absence; return the last reading."""
-    from rich.console import Console
+def _is_failure(found: Statuses, *, is_of_job: bool) -> bool:
+    if is_of_job:
+        return bool(found.errors.keys() - found.left_out) or any(row.is_failure for row in found.rows)
+    return bool(found.errors) or any(row.is_stuck for row in found.rows)
 
-    screen = Console()
+
+def _is_healthy(found: Statuses, *, is_of_job: bool) -> bool:
+    is_served = all(row.is_served or (is_of_job and row.is_left_out) for row in found.rows)
+    return is_served and not _is_failure(found, is_of_job=is_of_job)
+
+
+def _watch(
+    read: Callable[[], Statuses],
+    found: Statuses | None,
+    show: Callable[[Statuses], object],
+    is_enough: Callable[[Statuses], bool],
+) -> Statuses | None:
+    """Show the groups every WATCH_S, until that is enough or Ctrl-C comes; return the last reading, if there is one."""
     try:
         while True:
-            screen.clear()  # of a terminal only
-            _show(found, site, as_json=as_json)
+            if found is not None:
+                show(found)
+                if is_enough(found):
+                    return found
             time.sleep(WATCH_S)
-            try:
-                found = read()
-            except BrokerUnreachable as error:
-                typer.echo(f"abcast: {error}", err=True)
+            found = _read_if_possible(read) or found
     except KeyboardInterrupt:
         taken()
         return found
+
+
+def _read_if_possible(read: Callable[[], Statuses]) -> Statuses | None:
+    """Return a reading. If no broker answers, or no group can be read, say so, and return None. Raises UsageError."""
+    try:
+        return read()
+    except UsageError:
+        raise
+    except AbcastError as error:
+        _to_standard_error(str(error))
+        return None
 
 
 def _to_standard_error(sentence: str) -> None:
@@ -129,65 +152,36 @@ def read_with_ledger(
     return read_statuses(connection, site, read_ledger, group, of_job, progress)
 
 
+def _refresh(found: Statuses, site: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    Console().clear()  # of a terminal only
+    _show(found, site, as_json=as_json)
+
+
 def _show(found: Statuses, site: str, *, as_json: bool) -> None:
+    from connectors.diagnosis.sentences import notes_on, wrong_with
     from jobs.terminal.rows import show_sentence, show_table
 
     rows = found.rows
     for error in found.errors.values():
         typer.echo(f"abcast: {error}", err=True)
     if as_json:
-        for row in rows:
-            typer.echo(json.dumps(row.to_json()))
+        for plain in found.to_json(site)["groups"]:
+            typer.echo(json.dumps(plain))
         return
     if not rows:
         typer.echo(f"no groups at site {site}; `abcast topics create --group G --site {site}` creates one")
         return
-    show_table(_COLUMNS, map(_cells, rows), sys.stdout)
+    show_table(COLUMNS, map(cells, rows), sys.stdout)
     typer.echo()
     for row in rows:
-        for sentence in _sentences(row, site):
+        for sentence in (*wrong_with(row, site), *notes_on(row, site)):
             show_sentence(f"{row.group}: {sentence}", sys.stdout)
 
 
-def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
-    """Yield sentences on a group that have no room in the table."""
-    yield str(row.sequencer)
-    if row.trouble:
-        yield f"its job reports: {row.trouble}"
-    if row.strays:
-        yield (
-            f"{row.strays} of the newest records in DATA are not from abcast, and readers skip them: find the other "
-            "writer. `abcast check` counts all"
-        )
-    yield from map(str, row.open_transactions)
-    if row.wrong_settings:
-        yield row.wrong_settings
-    if row.other_history:
-        yield row.other_history
-    if row.format < NEWEST.number:
-        yield (
-            f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "
-            f"{NEWEST.number}, once all its processes run abcast {NEWEST.version} or later"
-        )
-    if row.agreement is not None:
-        yield f"{site} {row.agreement}"
-    for neighbour, silent_s in row.relays.items():
-        heard = "has sent no heartbeat" if silent_s is None else f"sent a heartbeat {silent_s:,.0f} s ago"
-        yield f"the relay from {neighbour} {heard}"
-    for gap in row.gaps[:_SHOWN_GAPS]:
-        of_incarnation = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
-        yield (
-            f"{gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, dropped until it "
-            f"sends local seqno {gap.missing}{of_incarnation}"
-        )
-    if len(row.gaps) > _SHOWN_GAPS:
-        yield f"{len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json"
-    for act in row.acts[-_SHOWN_ACTS:]:
-        at = datetime.fromtimestamp(act.at_ms / 1000, timezone.utc)
-        yield f"{act.act} by {act.who}, {at:%Y-%m-%d %H:%M} UTC: {act.what}{f' ({act.why})' if act.why else ''}"
-
-
-def _cells(row: GroupStatus) -> tuple[str, ...]:
+def cells(row: GroupStatus) -> tuple[str, ...]:
+    """Return the values of COLUMNS."""
     state, silent_s = row.sequencer.state, row.sequencer.silent_s
     return (
         row.group,

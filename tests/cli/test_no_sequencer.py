@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,23 @@ def test_what_waits_is_told_everywhere(variables: dict[str, str], tmp_path: Path
     shown = abcast_here("status", cwd=tmp_path, variables=variables)
     assert shown.returncode == 1
     assert shown.stdout.splitlines()[2].split()[:4] == [GROUP, "none", "0", "2"]
+    said = on_terminal(["deliver", "-m", "bob"], variables, tmp_path)
+    assert said.startswith(b"waiting for messages of cli.deserted from its position on")
+
+
+def test_top_gives_the_terminal_back(variables: dict[str, str], tmp_path: Path) -> None:
+    """The command shows another screen, and Ctrl-C ends it without a trace."""
+    said = on_terminal(["top", "-g", GROUP], variables, tmp_path)
+    assert said.startswith(b"\x1b[?1049h")
+    assert said.rindex(b"\x1b[?1049l") > said.index(b"never had a sequencer")
+    assert b"Traceback" not in said
+
+
+def on_terminal(arguments: list[str], variables: dict[str, str], cwd: Path) -> bytes:
+    """Return the output of a command that Ctrl-C ends once it tells how to get a sequencer."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [ABCAST, "deliver", "-m", "bob"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=tmp_path,
-        env=environment(**variables),
+        [ABCAST, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=environment(**variables)
     )
     os.close(theirs)
     said, deadline = b"", time.monotonic() + 60
@@ -61,8 +71,11 @@ def test_what_waits_is_told_everywhere(variables: dict[str, str], tmp_path: Path
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=WAIT) == 0
+        with suppress(OSError):  # the end of a terminal that no process has
+            while rest := os.read(ours, 4096):
+                said += rest
         os.close(ours)
-    assert said.startswith(b"waiting for messages of cli.deserted from its position on")
+    return said
 
 
 def test_ctrl_c_in_publish_says_how_many_were_ordered(variables: dict[str, str], tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     for option in draw(
         st.lists(st.sampled_from(COMMANDS[name].params), unique_by=lambda option: option.name, max_size=5)
     ):
-        if option.name in ("help", "watch"):
+        if option.name in ("help", "watch", "until_healthy"):
             continue
         names = [*option.opts, *option.secondary_opts]
         is_flag = getattr(option, "is_flag", False)
@@ -92,7 +92,10 @@ def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataOb
     name = data.draw(st.sampled_from(sorted(set(COMMANDS) - {ENDLESS})))
     keys = st.sampled_from([option.name for option in COMMANDS[name].params if option.name != "help"])
     values = data.draw(st.dictionaries(keys, VALUES, max_size=3))
-    lines = [f"[{'.'.join(name)}]", *(f"{key} = {toml(value)}" for key, value in values.items() if key != "watch")]
+    lines = [
+        f"[{'.'.join(name)}]",
+        *(f"{key} = {toml(value)}" for key, value in values.items() if key not in ("watch", "until_healthy")),
+    ]
     Path("abcast.toml").write_text("\n".join(lines), encoding="utf-8")
     run(list(name))
 

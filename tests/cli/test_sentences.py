@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,7 +200,8 @@ class TestStatus:
 
         monkeypatch.setattr(status, "time", type("Clock", (), {"sleep": staticmethod(pause)}))
         with on_terminal(monkeypatch) as terminal:
-            assert status._watch(read, Statuses([]), "local", as_json=False) == Statuses([])
+            show = partial(status._refresh, site="local", as_json=False)
+            assert status._watch(read, Statuses([]), show, lambda _: False) == Statuses([])
         assert len(pauses) == 3
         assert capsys.readouterr().out.count("no groups at site local") == 3
         assert terminal.getvalue() == "abcast: nobody answers.\n\n"

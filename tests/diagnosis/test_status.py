@@ -17,7 +17,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
 from connectors.diagnosis import status
-from connectors.diagnosis.status import read_status
+from connectors.diagnosis.sentences import notes_on, wrong_with
+from connectors.diagnosis.status import AgreementStatus, Gap, read_status
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.epochs import encode_claim, this_host
 from connectors.kafka.groups.troubles import Troubles
@@ -26,7 +27,6 @@ from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
-from jobs.inspection.status import _sentences
 from jobs.inspection.status import status as status_command
 from ordering.base.errors import KafkaRefused
 from ordering.base.names import Role, Topic
@@ -290,9 +290,41 @@ def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> N
     found = read_status(connection, "g", "nyc")
     assert [act.what for act in found.acts] == [f"nyc/m{number}" for number in range(5)]
     assert [act["who"] for act in json.loads(json.dumps(found.to_json()))["acts"]] == ["bob@ops"] * 5
-    shown = [sentence for sentence in _sentences(found, "nyc") if sentence.startswith("forget")]
+    shown = [sentence for sentence in notes_on(found, "nyc") if sentence.startswith("forget")]
     assert [sentence.rpartition("UTC: ")[2] for sentence in shown] == ["nyc/m2", "nyc/m3", "nyc/m4 (left)"]
     assert all(sentence.startswith("forget by bob@ops, 20") for sentence in shown)
+
+
+def test_each_sentence_is_said_once(connection: MemoryConnection) -> None:
+    """A thing is wrong, or a note; the wrong ones of a group without a sequencer begin with that."""
+    agreement = AgreementStatus(3, ("nyc", "sfo"), waits=True)
+    gaps = [Gap(f"nyc/{number}", 1, 2, 1) for number in range(7)]
+    row = read_status(connection, "g", "nyc")._replace(
+        relays={"sfo": 3.0, "lon": None, "ber": 99.0}, agreement=agreement, gaps=gaps, strays=2, trouble="no."
+    )
+    wrong, notes = list(wrong_with(row, "nyc")), list(notes_on(row, "nyc"))
+    assert [text.partition(" (")[0] for text in wrong[:3]] == [
+        "the group's sequencer has been silent for 60 s",
+        "its job reports: no.",
+        "nyc waits: too few of the sites nyc, sfo",
+    ]
+    assert [text for text in wrong if "relay" in text] == [
+        "the relay from lon has sent no heartbeat",
+        "the relay from ber sent a heartbeat 99 s ago",
+    ]
+    assert (len([text for text in wrong if "behind a gap" in text]), wrong[-2][:20]) == (5, "2 more senders have ")
+    assert [text for text in notes if "relay" in text] == ["the relay from sfo sent a heartbeat 3 s ago"]
+    well = row._replace(
+        agreement=agreement._replace(waits=False),
+        sequencer=row.sequencer._replace(state="alive"),
+        relays={"sfo": 3.0},
+        gaps=[],
+        strays=0,
+        trouble="",
+        wrong_settings="",
+    )
+    assert list(wrong_with(well, "nyc")) == []
+    assert "nyc agrees in view 3 of the sites nyc, sfo" in list(notes_on(well, "nyc"))
 
 
 class TestWhichGroupsAreJudged:
