@@ -101,7 +101,7 @@ class JobMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         seen = self._observe()
-        yield _family(JOB_READY, "1 if the job works.", ("job",), (((job,), ok) for job, ok in seen.ready.items()))
+        yield _family(JOB_READY, "1 if the job works.", ("part",), (((job,), ok) for job, ok in seen.ready.items()))
         signs = (((group, seen.site), age_s) for group, age_s in seen.signs_s.items())
         yield _family(SIGN_AGE, "Since this process's sign of life for the group.", GROUP_LABELS, signs)
         yield _family(STATUS_OK, "1 if the status could be read.", (), [((), bool(seen.statuses))])
