@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.simulator.mutation import Mutation
+from tests.simulator.mutation_seeds import read, seeds_to_try
 from tests.simulator.simulations import SIMULATIONS, Simulation
+
+KNOWN = read()
 
 
 @pytest.mark.slow
@@ -18,5 +21,5 @@ from tests.simulator.simulations import SIMULATIONS, Simulation
     ],
 )
 def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) -> None:
-    seeds = range(mutation.from_seed, mutation.from_seed + simulation.seeds_for_a_mutation)
+    seeds = seeds_to_try(simulation, mutation, KNOWN)
     assert simulation.first_seed(mutation, seeds) is not None, f"no seed of {seeds} shows {mutation.expected}"

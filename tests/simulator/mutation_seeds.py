@@ -1,0 +1,71 @@
+"""The seed in which each mutation was found last. Its test begins with that one.
+
+    python -m tests.simulator.mutation_seeds             # all worlds
+    python -m tests.simulator.mutation_seeds hub casts   # these
+
+If a world changes, so does what its seeds draw. Its tests then try more seeds, until this has run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tests.simulator.mutation import Mutation
+from tests.simulator.simulations import SIMULATIONS, Simulation
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+def read() -> dict[str, int]:
+    """Return the seeds, by world and mutation."""
+    seeds: dict[str, int] = json.loads(FILE.read_text(encoding="utf-8"))
+    return seeds
+
+
+def seeds_to_try(simulation: Simulation, mutation: Mutation, known: Mapping[str, int]) -> list[int]:
+    """Return the seeds in which a mutation must show, the known one first."""
+    seeds = range(mutation.from_seed, mutation.from_seed + simulation.seeds_for_a_mutation)
+    seed = known.get(_key(simulation, mutation))
+    return [*seeds] if seed is None else [seed, *seeds]
+
+
+def _key(simulation: Simulation, mutation: Mutation) -> str:
+    return f"{simulation.name}/{mutation.name}"
+
+
+def _find(world: str, name: str, known: Mapping[str, int]) -> int | None:
+    logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
+    simulation = SIMULATIONS[world]
+    mutation = simulation.mutation(name)
+    return simulation.first_seed(mutation, seeds_to_try(simulation, mutation, known))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.mutation_seeds", description=__doc__)
+    parser.add_argument("worlds", nargs="*", choices=[[], *SIMULATIONS], help="the worlds (default: all)")
+    options = parser.parse_args()
+    known, missed = read(), False
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        looking = {
+            _key(SIMULATIONS[world], mutation): pool.submit(_find, world, mutation.name, known)
+            for world in options.worlds or SIMULATIONS
+            for mutation in SIMULATIONS[world].mutations
+        }
+        for key, found in looking.items():
+            seed = found.result()
+            print(f"{key}: {'not found' if seed is None else seed}", flush=True)
+            missed |= seed is None
+            known |= {} if seed is None else {key: seed}
+            FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
