@@ -26,7 +26,7 @@ Listen = Annotated[
         "--listen",
         envvar="ABCAST_LISTEN",
         metavar="HOST:PORT",
-        help="Open an HTTP port: /metrics, /healthz, /readyz, /api/status. Without HOST, for this machine only.",
+        help="An HTTP port: a page, /metrics, /healthz, /readyz, /api/status. Without HOST, for this machine only.",
     ),
 ]
 _ENDS_WITHIN_S = 5.0

@@ -55,11 +55,12 @@ class HostPort(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """The answer to a request."""
+    """The answer to a request. `policy`: the sources that a browser may use for it."""
 
     body: str
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
+    policy: str = "default-src 'none'; frame-ancestors 'none'"
 
 
 Answers = Mapping[str, Callable[[], HttpAnswer]]
@@ -147,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", answer.policy)
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -1,4 +1,4 @@
-"""The answers of a job's open port: whether it lives, whether it works, its metrics, and the status of its groups.
+"""The answers of a job's open port: a page, whether it lives, whether it works, its metrics, its groups' status.
 
 `/healthz` and `/readyz` are told from memory: they ask neither Kafka nor a JVM. `/metrics` and `/api/status` share one
 reading of the status for each site (`connectors.diagnosis.shared_reading`).
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from connectors.diagnosis import metrics
 from connectors.diagnosis.endpoint import Answers, HttpAnswer
+from connectors.diagnosis.page import page
 from connectors.diagnosis.shared_reading import LastReading, SharedReading
 from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.groups.troubles import Troubles
@@ -56,13 +57,14 @@ class Monitor:
 
     def answers(self) -> Answers:
         """Return the functions that answer, by path."""
-        asked: Answers = {
+        whole = page()
+        return {
+            "/": lambda: whole,
             "/healthz": self._health,
             "/readyz": self._readiness,
             "/metrics": lambda: HttpAnswer(metrics.exposed(self._registry), content_type=metrics.CONTENT_TYPE),
             "/api/status": self._status,
         }
-        return {"/": lambda: HttpAnswer("".join(f"{path}\n" for path in asked)), **asked}
 
     def close(self, wait_s: float) -> None:
         """Read nothing more, and wait so long for a reading under way."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -76,15 +77,16 @@ class AgreementStatus(NamedTuple):
 class GroupStatus(NamedTuple):
     """The status of a group. `rate`: records of DATA per second over the last minute.
 
-    `members`: in the view. `senders`: remembered addresses that have sent anything, operators and relays included.
-    `lag`: FORWARD records that wait for a seqno or a refusal; 0 in a copy. `relays`: for each site whose relay brings
-    records here, the seconds since its last record, None without one. `strays`: records in DATA that are no DATA, back
-    to the newest snapshot. `ledger_lag`: seqnos that the ledger lacks; None without a ledger, or with `other_history`.
-    `gaps`: open gaps of senders. `agreement`: None if no sites agree. `wrong_settings`: of DATA and EPOCH, and how to
-    mend them. `format`: see `ordering.base.formats`.
-    `other_history`: what to do if the ledger has another group's history under this name. `trouble`: what the serving
-    job reports that it can't do for the group; with `is_left_out`, it does not order it. `acts`: the last acts of
-    operators. `open_transactions`: transactions on FORWARD that hold up the records behind them.
+    `members`: in the view. `silences`: for each of them, the seconds since its newest record in FORWARD here, None if
+    it has none among the newest. `senders`: remembered addresses that have sent anything, operators and relays
+    included. `lag`: FORWARD records that wait for a seqno or a refusal; 0 in a copy. `relays`: for each site whose
+    relay brings records here, the seconds since its last record, None without one. `strays`: records in DATA that are
+    no DATA, back to the newest snapshot. `ledger_lag`: seqnos that the ledger lacks; None without a ledger, or with
+    `other_history`. `gaps`: open gaps of senders. `agreement`: None if no sites agree. `wrong_settings`: of DATA and
+    EPOCH, and how to mend them. `format`: see `ordering.base.formats`. `other_history`: what to do if the ledger has
+    another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
+    with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
+    FORWARD that hold up the records behind them.
     """
 
     group: str
@@ -110,6 +112,7 @@ class GroupStatus(NamedTuple):
     trouble: str = ""
     is_left_out: bool = False
     open_transactions: Sequence[OpenTransaction] = ()
+    silences: Mapping[str, float | None] = MappingProxyType({})
 
     @property
     def is_stuck(self) -> bool:
@@ -134,6 +137,7 @@ class GroupStatus(NamedTuple):
         plain = {
             "sequencer": self.sequencer._asdict(),
             "relays": dict(self.relays),
+            "silences": dict(self.silences),
             "gaps": [gap._asdict() for gap in self.gaps],
             "acts": [act._asdict() for act in self.acts],
             "open_transactions": [each._asdict() for each in self.open_transactions],
@@ -179,6 +183,8 @@ def read_status(
             spans = _spans(consumer, forward)
             reached = _reached(spans, state, signs.considered)
             lag = 0 if is_copy else _waiting(connection, consumer, state, spans, reached)
+            gaps, heard_ms = _newest_forward(connection, consumer, state, spans, reached)
+            now_ms = time.time() * 1000
             return GroupStatus(
                 group=group,
                 sequencer=sequencer,
@@ -194,7 +200,7 @@ def read_status(
                 relays=_relays(connection, consumer, relayed),
                 strays=strays,
                 ledger_lag=None if in_ledger is None or other else state.seqno - in_ledger.get(group, 0),
-                gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
+                gaps=() if is_copy else gaps,
                 agreement=agreement,
                 acts=acts,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
@@ -203,6 +209,12 @@ def read_status(
                 trouble=sign.trouble if sign is not None and sign.is_new else "",
                 is_left_out=is_left_out(sign),
                 open_transactions=tuple(open_transactions(connection, consumer, forward)),
+                silences={
+                    member.address: max(0.0, now_ms - heard_ms[member.address]) / 1000
+                    if member.address in heard_ms
+                    else None
+                    for member in state.membership.members
+                },
             )
 
 
@@ -285,26 +297,35 @@ def _waiting(
     return len(step(replace(state, positions=positions), records).outputs)
 
 
-def _gaps(
+def _newest_forward(
     connection: Connection,
     consumer: Consumer,
     state: SequencerState,
     spans: Mapping[TopicPartition, tuple[int, int]],
     reached: Mapping[TopicPartition, int],
-) -> tuple[Gap, ...]:
-    """Return the gaps of senders whose newest records were dropped because an earlier one is missing."""
+) -> tuple[tuple[Gap, ...], Mapping[str, int]]:
+    """Look back over the newest FORWARD records.
+
+    Return the gaps of senders whose records were dropped because an earlier one is missing, and the time (ms) of each
+    sender's newest record.
+    """
     dropped: Counter[tuple[str, int, int]] = Counter()
+    heard_ms: dict[str, int] = {}
     for partition, (beginning, end) in sorted(spans.items()):
         looked_at = size = 0
-        for start, below in windows_back(beginning, min(end, reached[partition]), _FIRST_LOOK_BACK):
+        for start, below in windows_back(beginning, end, _FIRST_LOOK_BACK):
             for raw in read_range(connection, consumer, partition, start, below):
                 looked_at, size = looked_at + 1, size + len(raw.value or b"")
                 record = _decoded(partition, raw)
-                if isinstance(record, Forward) and (missing := missing_before(state, record)) is not None:
+                if not isinstance(record, Forward):
+                    continue
+                heard_ms[record.sender] = max(raw.timestamp, heard_ms.get(record.sender, 0))
+                is_decided = raw.offset < reached[partition]
+                if is_decided and (missing := missing_before(state, record)) is not None:
                     dropped[record.sender, record.incarnation, missing] += 1
             if looked_at >= _MAX_LOOK_BACK or size >= _MAX_LOOK_BACK_BYTES:
                 break
-    return tuple(Gap(*gap, count) for gap, count in sorted(dropped.items()))
+    return tuple(Gap(*gap, count) for gap, count in sorted(dropped.items())), heard_ms
 
 
 def _decoded(partition: TopicPartition, raw: Any) -> Forward | Malformed:

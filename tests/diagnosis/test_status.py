@@ -133,6 +133,17 @@ def test_members_are_those_of_the_view_and_senders_all_who_have_sent(connection:
     assert json.loads(json.dumps(shown.to_json()))["sequencer"]["state"] == "silent"
 
 
+def test_members_and_their_silence(connection: MemoryConnection) -> None:
+    """By the newest record of each, ordered or not; a sender outside the view is none of them."""
+    assert read_status(connection, "g", "nyc").silences == {"nyc/alice": None}
+    forward(connection, "alice", 3)
+    make_older(connection, 20)
+    forward(connection, "bob", 3)
+    assert read_status(connection, "g", "nyc").to_json()["silences"] == {"nyc/alice": pytest.approx(20, abs=2)}
+    forward(connection, "alice", 9, HEARTBEAT)
+    assert read_status(connection, "g", "nyc").silences == {"nyc/alice": pytest.approx(0, abs=2)}
+
+
 def test_what_waits_is_what_would_be_ordered_or_refused(connection: MemoryConnection) -> None:
     """Heartbeats, messages that were ordered, and messages behind a gap do not wait for a number."""
     forward(connection, "alice", 9, HEARTBEAT)
@@ -167,6 +178,7 @@ def test_a_sender_with_a_gap_is_told_of(connection: MemoryConnection, monkeypatc
     assert shown.gaps == (("nyc/bob", 1, 3, 1), ("nyc/new", 1, 1, 2))
     assert shown.to_json()["gaps"][1] == {"sender": "nyc/new", "incarnation": 1, "missing": 1, "dropped": 2}
     # Where the records are large, fewer are looked at.
+    SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 6}, now=0)
     monkeypatch.setattr(status, "_MAX_LOOK_BACK_BYTES", 0)
     monkeypatch.setattr(status, "_FIRST_LOOK_BACK", 1)
     assert [gap.sender for gap in read_status(connection, "g", "nyc").gaps] == ["nyc/bob"]
