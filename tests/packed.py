@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,10 +9,9 @@ from dataclasses import replace
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data, encode_data
-from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.packs import encode_pack
-from ordering.base.records import MESSAGE, MESSAGES, Data
+from ordering.base.records import MESSAGE, Data
+from ordering.sequencer.packing import pack_of
 
 
 def packed(log: Iterable[Data], dice: random.Random, most: int = 4) -> list[Data]:
@@ -36,25 +34,6 @@ def packed(log: Iterable[Data], dice: random.Random, most: int = 4) -> list[Data
         else:
             made.append(record)
     return [*made, pack_of(run)] if run else made
-
-
-def pack_of(run: list[Data]) -> Data:
-    """Return the pack of a run of messages. Its place in FORWARD is the last one's: all up to there is decided."""
-    payload, last = encode_pack([each.payload for each in run]), run[-1]
-    pack = replace(run[0], kind=MESSAGES, payload=payload, count=len(run))
-    return replace(pack, source=last.source, forwarded_at_ms=last.forwarded_at_ms)
-
-
-def packed_outputs(outputs: list[Output], data: str, dice: random.Random, most: int) -> list[Output]:
-    """Return a sequencer's outputs with packs among those for the topic `data`."""
-    made: list[Output] = []
-    for topic, of_topic in itertools.groupby(outputs, key=lambda output: output[0]):
-        if topic == data:
-            records = packed((decode_data(*record) for _, record in of_topic), dice, most)
-            made += [(topic, encode_data(record)) for record in records]
-        else:
-            made += of_topic
-    return made
 
 
 def pack_log(kafka: MemoryConnection, group: str, site: str, seed: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from connectors.diagnosis.status import GroupStatus
-from ordering.base.formats import NEWEST
+from ordering.base.formats import NEW_GROUPS, NEWEST
 
 RELAY_SILENT_S = 60.0
 """The age of a relay's last heartbeat, in seconds, from which on it is wrong. One comes every few seconds."""
@@ -49,7 +49,7 @@ def notes_on(row: GroupStatus, site: str) -> Iterator[str]:
     """Yield further sentences on a group, which have no room in a table."""
     if row.sequencer.works:
         yield str(row.sequencer)
-    if row.format < NEWEST.number:
+    if row.format < NEW_GROUPS.number:
         yield (
             f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "
             f"{NEWEST.number}, once all its processes run abcast {NEWEST.version} or later"

@@ -11,6 +11,7 @@ The header of a plain message is the beginning of its DATA's: `2 message INCARNA
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +22,12 @@ from connectors.kafka.codec.headers import HEADER, highest_incarnation
 from connectors.kafka.transport import Record as Read
 from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
 from ordering.base.kinds import COLUMN_KINDS
+from ordering.base.packs import encode_pack, parts
 from ordering.base.records import (
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
+    MESSAGES,
     Data,
     DeadLetter,
     Forward,
@@ -34,6 +37,7 @@ from ordering.base.records import (
 )
 from ordering.sequencer.columns import Decisions, ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
+from ordering.sequencer.packing import runs
 from ordering.sequencer.sequencer import data_of
 from ordering.sequencer.state import SequencerState
 
@@ -47,20 +51,27 @@ Polled = Mapping[TopicPartition, Sequence[Read]]
 """Records of a consumer's poll, by partition."""
 
 
-def decide(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """Decide the records; return the state after them, and the records to write."""
+def decide(
+    state: SequencerState, polled: Polled, topics: OutputTopics, *, packs: bool = False
+) -> tuple[SequencerState, list[Output]]:
+    """Decide the records; return the state after them, and the records to write, with `packs` among them."""
     # The one place where a batch gets its order: topic, partition, offset.
     rows = sorted(polled.items(), key=lambda item: item[0])
     if sum(map(len, polled.values())) < COLUMNS_FROM:
-        return by_rows(state, rows, topics)
-    return by_columns(state, rows, topics)
+        return by_rows(state, rows, topics, packs=packs)
+    return by_columns(state, rows, topics, packs=packs)
 
 
-def by_columns(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
+def by_columns(
+    state: SequencerState, rows: Rows, topics: OutputTopics, *, packs: bool = False
+) -> tuple[SequencerState, list[Output]]:
     """Decide the records as arrays."""
     batch = _Columns(rows)
-    decisions = step_columns(state, batch.forward())
-    return decisions.state, list(batch.outputs(state, decisions, topics))
+    columns = batch.forward()
+    decisions = step_columns(state, columns)
+    made = batch.packs(state, columns, decisions) if packs else {}
+    after = replace(decisions.state, counted=True) if made else decisions.state
+    return after, list(batch.outputs(state, decisions, topics, made))
 
 
 class _SenderAndKind(NamedTuple):
@@ -155,8 +166,34 @@ class _Columns:
             link=_link_columns(links, size),
         )
 
-    def outputs(self, state: SequencerState, decisions: Decisions, topics: OutputTopics) -> Iterator[Output]:
-        """Yield the outputs, in the order of the rows. `state`: the one before the batch."""
+    def packs(self, state: SequencerState, columns: ForwardColumns, decisions: Decisions) -> dict[int, Data]:
+        """Return the packs by their last rows, and take the seqnos of all their rows out of `decisions`."""
+        raws = [raw for _, records in self._rows for raw in records]
+        with_headers = [row for row, record in self.irregular.items() if isinstance(record, Forward) and record.headers]
+        made: dict[int, Data] = {}
+        for first, end in runs(columns, decisions.seqno, with_headers):
+            payloads = [raw.value or b"" for raw in raws[first:end]]
+            place, sender = columns.partitions[columns.partition[first]], columns.senders[columns.sender[first]]
+            incarnation = int(columns.incarnation[first])
+            for begin, stop in parts(list(map(len, payloads))):
+                if stop - begin > 1:
+                    at, last = first + begin, raws[first + stop - 1]
+                    made[first + stop - 1] = Data(
+                        MESSAGES,
+                        *(state.epoch, int(decisions.seqno[at]), state.view),
+                        *(sender, incarnation, self._local_seqno[at]),
+                        payload=encode_pack(payloads[begin:stop]),
+                        source=Source(place.topic, place.number, last.offset),
+                        forwarded_at_ms=last.timestamp,
+                        count=stop - begin,
+                    )
+                    decisions.seqno[at : first + stop] = 0
+        return made
+
+    def outputs(
+        self, state: SequencerState, decisions: Decisions, topics: OutputTopics, packs: Mapping[int, Data]
+    ) -> Iterator[Output]:
+        """Yield the outputs, in the order of the rows. `state`: before the batch. `packs`: by their last rows."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
         irregular, data, row, seqnos = self.irregular, topics.data, -1, decisions.seqno.tolist()
         for place, records in self._rows:
@@ -168,6 +205,8 @@ class _Columns:
                     begin = raw.headers[0][1]
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
                     yield data, (raw.key, raw.value, [(HEADER, header)])  # type: ignore[misc]  # it has a value
+                elif row in packs:
+                    yield topics.encode(packs[row], None)
                 elif row in irregular or row in reasons:
                     source = Source(place.topic, place.partition, raw.offset)
                     output = self._irregular_output(state, row, source, reasons.get(row, ""), decisions)

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import Polled, decide
 from connectors.kafka.transport import Record
 from connectors.takeover.rows import Output, OutputTopics
+from ordering.base.formats import PACKS
 from ordering.base.records import Exclusion
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import end_batch
@@ -85,7 +86,7 @@ class Sequencing:
 
     def decide(self, state: SequencerState, held: Polled) -> tuple[SequencerState, list[Output]]:
         """Decide a batch's records; return the state after them, and the records to write."""
-        return decide(state, held, self.topics)
+        return decide(state, held, self.topics, packs=state.format >= PACKS.number)
 
     def acknowledge(self) -> None:
         """Note that Kafka has the oldest batch in flight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -12,7 +13,8 @@ from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
 from ordering.base.names import Topic
-from ordering.base.records import Data, DeadLetter, Forward, Malformed, Source
+from ordering.base.records import MESSAGES, Data, DeadLetter, Forward, Malformed, Source
+from ordering.sequencer.packing import packed
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
 
@@ -43,10 +45,18 @@ class OutputTopics(NamedTuple):
         return self.dead_letters, encode_dead_letter(output, raw.key, raw.value, raw.headers)  # type: ignore[return-value]
 
 
-def by_rows(state: SequencerState, rows: Rows, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
-    """Decide the records row by row; return the state after them, and the records to write."""
+def by_rows(
+    state: SequencerState, rows: Rows, topics: OutputTopics, *, packs: bool = False
+) -> tuple[SequencerState, list[Output]]:
+    """Decide the records row by row; return the state after them, and the records to write, with `packs` among them."""
     raws = {Source(place.topic, place.partition, raw.offset): raw for place, records in rows for raw in records}
+    outputs: Sequence[Data | DeadLetter]
     state, outputs = step(state, [decoded(source, raw) for source, raw in raws.items()])
+    if packs:
+        outputs = packed(outputs)
+        state = replace(
+            state, counted=state.counted or any(isinstance(each, Data) and each.kind == MESSAGES for each in outputs)
+        )
     return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
 from connectors.takeover import fencing
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, NoSnapshot, UsageError
-from ordering.base.formats import FIRST, NEWEST
+from ordering.base.formats import FIRST, NEW_GROUPS
 from ordering.base.records import MAX_RECORD_BYTES, Partition
 from ordering.sequencer.state import SequencerState
 
@@ -99,13 +99,13 @@ def survey(
 
 
 def _format(data: DataLog, state: SequencerState) -> int:
-    """Return the group's format from here on: that of EPOCH and DATA, or the newest for a group that begins.
+    """Return the group's format from here on: that of EPOCH and DATA, for a group that begins at least NEW_GROUPS.
 
     Raises LaterVersion if this version does not know the format, before anything is claimed.
     """
     epochs = data.epochs.read()
     begins = not epochs.has_decided()  # DATA may have strays even then
-    return NEWEST.number if begins else max(epochs.format, state.format)
+    return max(epochs.format, state.format, NEW_GROUPS.number if begins else FIRST.number)
 
 
 def _check_ledger(data: DataLog, ledger: Ledger) -> None:

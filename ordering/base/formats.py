@@ -7,7 +7,8 @@ Two rules let several versions work in one group:
 * A feature that readers must know is switched on for the group by one record in EPOCH. Each later claim repeats it, and
   so does each seal in DATA. A reader that finds a format it does not know stops, and names the version that knows it.
 
-A group begins with the newest format that its first sequencer knows. `abcast topics upgrade` switches on a later one.
+A group begins with the format NEW_GROUPS of its first sequencer. `abcast topics upgrade` switches on a later one, also
+before the first start.
 
 Invariant. A group's format never decreases. A claim repeats the highest format before it in EPOCH or DATA, and a
 sequencer that does not know this format does not claim. So DATA has no record of a later format before a seal that
@@ -33,11 +34,16 @@ FIRST = Format(1, "0.1.0")
 """The format of a group that 0.1.0 began, until it is upgraded."""
 ADDITIONS = Format(2, "0.2.0")
 """The format whose readers all pass over fields, kinds, settings and counts of later versions."""
+PACKS = Format(3, "0.2.0")
+"""The format in which a sequencer may write packs (`ordering.sequencer.packing`)."""
 
-FORMATS = (FIRST, ADDITIONS)
+FORMATS = (FIRST, ADDITIONS, PACKS)
 """The formats that this version knows. A feature that readers must know is one more row; the sequencer uses it if
 `SequencerState.format` has it."""
 NEWEST = FORMATS[-1]
+"""The format that `abcast topics upgrade` gives."""
+NEW_GROUPS = ADDITIONS
+"""The format with which a group begins."""
 
 
 def known(number: int) -> Format:

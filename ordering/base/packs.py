@@ -23,6 +23,7 @@ crash can't tear a pack, since it is one record of Kafka.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -49,6 +50,20 @@ _LENGTH = 4
 def size_of_pack(payload_bytes: int, count: int) -> int:
     """Return the bytes of a pack of `count` messages with so many bytes of payload together."""
     return 1 + _LENGTH * count + payload_bytes
+
+
+def parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of each pack of successive messages with payloads of these sizes, in bytes.
+
+    A pack is as large as the limits allow. A message that fits into none is a part of its own.
+    """
+    ends = list(accumulate(map(_LENGTH.__add__, sizes), initial=0))
+    begin = 0
+    while begin < len(sizes):
+        fits = bisect_right(ends, ends[begin] + MAX_PACK_BYTES - 1, begin + 1) - 1
+        end = max(begin + 1, min(fits, begin + MAX_PACK_MESSAGES))
+        yield begin, end
+        begin = end
 
 
 def encode_pack(payloads: Sequence[bytes]) -> bytes:

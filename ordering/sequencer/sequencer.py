@@ -369,7 +369,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             )
         elif verdict is Verdict.TAKE:
             view = record.view
-            unsnapped += 1
+            unsnapped += record.count
             counted = counted or record.count > 1
             if record.link is not None:
                 links.note(record)

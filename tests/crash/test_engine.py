@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from connectors.kafka.topics.upgrade import upgrade
+from ordering.base.records import MESSAGES
 from tests.crash.scenario import Scenario
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
@@ -20,11 +22,14 @@ delays both.
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("packs", [False, True], ids=["single", "packs"])
 @pytest.mark.timeout(300)
-def test_killed_again_and_again(scenario: Scenario, kills: int) -> None:
+def test_killed_again_and_again(scenario: Scenario, kills: int, *, packs: bool) -> None:
     """The kills come at random moments, half of them amid a burst: with batches under way, and parts of them
-    written.
+    written. At last Spark goes on, which reads packs and writes none.
     """
+    if packs:
+        upgrade(scenario.connection, scenario.group, scenario.site)
     scenario.engine = "process"
     rng = random.Random(16)
     loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
@@ -46,7 +51,13 @@ def test_killed_again_and_again(scenario: Scenario, kills: int) -> None:
         took = time.monotonic() - killed_at
         print(f"next delivery {took:.1f} s after the kill")
         assert took < again_s
+    if packs:
+        process.kill()
+        last, scenario.engine = observer.taken[-1].seqno, "spark"
+        process = scenario.sequencer()
+        observer.wait(last + 20)
+        assert any(record.data.kind == MESSAGES for record in scenario.records())
     sent = [message for load in (*loads, heavy) for message in load.finish(90)]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
-    assert not process.members("java")
+    assert packs or not process.members("java")
     process.stop()

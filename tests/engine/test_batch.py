@@ -41,8 +41,9 @@ def in_log(raws: list[Raw]) -> Rows:
 
 def both(state: SequencerState, rows: Rows) -> SequencerState:
     """Decide in both ways; return the state after it."""
-    expected, found = by_rows(state, rows, TOPICS), by_columns(state, rows, TOPICS)
-    assert found == expected
+    for packs in (True, False):
+        expected, found = (way(state, rows, TOPICS, packs=packs) for way in (by_rows, by_columns))
+        assert found == expected
     return expected[0]
 
 

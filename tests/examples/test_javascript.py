@@ -11,6 +11,7 @@ import pytest
 from connectors import Member
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.topics.upgrade import upgrade
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import SequencerThread
 from tests.waiting import WAIT
@@ -45,6 +46,7 @@ def test_producer_and_consumer(broker: EmbeddedBroker, programs: Path) -> None:
     """Messages of JavaScript and of Python have one order, which both read."""
     connection, group = Connection(broker.bootstrap_servers), "javascript"
     create_topics(connection, group, ["local"], partitions=2)
+    upgrade(connection, group, "local")
     with (
         SequencerThread(connection, group, "local") as sequencer,
         Member(group, "local/alice", connection=connection) as alice,

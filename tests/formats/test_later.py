@@ -33,7 +33,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.agreement.log import Entry, SiteMessage
 from ordering.base.errors import AbcastError, LaterVersion, NotOrderedInTime, ProtocolViolation
-from ordering.base.formats import ADDITIONS, FORMATS, NEWEST, Format
+from ordering.base.formats import ADDITIONS, FORMATS, NEW_GROUPS, NEWEST, Format
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, MESSAGE, SETTINGS, SKIP, VIEW, Data, Source
@@ -202,7 +202,7 @@ class TestKinds:
                     assert [each.seqno for each in taken] == wanted
         monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", SITE)])
         found = read_status(kafka, "g", SITE)
-        assert (found.last_seqno, found.strays, found.format) == (last + 2, 0, NEWEST.number)
+        assert (found.last_seqno, found.strays, found.format) == (last + 2, 0, NEW_GROUPS.number)
         said = [record.message for record in caplog.records if "a later version of abcast wrote" in record.message]
         assert sorted(line.split(" of the kind ")[1].split(",")[0] for line in said) == ["pack", "pause"]
         report = check_group("g", kafka, names=[SITE])
@@ -273,17 +273,17 @@ def test_columns_judge_counts_as_rows(log: list[tuple[int, int, int]], last: int
 
 
 class TestFormats:
-    def test_a_group_begins_with_the_newest(self, kafka: MemoryConnection) -> None:
+    def test_a_group_begins_with_the_format_of_new_groups(self, kafka: MemoryConnection) -> None:
         state = take_over(kafka, "g", SITE)
-        assert state.format == NEWEST.number
+        assert state.format == NEW_GROUPS.number
         with DataLog(kafka, "g", SITE) as data:
-            assert data.epochs.read().format == NEWEST.number
-            assert data.state().format == NEWEST.number
-        assert take_over(kafka, "g", SITE).format == NEWEST.number
+            assert data.epochs.read().format == NEW_GROUPS.number
+            assert data.state().format == NEW_GROUPS.number
+        assert take_over(kafka, "g", SITE).format == NEW_GROUPS.number
 
     def test_a_stray_that_came_first_changes_nothing(self, kafka: MemoryConnection) -> None:
         kafka.topics.append(DATA, None, b"hello", [])
-        assert take_over(kafka, "g", SITE).format == NEWEST.number
+        assert take_over(kafka, "g", SITE).format == NEW_GROUPS.number
 
     def test_versions_ascend(self) -> None:
         assert [each.number for each in FORMATS] == list(range(1, len(FORMATS) + 1))
@@ -344,7 +344,7 @@ class TestFormats:
             assert next(deliveries).seqno == 1
             later = Data(EPOCH, 40, format=LATER)
             write(kafka, later, message(40, 2))
-            with pytest.raises(LaterVersion, match=r"abcast\.g\.data\.nyc has format 9, .* install abcast 9\.8\.7 or"):
+            with pytest.raises(LaterVersion, match=r"abcast\.g\.data\.nyc has format 10, .* install abcast 9\.8\.7 or"):
                 next(deliveries)
             with pytest.raises(AbcastError, match=r"install abcast 9\.8\.7 or later"):
                 alice.broadcast(b"2").result(5)

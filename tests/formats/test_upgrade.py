@@ -32,7 +32,7 @@ from connectors.testing.sequencer_thread import SequencerThread
 from jobs import topics
 from ordering.agreement.log import Entry
 from ordering.base.errors import BrokerUnreachable, LaterVersion, UsageError
-from ordering.base.formats import ADDITIONS, FIRST, NEWEST
+from ordering.base.formats import ADDITIONS, FIRST, NEW_GROUPS, NEWEST, PACKS
 from ordering.base.records import ENTRY, EPOCH, Data
 from ordering.sequencer.sequencer import snapshot
 from ordering.sequencer.state import SequencerState
@@ -141,6 +141,14 @@ def test_a_failover_after_a_switch(*, is_copied: bool) -> None:
     assert found == [b"before", b"behind"]
 
 
+def test_a_new_group_that_is_upgraded_begins_with_that_format() -> None:
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    assert upgrade(kafka, "g", "nyc").after == PACKS.number
+    with SequencerThread(kafka, "g", "nyc") as sequencer:
+        assert sequencer.state.format == PACKS.number
+
+
 def test_a_format_is_never_lowered() -> None:
     """A claim by a version that wrote none, or a state from a ledger, changes nothing."""
     kafka = of_first_version()
@@ -157,12 +165,12 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
     options = ["--group", "g", *(word for site in sites for word in ("--site", site))]
     first, second = (CliRunner().invoke(topics.app, ["upgrade", *options, "--why", "all can"]) for _ in range(2))
     assert (first.exit_code, second.exit_code) == (0, 0)
-    assert "g at nyc has format 2, which needs abcast 0.2.0 or later: in force once its" in first.output
-    assert second.output.splitlines()[0] == "g at nyc has format 2 already"
+    assert "g at nyc has format 3, which needs abcast 0.2.0 or later: in force once its" in first.output
+    assert second.output.splitlines()[0] == "g at nyc has format 3 already"
     assert said(kafka).count("format") == 1
     with DataLog(kafka, "g", "nyc") as data:
         acts = data.epochs.read().acts
-        assert [(act.act, act.what, act.why) for act in acts] == [("upgrade", "format 2 at nyc", "all can")]
+        assert [(act.act, act.what, act.why) for act in acts] == [("upgrade", "format 3 at nyc", "all can")]
 
 
 def test_a_copy_has_the_format_of_its_home() -> None:
@@ -182,7 +190,7 @@ def test_a_copy_has_the_format_of_its_home() -> None:
     link.start()
     link.close()
     with DataLog(kafka, "g", "sfo") as copy:
-        assert copy.state().format == NEWEST.number
+        assert copy.state().format == NEW_GROUPS.number
     with pytest.raises(UsageError, match="is the copy of another site's: upgrade the group there"):
         upgrade(kafka, "g", "sfo")
 

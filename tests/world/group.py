@@ -12,7 +12,7 @@ DATA. In some histories Kafka has powers (`tests.world.powers`). Then all faults
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -21,18 +21,19 @@ from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.codec import decode_data, decode_forward
 from connectors.kafka.codec.epochs import Claim, StrayClaim, decode
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.data_purge import purge_data
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
+from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
-from ordering.base.packs import unpacked
+from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
-from ordering.base.records import FORGET, MESSAGE, Data
+from ordering.base.records import FORGET, MESSAGE, Data, Forward
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly
 from ordering.checker.checker import Checker
 from ordering.membership.forgetting import from_payload
@@ -274,6 +275,10 @@ class GroupWorld(World[_Site]):
         rows = [each.row for each in known_senders(self.operator, GROUP, SITE) if each.address == address]
         forget_senders(self.operator, GROUP, SITE, rows, timeout_s=0.0)
 
+    def _upgrade(self, _: int) -> None:
+        """Give the group the newest format, from the next takeover on."""
+        upgrade(self.operator, GROUP, SITE)
+
     def _purge(self, _: int) -> None:
         """Purge DATA that the ledger has, while the others go on. Afterwards DATA must still tell its state."""
         kept_s = self.dice.choice((0.0, 0.0, 1.0))
@@ -495,6 +500,7 @@ class GroupWorld(World[_Site]):
         self._check_messages(
             [each for record in effective for each in unpacked(record) if each.kind == MESSAGE], checker
         )
+        self._check_sources(record for record in effective if record.source is not None)
         self._check_job()
         return [*checker.finish(), *self.anomalies]
 
@@ -517,6 +523,15 @@ class GroupWorld(World[_Site]):
                     self.blame(LOST, f"{payload!r} is owed, its receipt says {seqno}, and DATA has {found}.")
                 else:
                     checker.sent(found.id, owed.after, payload)
+
+    def _check_sources(self, records: Iterable[Data]) -> None:
+        for record in records:
+            assert record.source is not None
+            stored = self.kafka.topics.partitions[TopicPartition(*record.source.topic_partition)][record.source.offset]
+            found = decode_forward(record.source, stored.key, stored.value, stored.headers, stored.timestamp)
+            last = record.id._replace(local_seqno=record.last_local_seqno)
+            if not isinstance(found, Forward) or found.id != last:
+                self.blame(WRONG_STATE, f"{last}, the last of its record, is not at {record.source}.")
 
     def _check_job(self) -> None:
         job, told = self.jobs[0], absorb(SequencerState(GROUP), self._data())
@@ -548,6 +563,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.kafka.log.log_state._FIRST_WINDOW": what.shape.window,
         "connectors.kafka.log.seqno_search._FIRST_STEP": what.shape.window,
         "connectors.engine.batch.COLUMNS_FROM": what.shape.columns_from,
+        "ordering.base.packs.MAX_PACK_MESSAGES": what.shape.packs or MAX_PACK_MESSAGES,
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,

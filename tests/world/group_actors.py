@@ -45,7 +45,6 @@ from ordering.base.packs import unpacked
 from ordering.base.records import Data, MessageId
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.state import SequencerState
-from tests.packed import packed_outputs
 from tests.world.group_history import Shape
 from tests.world.jobs import write_later
 from tests.world.stepping import Process, Stepped
@@ -146,9 +145,6 @@ class _LaterSequencing(Sequencing):
     def decide(self, state: SequencerState, held: Any) -> tuple[SequencerState, list[Output]]:
         state, outputs = super().decide(state, held)
         dice, shape = self._job.kafka.actors.dice, self._job.shape
-        if shape.packs:
-            before, outputs = outputs, packed_outputs(outputs, self.topics.data, dice, shape.packs)
-            state = replace(state, counted=state.counted or len(outputs) < len(before))
         if state.format < ADDITIONS.number or dice.randrange(100) >= shape.later:
             return state, outputs
         state, record = write_later(state, dice.choice((1, 1, 2, 3, 7)))

@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     later: int = 0
     """Percent of batches in which the jobs, of a later version, write a record of an unknown kind."""
     packs: int = 0
-    """The most messages of a pack that the jobs write; 0 if they write none."""
+    """The most messages of a pack, in a group that is given the format of packs; 0 in any other."""
     columns_from: int = 1 << 30
     """The smallest batch that is decided by columns."""
     snapshot_every: int = 8
@@ -111,6 +111,9 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
     if mutation is NONE:
         shape = shape._replace(columns_from=columns_from, powers=powers)
     standbys = random.Random(f"standbys {seed}").choice((0, 0, 50, 100)) if mutation.has("standbys") else 0
-    packs = random.Random(f"packs {seed}").choice((0, 0, 2, 5)) if mutation.has("packs") else 0
+    upgrade = random.Random(f"packs {seed}")
+    packs = upgrade.choice((0, 0, 2, 5)) if mutation.has("packs") else 0
+    if packs:
+        actions.insert(upgrade.randrange(COUNT // 4), Action("upgrade"))
     shape = shape._replace(later=later if mutation.has("later") else 0, standbys=standbys, packs=packs)
     return History(seed, shape, (Action("start"), *actions))

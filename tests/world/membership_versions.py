@@ -8,7 +8,7 @@ from typing import Any
 
 from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.same_forward import from_the_beginning
-from ordering.base.formats import FIRST, NEWEST
+from ordering.base.formats import FIRST, NEW_GROUPS
 from ordering.base.records import MAX_NUMBER, Data, Partition
 from ordering.membership.failure_detector import FailureDetector, LastHeard
 from ordering.sequencer.sequencer import snapshot
@@ -24,7 +24,7 @@ class Versions:
     def __init__(self, seed: int, kafka: WorldKafka) -> None:
         self._dice, self._kafka = random.Random(f"versions {seed}"), kafka
         self._upgraded_at = self._dice.choice((1, 2, 4, MAX_NUMBER))
-        """The claim from which on the group has the newest format."""
+        """The claim from which on the group has the format of new groups."""
         self._is_earlier = False
 
     def patches(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Versions:
     def _of_format(self, data: DataLog, state: SequencerState) -> int:
         """Return the format that a takeover finds."""
         claims = len(data.epochs.read().claims) + 1
-        return max(state.format, NEWEST.number if claims >= self._upgraded_at else FIRST.number)
+        return max(state.format, NEW_GROUPS.number if claims >= self._upgraded_at else FIRST.number)
 
     def _of_version(self, state: SequencerState, changed: Any) -> SequencerState:
         """Return the state of a job of this version or of a later one, which has fields of its own."""

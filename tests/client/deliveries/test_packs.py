@@ -28,9 +28,10 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, MESSAGES, Data, Partition, Source
+from ordering.sequencer.packing import pack_of
 from tests.client.deliveries.test_batches import open_run, take_all
 from tests.client.members import with_casts
-from tests.packed import pack_log, pack_of, packed
+from tests.packed import pack_log, packed
 from tests.waiting import WAIT
 
 PLACE = TopicPartition("abcast.g.data.nyc", 0)
