@@ -37,18 +37,6 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
     assert copy == original
 
 
-def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
-    world = make_world("mesh", "nyc", "sfo")
-    nyc, sfo = world.sites.connections
-    with world.running([world.sequencer_on_spark(nyc), world.sequencer(sfo), *world.relays()]):
-        world.broadcast(nyc, "alice", messages("a", 50))
-        world.broadcast(sfo, "bob", messages("b", 50))
-        for site in (nyc, sfo):
-            found = world.deliveries(site, 100)
-            assert [d.seqno for d in found] == list(range(1, 101))
-            assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
-
-
 @pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
 def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
     """Three sites, two of them on one Kafka, order as one; the relays bring the other site's records."""
@@ -82,7 +70,8 @@ def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:
 CHAIN = [("nyc", "sfo"), ("sfo", "lax")]
 
 
-@pytest.mark.parametrize("links", [None, pytest.param(CHAIN, marks=pytest.mark.soak)], ids=["full mesh", "chain"])
+@pytest.mark.soak
+@pytest.mark.parametrize("links", [None, CHAIN], ids=["full mesh", "chain"])
 def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[str, str]] | None) -> None:
     world = make_world("mesh", "nyc", "sfo", "lax", links=links)
     with world.running([*map(world.sequencer, world.sites.connections), *world.relays()]):
@@ -103,7 +92,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
     world = make_world("mesh", "nyc", "sfo")
     nyc, sfo = world.sites.connections
     with (
-        world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]),
+        world.running([world.sequencer_on_spark(nyc), world.sequencer(sfo), *world.relays()]),
         world.member(nyc, "alice") as alice,
         world.member(sfo, "bob") as bob,
     ):
@@ -148,6 +137,7 @@ def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
     assert [delivery.seqno for delivery in found] == list(range(1, 91))
 
 
+@pytest.mark.soak
 def test_a_link_that_is_added_later(make_world: MakeWorld) -> None:
     """Between sites that know everything of each other it begins at the end, and repeats nothing of the history."""
     world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])
