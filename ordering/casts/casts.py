@@ -82,7 +82,7 @@ class Settled(NamedTuple):
 
 
 class OrderedRecord(NamedTuple):
-    """An effective DATA record, as `ordering.base.reader` takes it.
+    """An effective DATA record, as `ordering.base.reader` takes it. `seqno` is the last one that it takes.
 
     `view`, `members` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to
     messages and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered; one that has no

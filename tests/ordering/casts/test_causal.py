@@ -118,6 +118,12 @@ class TestTotalOrder:
         with pytest.raises(ProtocolViolation, match="gap: seqno 3 came behind 1"):
             receiver.step(total(3))
 
+    def test_a_record_of_a_later_kind_may_take_several_seqnos(self) -> None:
+        """A record comes with the last of its seqnos."""
+        receiver = member()
+        assert receiver.step(OrderedRecord(4, "later")).verdict is CastVerdict.ACCEPT
+        assert receiver.step(total(5)).deliveries == (total(5),)
+
 
 class TestViews:
     def test_a_later_view_is_waited_for(self) -> None:
