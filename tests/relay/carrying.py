@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
 from connectors.kafka.codec.codec import DATA_FIELDS, FORWARD_FIELDS, LETTER_FIELDS, decode_data, forward_headers
-from connectors.kafka.codec.headers import first_fields
+from connectors.kafka.codec.headers import HEADER, first_fields
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import Direction, Sites
@@ -192,14 +192,14 @@ def _carried(job: Relay, record: PlainRecord) -> Headers | None:
         stray = decode_data(record.key, record.value, record.headers).kind == STRAY
         return None if stray else list(record.headers)
     if isinstance(job, SiteForward):
-        return _marked(job, record, len(FORWARD_FIELDS), " -")
+        return marked(job.direction, record, len(FORWARD_FIELDS), " -")
     if isinstance(job, Agreed):
         if _parsed(TopicPartition(record.topic, record.partition)).role == "forward":
-            return _marked(job, record, len(FORWARD_FIELDS), f" - {record.timestamp}")
+            return marked(job.direction, record, len(FORWARD_FIELDS), f" - {record.timestamp}")
         if decode_data(record.key, record.value, record.headers).kind not in WITHOUT_SEQNO:
             return None
         at = DATA_FIELDS.index("SOURCE")
-        return _marked(job, record, at, "", at + 1)
+        return marked(job.direction, record, at, "", at + 1)
     fields = LETTER_FIELDS if isinstance(job, Letters) else CAST_FIELDS
     at = fields.index("RELAYED_FROM")
     if isinstance(job, Letters | Casts) and been_at(record, at) & job.in_kafka_of_target(job._at_target.values()):
@@ -208,7 +208,7 @@ def _carried(job: Relay, record: PlainRecord) -> Headers | None:
         view = first_fields(record.headers, CAST_FIELDS.index("VIEW") + 1)[CAST_FIELDS.index("VIEW") :]
         if view not in ([], [b"-"], [b""]):
             return None
-    return _marked(job, record, at, "")
+    return marked(job.direction, record, at, "")
 
 
 def been_at(record: PlainRecord, at: int) -> set[str]:
@@ -217,11 +217,13 @@ def been_at(record: PlainRecord, at: int) -> set[str]:
     return {mark.partition(b"/")[0].decode() for mark in marks if b"/" in mark}
 
 
-def _marked(job: Relay, record: PlainRecord, at: int, behind: str, end: int | None = None) -> Headers:
-    """Return the headers with the copy's source in place of the fields from `at` to `end`, by default to `at`."""
+def marked(direction: Direction, record: PlainRecord, at: int, behind: str, end: int | None = None) -> Headers:
+    """Return the headers of a copy, with its source in place of the fields from `at` to `end`, by default to `at`."""
     place = Partition(record.topic, record.partition)
-    fields = [field or b"-" for field in first_fields(record.headers, 1 << 20)]
+    fields = list(first_fields(record.headers, 1 << 20)) or [b""]
     fields += [b"-"] * (at - len(fields))
-    mark = f"{job.direction.source}/{place}:{record.offset}{behind}".encode()
-    others = [each for each in record.headers if each[0] != "abcast"]
-    return [("abcast", b" ".join([*fields[:at], mark, *fields[at if end is None else end :]])), *others]
+    mark = f"{direction.source}/{place}:{record.offset}{behind}".encode()
+    others = list(record.headers)
+    if (first := next((each for each in others if each[0] == HEADER), None)) is not None:
+        others.remove(first)
+    return [(HEADER, b" ".join([*fields[:at], mark, *fields[at if end is None else end :]])), *others]

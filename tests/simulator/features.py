@@ -12,18 +12,19 @@ import argparse
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
 
 from tests.simulator import cuts, isis
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, casts, group_history, hub, mesh_history
+from tests.world import agreeing, casts, casts_actions, group, group_history, hub, mesh, mesh_history
 from tests.world import membership as members
+from tests.world.guests import Guests
 
 FEATURES = {
     "takeover": "killed sequencers are replaced by others",
-    "two": "two sequencers of a group run at a time",
+    "two": "two sequencers of a group run at a time, as one is fenced late",
     "flight": "several batches are on their way to DATA",
     "ledger": "a group has a ledger",
     "outbox": "a member's forward table is on disk, and may be restored from a copy",
@@ -40,8 +41,12 @@ FEATURES = {
     "away": "a partition has no leader for a while",
     "markers": "transactions leave offsets without a record",
     "limits": "a topic rejects large records",
+    "answers": "records get no answer, so they are written again, or get lost",
     "counts": "a later version writes records that take several seqnos",
     "versions": "jobs of other versions take over, or an upgrade raises the format",
+    "own clock": "the clock of a job or a process jumps",
+    "day": "nothing happens for a day",
+    "groups": "a job has many groups, one of them in trouble",
     "hub": "sites share one order by relays",
     "promotion": "another site becomes the home",
     "mesh": "sites have an order each, and links",
@@ -51,69 +56,106 @@ FEATURES = {
     "stored": "a state is stored and loaded between two steps, as on Spark",
 }
 ALWAYS: Mapping[str, frozenset[str]] = {
-    "group": frozenset({"takeover", "two", "ledger", "purge"}),
-    "sites": frozenset({"mesh", "takeover", "two"}),
-    "hub": frozenset({"hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger"}),
-    "membership": frozenset({"views", "takeover", "retention", "purge", "outbox"}),
+    "group": frozenset({"takeover", "two", "ledger", "purge", "answers"}),
+    "sites": frozenset({"mesh", "takeover", "two", "answers"}),
+    "hub": frozenset(
+        ("hub", "takeover", "two", "promotion", "files", "retention", "purge", "ledger", "answers", "own clock")
+    ),
+    "membership": frozenset({"views", "takeover", "retention", "purge", "outbox", "answers"}),
     "casts": frozenset({"casts", "views", "takeover"}),
     "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
     "isis": frozenset({"isis", "views"}),
-    "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge"}),
-    "groups": frozenset({"takeover", "away", "cut", "retention", "hostile"}),
+    "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge", "own clock"}),
+    "groups": frozenset({"groups", "takeover", "away", "cut", "retention", "hostile"}),
 }
 """The features that each history of a world has."""
 POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
 """The features that powers of a Kafka in memory are."""
+GUESTS = {name: name for name in ("hostile", "ledger", "day", "counts", "forget", "closed")} | {"format": "versions"}
+"""The features that guests of a world are. `limits` is a power, too."""
+
+
+def invited(seed: int, guests: Sequence[str]) -> set[str]:
+    """Return the features that guests bring to a seed of a world."""
+    return {GUESTS[name] for name in Guests(seed, guests).names if name in GUESTS}
+
+
+def of_kafka(powers: Sequence[str]) -> set[str]:
+    """Return the features of a Kafka with these powers."""
+    return {POWERS[power] for power in powers}
 
 
 def a_group(seed: int) -> set[str]:
     what = group_history.history(seed)
     kinds = {action.kind for action in what.actions}
-    return {POWERS[power] for power in what.shape.powers} | on(
-        flight=what.shape.depth > 1,
-        outbox=what.shape.outboxes,
-        forget="forget" in kinds,
-        hostile="poison" in kinds,
-        counts=what.shape.later,
+    powers = Guests(seed, group.GUESTS).powers(what.shape.powers)
+    return (
+        of_kafka(powers)
+        | invited(seed, group.GUESTS)
+        | on(
+            flight=what.shape.depth > 1,
+            outbox=what.shape.outboxes,
+            forget="forget" in kinds,
+            hostile="poison" in kinds,
+            counts=what.shape.later,
+        )
     )
 
 
-def mesh(seed: int) -> set[str]:
+def a_mesh(seed: int) -> set[str]:
     shape, actions = (drawn := mesh_history.history(seed)).shape, drawn.actions
     kinds = {kind for kind, _ in actions}
-    return {POWERS[power] for power in shape.powers} | on(
-        views=shape.joining,
-        flush=shape.flush,
-        counts=shape.later,
-        purge="purge" in kinds,
-        retention="relayed_retention" in kinds,
-        ledger="ledger" in kinds,
-        files={"roll_out", "change_links", "new_site", "retire"} & kinds,
-        closed="settings" in kinds and shape.joining,
+    return (
+        of_kafka(shape.powers)
+        | invited(seed, mesh.GUESTS)
+        | on(
+            flight="away" in shape.powers,
+            views=shape.joining,
+            flush=shape.flush,
+            counts=shape.later,
+            purge="purge" in kinds,
+            retention="relayed_retention" in kinds,
+            ledger="ledger" in kinds,
+            files={"roll_out", "change_links", "new_site", "retire"} & kinds,
+            closed="settings" in kinds and shape.joining,
+        )
     )
 
 
 def a_hub(seed: int) -> set[str]:
     with hub.playing(seed) as world:
-        return on(cut=world.may_cut) | {POWERS[power] for power in world.powers}
+        return of_kafka(world.powers) | invited(seed, hub.GUESTS) | on(flight=True, cut=world.may_cut)
 
 
 def membership(seed: int) -> set[str]:
     with members.playing(seed) as world:
-        return {POWERS[power] for power in world.kafka.powers} | on(
-            flush=world.with_flush, closed=world.settings.closed, mesh=world.neighbour, versions=world.versions
+        powers = world.kafka.powers
+        return (
+            of_kafka(powers)
+            | invited(seed, members.GUESTS)
+            | on(
+                flight="away" in powers and "data" in world.roles,
+                flush=world.with_flush,
+                closed=world.settings.closed,
+                mesh=world.neighbour,
+                versions=world.versions,
+            )
         )
 
 
 def sending(seed: int) -> set[str]:
     with casts.playing(seed) as world:
         powers = world.sites["n"].kafka.powers
-        return {POWERS[power] for power in powers} | on(
-            flush=world.has_flush,
-            hostile=world.lies,
-            outbox=world.has_outboxes,
-            retention=powers,
-            hub=len(world.sites) > 1,
+        return (
+            of_kafka(powers)
+            | invited(seed, casts_actions.GUESTS)
+            | on(
+                flush=world.has_flush,
+                hostile=world.lies,
+                outbox=world.has_outboxes,
+                retention=powers,
+                hub=len(world.sites) > 1,
+            )
         )
 
 
@@ -124,18 +166,22 @@ def cut(seed: int) -> set[str]:
 
 def processes(seed: int) -> set[str]:
     world = isis.World(seed)
-    return on(stored=world.remembers, clocks=world.has_bad_clocks, limits=world.largest < 10_000)
+    return on(stored=world.remembers, **{"own clock": world.has_bad_clocks}, limits=world.largest < 10_000)
 
 
 def sites(seed: int) -> set[str]:
     with agreeing.playing(seed) as world:
         first = world.sites[world.names[0]]
-        return {POWERS[power] for power in first.kafka.powers} | on(
-            views=world.has_members,
-            cut=world.loses_a_log,
-            stored=world.stores_state,
-            counts=world.later,
-            versions=len({site.format_2_from for site in world.sites.values()}) > 1,
+        return (
+            of_kafka(first.kafka.powers)
+            | invited(seed, agreeing.GUESTS)
+            | on(
+                views=world.has_members,
+                cut=world.loses_a_log,
+                stored=world.stores_state,
+                counts=world.later,
+                versions=len({site.format_2_from for site in world.sites.values()}) > 1,
+            )
         )
 
 
@@ -146,7 +192,7 @@ def on(**features: object) -> set[str]:
 
 DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "group": a_group,
-    "sites": mesh,
+    "sites": a_mesh,
     "hub": a_hub,
     "membership": membership,
     "casts": sending,
@@ -175,13 +221,23 @@ def count(seeds: Iterable[int]) -> Counter[tuple[str, str]]:
 def matrix(pairs: Counter[tuple[str, str]]) -> list[str]:
     """Return the lines of a table: a row and a column for each feature; an empty cell is a pair of no seed."""
     names = list(FEATURES)
-    head = ["feature", *(str(number + 1) for number in range(len(names)))]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    head = ["", *(short(name) for name in names)]
+    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * len(names)}"]
     for number, name in enumerate(names):
         cells = [str(pairs[other, name] or "") for other in names[: number + 1]]
-        rest = [""] * (len(names) - number - 1)
-        lines.append(f"| {number + 1} `{name}`: {FEATURES[name]} | {' | '.join(cells + rest)} |")
+        lines.append(f"| {' | '.join([f'`{name}`', *cells, *[''] * (len(names) - number - 1)])} |")
     return lines
+
+
+def short(name: str) -> str:
+    """Return the head of a feature's column."""
+    return "".join(word[:3] for word in name.split())
+
+
+def explained() -> list[str]:
+    """Return the lines of a table that explains the features."""
+    rows = [f"| `{name}` | {short(name)} | {why} |" for name, why in FEATURES.items()]
+    return ["| feature | column | a history may have it if |", "| --- | --- | --- |", *rows]
 
 
 def empty(pairs: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -191,10 +247,11 @@ def empty(pairs: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.features", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1_000, help="seeds of each world (default 1000)")
+    parser.add_argument("--seeds", type=int, default=200, help="seeds of each world (default 200)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     pairs = count(range(options.seeds))
+    write("features", explained())
     write("pairs", matrix(pairs))
     for one, other in empty(pairs):
         print(f"no seed with {one} and {other}")

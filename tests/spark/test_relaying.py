@@ -58,6 +58,7 @@ from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.data_corpus import CASES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
+from tests.relay import carrying
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
 
 pytestmark = pytest.mark.spark
@@ -219,6 +220,8 @@ def test_requests_are_marked(spark: SparkSession) -> None:
         assert written[:4] == (topic, row.partition, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == headers
         assert first_fields(headers, 5)[4:] == [f"sfo/{row.source}".encode()]  # where a relay that starts looks
+        plain = PlainRecord(row.topic, row.partition, row.offset, 0, row.key, row.value, list(row.headers))
+        assert carrying.marked(WAY, plain, 4, " -") == headers  # the relays of the worlds do the same
         before = codec.decode_forward(row.source, row.key, row.value, row.headers)
         after = codec.decode_forward(row.source._replace(topic=topic), row.key, row.value, headers)
         assert after == replace(before, source=after.source)

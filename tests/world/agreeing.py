@@ -24,7 +24,6 @@ from connectors.engine.batch import Polled
 from connectors.engine.batch import decide as true_decide
 from connectors.kafka.codec import entry_codec
 from connectors.kafka.codec.codec import decode_data, encode_data
-from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.rows import Output, OutputTopics
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.reader import Reader, Verdict
@@ -37,6 +36,7 @@ from tests.simulator.mutation import NONE, Mutation
 from tests.world.agreeing_actions import ASKS, ROUND_MS, SUSPECT_AFTER_MS
 from tests.world.agreeing_sites import AgreeingSite
 from tests.world.agreeing_storms import AgreeingStorms
+from tests.world.guests import FORMAT, Guests, format_of
 from tests.world.jobs import write_later
 from tests.world.kafka import partition
 
@@ -65,6 +65,7 @@ ACTIONS = {
     "storm": 4,
 }
 """The actions, with their weights."""
+GUESTS = ("hostile", "ledger")
 LATER = "later"
 """The feature of a history whose sites run a later version."""
 UNTOLD = "untold"
@@ -85,11 +86,18 @@ class AgreeingWorld(AgreeingStorms):
             self._start(name)
         for _ in range(COUNT):
             self.act()
+            self._let_guests_act()
         if self.rests:
             self._rest()
         if self.loses_a_log and not self.has_excluded:
             self._lose_log(self.dice.choice(self.names))
         return self.end()
+
+    def _let_guests_act(self) -> None:
+        for at in self.sites.values():
+            self.guests.write_malformed(at.kafka, at.name)
+        if not self.sites[self.names[0]].is_lost:
+            self.guests.keep_ledger(self.sites[self.names[0]].connection)
 
     def end(self) -> list[Anomaly]:
         """Settle, and ask the checker."""
@@ -222,6 +230,8 @@ class AgreeingWorld(AgreeingStorms):
                     checker.data(at.name, record)
                     reader.judge(record)
             ends[at.name] = reader.last_seqno
+            if at.name == self.names[0]:
+                found += self.guests.check_ledger(at.connection)
         for sender in self.senders:
             for number in range(1, sender.sent + 1):
                 if not self.sites[sender.site].is_lost:
@@ -254,16 +264,13 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[AgreeingWorld]:
     powers = drawn if is_whole else [each for each in mutation.needs if each != LATER]
     later = 0.3 if LATER in mutation.needs or (is_whole and seed % 6 == 4) else 0.0
     world = AgreeingWorld(seed, powers, later)
-
-    def of_format(data: DataLog, state: SequencerState) -> int:
-        claims = len(data.epochs.read().claims) + 1
-        return max(state.format, 1 + (claims >= world.sites[data.topic.site].format_2_from))
+    world.guests = Guests(seed, GUESTS, mutation)
 
     with ExitStack() as stack:
         for context in (relays_in_memory(), world.actors.installed()):
             stack.enter_context(context)
         patches: dict[str, Any] = {
-            "connectors.takeover.survey._format": of_format,
+            FORMAT: lambda data, state: format_of(data, state, world.sites[data.topic.site].format_2_from),
             "connectors.takeover.agreement.RESEND_AFTER_MS": RESEND_AFTER_MS,
             "connectors.kafka.codec.entry_codec._decoded": functools.lru_cache(1 << 12)(entry_codec._decoded),
         }

@@ -30,6 +30,7 @@ from tests.relay.carrying import Carrier
 from tests.world.actors import Killed
 from tests.world.agreeing_jobs import Job
 from tests.world.agreeing_sites import GROUP, AgreeingSite, Sender, made_from
+from tests.world.guests import Guests
 from tests.world.kafka import TooLarge, WorldKafka, partition
 from tests.world.world import World
 
@@ -58,6 +59,7 @@ class AgreeingActions(World[AgreeingSite]):
     def __init__(self, seed: int, actions: Mapping[str, int], powers: Sequence[str], later: float) -> None:
         """`later`: the share of messages behind which a later version writes a record of its own."""
         super().__init__(seed, actions)
+        self.guests = Guests(seed, ())
         self.later, self.later_dice = later, random.Random(f"later {seed}")
         names = [f"s{number}" for number in range(self.dice.choice((2, 3, 3, 3, 4, 5, 5, 5, 7)))]
         upgrades = random.Random(f"format {seed}")
@@ -102,6 +104,10 @@ class AgreeingActions(World[AgreeingSite]):
                 job.stop()
         self._crash(name)
 
+    def keeps_ledger(self, name: str) -> bool:
+        """Whether the site has a ledger."""
+        return self.guests.has("ledger") and name == self.names[0]
+
     def in_data(self) -> dict[str, int]:
         """Return the end of each place's records in DATA of all sites."""
         places = [at.place for at in self.sites.values()]
@@ -113,10 +119,11 @@ class AgreeingActions(World[AgreeingSite]):
         if at.is_lost or at.is_away():
             return
         drop = at.kafka.topics.drop
+        in_ledger = self.guests.table.last_seqno if self.keeps_ledger(name) else MAX_NUMBER
         try:
             with self.actors.acting("operator"):
                 state = known_state(at.connection, at.agreement, SequencerState(GROUP))
-                purge_data(at.connection, GROUP, name, kept_s=0.0, in_ledger=MAX_NUMBER, lacking=lambda *_: "")
+                purge_data(at.connection, GROUP, name, kept_s=0.0, in_ledger=in_ledger, lacking=lambda *_: "")
         except (ProtocolViolation, HistoryUnavailable, BrokerUnreachable):
             return  # the next start tells that
         for other, there in self.sites.items():

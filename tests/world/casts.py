@@ -50,7 +50,12 @@ class CastWorld(CastActions):
 
     def run(self) -> list[Anomaly]:
         """Act, settle, judge."""
-        settings = Settings(flush=self.has_flush, suspect_after_ms=SUSPECT_AFTER_MS, flush_timeout_ms=4_000)
+        settings = Settings(
+            flush=self.has_flush,
+            suspect_after_ms=SUSPECT_AFTER_MS,
+            flush_timeout_ms=4_000,
+            closed=self.guests.has("closed"),
+        )
         self.sites["n"].kafka.topics.append(
             partition("forward", "n"), b"n/abcast.admin", settings.to_json(), forward_headers(1, 1, kind=SETTINGS)
         )
@@ -77,7 +82,7 @@ class CastWorld(CastActions):
 
     def calm(self, rounds: int) -> bool:
         """Let all go on for so many rounds; return whether nothing has happened in the last ones."""
-        quiet, before = 0, ""
+        quiet, before, self.later = 0, "", 0
         for number in range(rounds):
             self.pass_time(STEP_MS * 4, (), 0.0)
             if number % 12 == 0:
@@ -144,6 +149,7 @@ class CastWorld(CastActions):
             if member.joined is not None and member.application is not None:
                 readers += [member.hub_seen, member.application.seen]
         self.judge.end(readers, lambda process: any(process is each for each in self.members))
+        self.anomalies += self.guests.check_ledger(self.sites["n"].connection)
 
     def close(self) -> None:
         """End all processes."""
@@ -163,6 +169,8 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[CastWorld]:
         stack.enter_context(patch("time.time_ns", lambda: round(time.time() * 10**9)))
         stack.enter_context(patch("connectors.client.tail.merged_log.STALL_S", STALL_S))
         stack.enter_context(patch("connectors.client.tail.merged_log.AGAIN_AFTER_S", STALL_S / 4))
+        for target, replacement in world.guests.patches().items():
+            stack.enter_context(patch(target, replacement))
         stack.enter_context(mutation.broken())
         stack.enter_context(patch("ordering.casts.merging.CausalReceiver", partial(_receiver(), world)))
         stack.enter_context(patch("connectors.client.casts.caster.course_of", partial(_course_of(), world)))

@@ -26,6 +26,7 @@ from tests.relay.carrying import Carrier
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.casts_judge import ORDERS, Judge, Seen
 from tests.world.casts_member import GROUP, Member
+from tests.world.guests import DAY_MS, Guests
 from tests.world.jobs import Job
 from tests.world.kafka import WorldConnection, WorldKafka, partition
 from tests.world.world import World
@@ -41,6 +42,7 @@ NO_FLUSH = "no-flush"
 LIES = "lies"
 """The feature of a history with a client that counts wrongly."""
 OUTBOX = "outbox"
+GUESTS = ("hostile", "ledger", "day", "counts", "format", "closed")
 ACTIONS = {
     "send": 30, "tail": 30, "read": 30, "deliver": 30, "take": 30, "read_app": 25, "call": 25, "beat": 4, "decide": 30,
     "carry": 25, "start": 5, "kill": 3, "leave": 1, "pause": 1, "rejoin": 6, "stall": 6, "arrive": 6, "refuse": 2,
@@ -84,9 +86,9 @@ class CastActions(World[CastSite]):
         self.sites = {name: CastSite(WorldKafka(seed, self.actors, powers), name, dice.randint(1, 2)) for name in names}
         links = frozenset([frozenset(names)]) if len(names) > 1 else frozenset()
         self.file = Sites("hub", "n", "micro-batch", {name: at.connection for name, at in self.sites.items()}, links)
-        self.judge = Judge(self.blame, self.tell)
+        self.judge, self.guests = Judge(self.blame, self.tell), Guests(seed, GUESTS, mutation)
         self.members: list[Member] = []
-        self.starts = 0
+        self.starts = self.later = 0
         self.job: Job | None = None
         self.carriers: list[Carrier] = []
         self.liar: Member | None = None
@@ -97,6 +99,12 @@ class CastActions(World[CastSite]):
         """Do one action."""
         [kind] = self.dice.choices(list(self._actions), list(self._actions.values()))
         self.pass_time(STEP_MS, ("cast",), 0.0)
+        for at in self.sites.values():
+            self.guests.write_malformed(at.kafka, at.name)
+        self.guests.keep_ledger(self.sites["n"].connection)
+        self.later = self.guests.later()
+        if self.guests.lets_a_day_pass():
+            self.pass_time(DAY_MS, (), 0.0)
         getattr(self, f"_{kind}")()
 
     # --- members ---
@@ -188,7 +196,8 @@ class CastActions(World[CastSite]):
                     self.turn("send_in", member, order)
 
     def _start(self, most: int = MOST_MEMBERS) -> None:
-        free = {f"{site}/{name}" for site in self.sites for name in "abcdef"} - {each.address for each in self.members}
+        taken = {each.address for each in self.members}
+        free = {f"{site}/{name}" for site in self.sites for name in "abcdefg"[:most]} - taken
         if len(self.members) >= most or not free:
             return
         left = free.intersection(message.process for message in self.judge.messages if isinstance(message.process, str))
@@ -305,7 +314,7 @@ class CastActions(World[CastSite]):
             return
         supplier = self.dice.choice(suppliers)
         sender = self._supply_news(supplier, joiner)
-        if supplier.application is None:
+        if supplier.application is None or supplier.application.seen.is_out:
             return
         with self.actors.acting(supplier.name):
             state = supplier.cut()
@@ -361,7 +370,7 @@ class CastActions(World[CastSite]):
             try:
                 if self.job is None:
                     self.job = Job(EngineOptions(self.sites["n"].connection, "n"), self.actors)
-                if self.job.decide(None):
+                if self.job.decide(None, self.later):
                     return
             except AbcastError as error:
                 self.note_error("sequencer", error)

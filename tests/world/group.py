@@ -30,7 +30,7 @@ from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, MESSAGE, Data, Forward
@@ -48,11 +48,11 @@ from tests.world.group_actors import (
     Disk,
     GroupJob,
     GroupMember,
-    LedgerWriter,
-    Table,
 )
 from tests.world.group_history import Action, History, history
+from tests.world.guests import Guests
 from tests.world.kafka import WorldConnection, WorldKafka, partition
+from tests.world.ledgers import LedgerWriter, Table
 from tests.world.shrinking import drop_actions
 from tests.world.stepping import InTurn, Process, Stepped
 from tests.world.threads import StillTailer
@@ -61,6 +61,7 @@ from tests.world.world import World
 
 DATA, CLAIMS, FORWARD = (partition(role, SITE) for role in ("data", "epoch", "forward"))
 JOBS = 3
+GUESTS = ("hostile", "limits", "format")
 SETTLING_ROUNDS = 12
 SETTLING_CALLS = 400
 CALLS_TO_A_WRITE = 30
@@ -120,10 +121,11 @@ class _Site:
 class GroupWorld(World[_Site]):
     """A group, and everybody in it. `apply` any actions, then `heal`, then `check`."""
 
-    def __init__(self, what: History) -> None:
+    def __init__(self, what: History, mutation: Mutation = NONE) -> None:
         super().__init__(what.seed, {})
-        self.shape = shape = what.shape
-        self.kafka = kafka = WiredKafka(what.seed, self.actors, shape.powers)
+        self.shape, self.guests = what.shape, Guests(what.seed, GUESTS, mutation)
+        shape = self.shape
+        self.kafka = kafka = WiredKafka(what.seed, self.actors, self.guests.powers(shape.powers))
         kafka.leftovers, kafka.haste, kafka.batch_rows = [], shape.haste, shape.batch_rows
         self.operator = WiredConnection.of(kafka, Process("operator"))
         self.sites = {SITE: _Site(kafka, self.operator)}
@@ -139,7 +141,7 @@ class GroupWorld(World[_Site]):
             for index, name in enumerate("abc"[: shape.members])
         ]
         self.deliverers = [Deliverer(kafka, self.table, f"deliverer {number}") for number in range(shape.deliverers)]
-        self.ledgers = [LedgerWriter(kafka, self.table) for _ in range(2)]
+        self.ledgers = [LedgerWriter(WiredConnection.of(kafka, Process("ledger")), SITE, self.table) for _ in range(2)]
 
     # What the world sees
 
@@ -189,6 +191,7 @@ class GroupWorld(World[_Site]):
         """Let it happen; an action that has no object now does nothing."""
         self.dice = self.actors.dice = random.Random(action.dice)
         self.tell(f"{action.kind} {action.who}")
+        self.guests.write_malformed(self.kafka, SITE)
         self.pass_time(self.dice.randint(0, 60), ("forward", "data", "epoch"), 0.1)
         try:
             getattr(self, f"_{action.kind}")(action.who)
@@ -334,7 +337,8 @@ class GroupWorld(World[_Site]):
         if not isinstance(error, AbcastError):
             raise error or AssertionError("a job ends by itself")
         self.note_error(job.process.name, error)
-        if not isinstance(error, Fenced) and not error.retriable:
+        is_limited = isinstance(error, KafkaRefused) and self.guests.has("limits")  # it says so, and starts again
+        if not (isinstance(error, Fenced) or error.retriable or is_limited):
             self.blame(STUCK, f"{job.process.name}: {type(error).__name__}: {error}")
 
     def _job_crash(self, who: int) -> None:
@@ -556,7 +560,7 @@ class GroupWorld(World[_Site]):
 @contextmanager
 def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
     """Provide a world in which a history can be played."""
-    world = GroupWorld(what)
+    world = GroupWorld(what, mutation)
     patches: dict[str, Any] = {
         "ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS": what.shape.snapshot_every,
         "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
@@ -571,6 +575,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.client.tail.sharing.LogTailer": StillTailer,
         "connectors.client.tail.log_tailer.POLL_S": 0.0,
         "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,
+        **world.guests.patches(),
         "secrets.randbelow": lambda below: world.actors.dice.randrange(below),
         "time.time_ns": lambda: world.actors.now_ms * 1_000_000,
     }

@@ -39,7 +39,6 @@ from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
 from tests.world import pack_mutations
 from tests.world.group import STUCK, WRONG_STATE
-from tests.world.group_actors import Table
 from tests.world.group_readers import (
     CountlessReader,
     EpochBlindReader,
@@ -48,6 +47,7 @@ from tests.world.group_readers import (
     StrayReader,
     readers,
 )
+from tests.world.ledgers import Table
 
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
@@ -446,7 +446,7 @@ MUTATIONS = (
         "no-compare-and-set",
         "A ledger commit does not name the version that it was made from",
         DUPLICATE,
-        (("tests.world.group_actors.Table.append", whatever_the_version),),
+        (("tests.world.ledgers.Table.append", whatever_the_version),),
     ),
     Mutation(
         "waits-for-good",

@@ -31,11 +31,13 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
+from tests.world.guests import DAY_MS, Guests
 from tests.world.hub_actions import STUCK
 from tests.world.hub_homes import HubHomes
 from tests.world.hub_sites import GROUP, HubSite, Id
 
 POWERS = ("clock", "away", "marker")
+GUESTS = ("hostile", "day", "counts", "limits", "format")
 FALSE_RECEIPT = "false-receipt"
 STEPS = 160
 ROUNDS = 40
@@ -71,8 +73,9 @@ ACTIONS = {
 class HubWorld(HubHomes):
     """A history of a hub."""
 
-    def __init__(self, seed: int, powers: Sequence[str] = ()) -> None:
-        super().__init__(seed, ACTIONS, powers)
+    def __init__(self, seed: int, mutation: Mutation = NONE) -> None:
+        self.guests = Guests(seed, GUESTS, mutation)
+        super().__init__(seed, ACTIONS, self.guests.powers(POWERS) if mutation is NONE else ())
 
     def run(self) -> list[Anomaly]:
         """Act, settle, and judge."""
@@ -80,10 +83,17 @@ class HubWorld(HubHomes):
             if step % 4 == 0:
                 self.mishap()
             self.act()
+            self._let_guests_act()
             if self.anomalies:
                 return self.anomalies
         self.end()
         return self.anomalies
+
+    def _let_guests_act(self) -> None:
+        for site in self.sites.values():
+            self.guests.write_malformed(site.kafka, site.name)
+        if self.guests.lets_a_day_pass():
+            self.actors.pass_time(DAY_MS)
 
     def end(self) -> None:
         """Heal all, and go on until nothing waits."""
@@ -208,7 +218,9 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[HubWorld]:
         for module in ("connectors.relay.home_copy", "ordering.sequencer.sequencer"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4))
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        world = HubWorld(seed, POWERS if mutation is NONE else ())
+        world = HubWorld(seed, mutation)
+        for target, replacement in world.guests.patches().items():
+            stack.enter_context(patch(target, replacement))
         stack.enter_context(world.actors.installed())
         world.start(world.first)
         stack.enter_context(mutation.broken())

@@ -14,6 +14,7 @@ from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.records import MESSAGE
 from ordering.checker.anomalies import DIVERGENT
 from tests.world.actors import Killed
+from tests.world.guests import Guests
 from tests.world.hub_sites import GROUP, HubSite, Id
 from tests.world.jobs import Job
 from tests.world.kafka import WorldKafka
@@ -29,6 +30,7 @@ class HubActions(World[HubSite]):
     """The sites, and what happens there."""
 
     most_carried = 6
+    guests: Guests
 
     def __init__(self, seed: int, actions: Mapping[str, int], names: Sequence[str], powers: Sequence[str]) -> None:
         super().__init__(seed, actions)
@@ -123,7 +125,8 @@ class HubActions(World[HubSite]):
         """Let a job work on a batch, or on a part of it, if it is killed."""
         if job := self.job_at(name):
             cut = self.dice.choice([None, None, None, 0, 1, 3])
-            self.work(job, lambda: job.decide(cut))
+            later = self.guests.later()
+            self.work(job, lambda: job.decide(cut, later))
 
     def _check(self, name: str) -> None:
         """Let a job do what it does each two seconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -71,8 +71,13 @@ class HubSite:
         return [data for data in found if reader.judge(data) is Verdict.TAKE]
 
     def in_ledger(self) -> list[Data]:
-        """Return the delivered decisions."""
-        return [data for data in self.effective() if data.seqno <= self.delivered]
+        """Return the rows of the delivered decisions: one for each seqno."""
+        return [
+            replace(data, seqno=seqno, count=1)
+            for data in self.effective()
+            for seqno in range(data.seqno, data.seqno + data.count)
+            if data.seqno <= self.delivered
+        ]
 
     def begin_to_read(self) -> DataCursor:
         """Read on behind `delivered`; the first time, from the beginning, or from the end where that was purged."""

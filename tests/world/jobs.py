@@ -20,6 +20,7 @@ from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.transport import PlainRecord
 from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.formats import ADDITIONS
 from ordering.base.records import Data
 from ordering.sequencer.state import SequencerState
 from tests.world.clock import Clock
@@ -127,7 +128,7 @@ class _OfLaterVersion(Sequencing):
 
     def decide(self, state: SequencerState, held: Polled) -> tuple[SequencerState, list[Output]]:
         state, outputs = super().decide(state, held)
-        if not self._job.later:
+        if not self._job.later or state.format < ADDITIONS.number:
             return state, outputs
         state, record = write_later(state, self._job.later)
         return state, [*outputs, self.topics.encode(record, None)]

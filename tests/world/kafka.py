@@ -42,7 +42,7 @@ MOST_RECORDS = 30
 parsed = functools.cache(Topic.parse)
 
 
-class TooLarge(Exception):
+class TooLarge(MessageSizeTooLargeError):  # type: ignore[misc]
     """The record is over the topic's limit."""
 
 

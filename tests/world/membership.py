@@ -35,6 +35,7 @@ from ordering.membership.flush import FlushPhase
 from ordering.membership.settings import Settings
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.actors import Killed
+from tests.world.guests import DAY_MS, Guests
 from tests.world.kafka import partition
 from tests.world.member_parts import GROUP, SITE
 from tests.world.members import ILLEGAL, Process
@@ -44,7 +45,8 @@ from tests.world.neighbour import SITE as FAR
 from tests.world.neighbour import Neighbour
 
 POWERS = ("clock", "away", "marker")
-"""Powers over FORWARD's partitions, in a third of the histories."""
+"""Powers over partitions, in a third of the histories: of FORWARD, or of all logs."""
+GUESTS = ("hostile", "ledger", "day", "counts", "limits", "forget")
 COUNT = 250
 """The actions of a history."""
 SETTLING_ROUNDS, ROUND_MS = 120, 700
@@ -63,12 +65,15 @@ ACTIONS = {
 class MembershipWorld(MembershipJobs):
     """A seed's history."""
 
-    def __init__(self, seed: int, directory: Path, *, has_versions: bool = True) -> None:
-        """`directory`: of the outboxes. `has_versions`: jobs of other versions take over, and an operator upgrades."""
-        super().__init__(seed, ACTIONS, POWERS if seed % 3 == 2 else ())
-        self.directory = directory
+    def __init__(self, seed: int, directory: Path, mutation: Mutation = NONE) -> None:
+        """`directory`: of the outboxes. Jobs of other versions take over, and an operator upgrades."""
+        guests = Guests(seed, GUESTS, mutation)
+        super().__init__(seed, ACTIONS, guests.powers(POWERS) if seed % 3 == 2 else ())
+        self.directory, self.guests = directory, guests
+        self.roles = (*ROLES, "data", "epoch") if seed % 6 == 5 and mutation is NONE else ROLES
+        """The roles of topics that Kafka's powers hit."""
         self.with_flush = self.dice.random() < 0.6
-        self.versions = Versions(seed, self.kafka) if has_versions else None
+        self.versions = Versions(seed, self.kafka) if mutation.has("versions") else None
         self.connection.create(GROUP, SITE, self.dice.randint(1, 3))
         self.neighbour: Neighbour | None = None
         if self.dice.random() < 0.5:
@@ -83,7 +88,8 @@ class MembershipWorld(MembershipJobs):
         try:
             for _ in range(COUNT):
                 self.act()
-                self.kafka.mishap(self.kafka.places(ROLES), 0.05)
+                self._let_guests_act()
+                self.kafka.mishap(self.kafka.places(self.roles), 0.05)
                 if len(self.anomalies) > 10:
                     return self.anomalies
             self._settle()
@@ -99,6 +105,16 @@ class MembershipWorld(MembershipJobs):
         self.tell(kind.replace("_", " "))
         getattr(self, f"_{kind}")()
         self.tell_data()
+
+    def _let_guests_act(self) -> None:
+        self.guests.write_malformed(self.kafka, SITE)
+        self.guests.keep_ledger(self.connection)
+        if self.guests.lets_a_day_pass():
+            before = self.known().received
+            self._pass(DAY_MS)
+            if self.guests.has("forget"):
+                self._sequence()
+                self._forget(before)
 
     def _one(self) -> Process | None:
         return self.dice.choice(self.alive) if self.alive else None
@@ -316,7 +332,7 @@ class MembershipWorld(MembershipJobs):
         self.kafka.heal()
         for number in range(SETTLING_ROUNDS):
             if number < 100:
-                self.kafka.mishap(self.kafka.places(ROLES), 0.1)
+                self.kafka.mishap(self.kafka.places(self.roles), 0.1)
             if number == 60 and self.kafka.powers:
                 self._die_for_good()
             while self.waiting:
@@ -347,7 +363,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[MembershipWorld]:
     """Provide a world in which a history can be played."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
-        world = MembershipWorld(seed, directory, has_versions=mutation.has("versions"))
+        world = MembershipWorld(seed, directory, mutation)
         stack.enter_context(world.shipping())
         patches: dict[str, Any] = {
             **(world.versions.patches() if world.versions is not None else {}),

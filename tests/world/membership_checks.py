@@ -32,7 +32,8 @@ from ordering.membership.membership import MemberIncarnation, RemoteSite
 from ordering.participant.events import EventReader
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
-from tests.world.kafka import WorldKafka, partition
+from tests.world.guests import Guests
+from tests.world.kafka import WorldConnection, WorldKafka, partition
 from tests.world.member_parts import GROUP, SITE
 from tests.world.members import RETURNED, UNPAIRED, Process
 from tests.world.neighbour import SITE as FAR
@@ -76,6 +77,8 @@ class MembershipChecks(World[Any]):
     """The promises to the members of a group."""
 
     kafka: WorldKafka
+    connection: WorldConnection
+    guests: Guests
     neighbour: Neighbour | None
     with_flush: bool
 
@@ -173,10 +176,11 @@ class MembershipChecks(World[Any]):
         effective, reader = [], Reader()
         for record in self.data():
             checker.data(SITE, record)
-            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
+            if reader.judge(record) is Verdict.TAKE:
                 effective.append(record)
         self._check_views(effective)
         self._check_messages(effective)
+        self.anomalies += self.guests.check_ledger(self.connection)
         self.anomalies += checker.finish()
 
     def _check_alive(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from kafka.structs import TopicPartition
@@ -14,12 +15,16 @@ from kafka.structs import TopicPartition
 from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.topics.data_purge import purge_data
+from connectors.kafka.transport.partitioner import partition_of
 from ordering.base.errors import AbcastError, HistoryUnavailable, ProtocolViolation, UsageError
-from ordering.base.records import MAX_NUMBER, SETTINGS
+from ordering.base.records import FORGET, MAX_NUMBER, SETTINGS
 from ordering.membership.flush import FlushPhase
+from ordering.membership.forgetting import idle_rows, to_payload
+from ordering.membership.membership import ReceivedRow
 from ordering.membership.settings import Settings
 from ordering.participant.participant import Participant, ParticipantStep, step
 from ordering.participant.participant_events import Event
+from tests.world.guests import Guests
 from tests.world.jobs import Job
 from tests.world.kafka import Log, WorldConnection, WorldKafka, partition
 from tests.world.member_parts import GROUP, SITE, Beats, SteppedRejoin, Tailer, count_incarnations
@@ -58,8 +63,9 @@ class MembershipJobs(MembershipChecks):
         self.kafka = MembershipKafka(seed, self.actors, powers)
         self.connection = WorldConnection.to(self.kafka, SITE)
         self.sites = {SITE: Site(self.kafka, self.connection)}
+        self.guests = Guests(seed, ())
         self.job: Job | None = None
-        self.changes = self.spoken = 0
+        self.changes = self.spoken = self.last_incarnation = 0
         self.crashes = Counter[tuple[str, FlushPhase]]()
         """Crashes by process and phase of a flush."""
 
@@ -79,7 +85,7 @@ class MembershipJobs(MembershipChecks):
             f"{client}.incarnation.sender.Rejoin": SteppedRejoin,
             f"{client}.incarnation.driver.step": self._watched_step,
             f"{client}.incarnation.forwarder.step": self._watched_step,
-            f"{numbers}.claim": count_incarnations,
+            f"{numbers}.claim": lambda *claim: self._claim(*claim),
             f"{numbers}.is_of_a_wrong_clock": lambda *_: False,
         }
         with ExitStack() as stack:
@@ -87,6 +93,12 @@ class MembershipJobs(MembershipChecks):
             for target, replacement in patches.items():
                 stack.enter_context(patch(target, replacement))
             yield
+
+    def _claim(self, numbers: Any, above: int, claimed: set[int]) -> int:
+        """Claim the next incarnation of a name. A name that was forgotten needs a higher one than all forgotten."""
+        above = max(above, self.last_incarnation) if self.guests.has("forget") else above
+        self.last_incarnation = count_incarnations(numbers, above, claimed)
+        return self.last_incarnation
 
     def _watched_step(self, before: Participant, event: Event) -> ParticipantStep:
         """Take a step of a participant, as it ships, and let the process see it."""
@@ -124,8 +136,8 @@ class MembershipJobs(MembershipChecks):
             self._drive(self._take_over)
             return
         cut = self.dice.randint(0, 3) if self.dice.random() < 0.05 and not self.is_steady else None
-        job = self.job
-        if self._drive(lambda: job.decide(cut)):
+        job, later = self.job, self.guests.later()
+        if self._drive(lambda: job.decide(cut, later)):
             self._check_state(job)
 
     def _take_over(self) -> None:
@@ -163,12 +175,26 @@ class MembershipJobs(MembershipChecks):
         if OWN_FORWARD not in self.kafka.topics.away:
             self.settings = settings
             self.changes += 1
-            self.append(ADMIN, 1, self.changes, SETTINGS, settings.to_json())
+            self.append(ADMIN, self.changes, 1, SETTINGS, settings.to_json())
+
+    def _forget(self, before: Mapping[str, ReceivedRow]) -> None:
+        """The operator has senders forgotten whose rows are still these."""
+        known, topic = self.known(), OWN_FORWARD.topic
+        if known.membership.settings != self.settings:  # one change after the other
+            return
+        rows = [row for row in idle_rows(before, known.received, known.membership.keeps_row) if row.sender != ADMIN]
+        count = len(self.kafka.topics.numbers(topic))
+        for row in (row for row in rows if row.sender.startswith(f"{SITE}/")):
+            place = TopicPartition(topic, partition_of(row.sender.encode(), count))
+            self.changes += 1
+            self.append(ADMIN, self.changes, 1, FORGET, to_payload([row]), place)
+            self._sequence()
 
     def _purge(self) -> None:
         """Drop the parts of DATA and FORWARD that no start needs. Processes that have not read that have missed it."""
+        in_ledger = self.guests.table.last_seqno if self.guests.has("ledger") else MAX_NUMBER
         if not self.kafka.topics.away:
             with self.actors.acting("operator"), suppress(HistoryUnavailable):
-                purge_data(self.connection, GROUP, SITE, kept_s=0.0, in_ledger=MAX_NUMBER, lacking=lambda *_: "")
+                purge_data(self.connection, GROUP, SITE, kept_s=0.0, in_ledger=in_ledger, lacking=lambda *_: "")
                 for place, offset in self.known().positions.items():
                     self.kafka.log(*place).drop(offset)

@@ -6,13 +6,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from connectors.kafka.log.data_log import DataLog
 from connectors.takeover.same_forward import from_the_beginning
-from ordering.base.formats import FIRST, NEW_GROUPS
+from ordering.base.formats import FIRST
 from ordering.base.records import MAX_NUMBER, Data, Partition
 from ordering.membership.failure_detector import FailureDetector, LastHeard
 from ordering.sequencer.sequencer import snapshot
 from ordering.sequencer.state import SequencerState
+from tests.world.guests import FORMAT, format_of
 from tests.world.kafka import WorldKafka
 
 ROLES = ("forward", "relayed")
@@ -30,15 +30,10 @@ class Versions:
     def patches(self) -> dict[str, Any]:
         """Return the functions of a takeover that differ between versions."""
         return {
-            "connectors.takeover.survey._format": self._of_format,
+            FORMAT: lambda data, state: format_of(data, state, self._upgraded_at),
             "connectors.takeover.takeover.from_the_beginning": self._of_version,
             "connectors.takeover.takeover.snapshot": self._first_snapshot,
         }
-
-    def _of_format(self, data: DataLog, state: SequencerState) -> int:
-        """Return the format that a takeover finds."""
-        claims = len(data.epochs.read().claims) + 1
-        return max(state.format, NEW_GROUPS.number if claims >= self._upgraded_at else FIRST.number)
 
     def _of_version(self, state: SequencerState, changed: Any) -> SequencerState:
         """Return the state of a job of this version or of a later one, which has fields of its own."""

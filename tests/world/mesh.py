@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import permutations
+from typing import Any
 from unittest.mock import patch
 
 from connectors.kafka.connection.sites import Direction
@@ -28,6 +29,7 @@ from ordering.sequencer.links import covers, neighbour_of, origin_of
 from ordering.sequencer.sequencer import step
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
+from tests.world.guests import DAY_MS, Guests
 from tests.world.jobs import Job
 from tests.world.kafka import parsed
 from tests.world.mesh_actions import CIRCLE, STUCK, UNKNOWN_MESSAGE, WRONG_STATE, MeshActions
@@ -35,6 +37,7 @@ from tests.world.mesh_history import MeshHistory, history
 from tests.world.mesh_sites import GROUP, MeshSite, state_of
 from tests.world.shrinking import drop_actions
 
+GUESTS = ("hostile", "day", "format")
 ROUND_MS = 900
 HEALING_ROUNDS = 60
 QUIET_ROUNDS = 1
@@ -54,7 +57,14 @@ class Mesh(MeshActions):
         """Act, settle, and check."""
         for kind, number in actions:
             self.apply(kind, number)
+            self._let_guests_act()
         return self.end_well()
+
+    def _let_guests_act(self) -> None:
+        for site in self.sites.values():
+            self.guests.write_malformed(site.kafka, site.name)
+        if self.guests.lets_a_day_pass():
+            self.let_pass(DAY_MS)
 
     def end_well(self) -> list[Anomaly]:
         """Settle, and check."""
@@ -206,7 +216,7 @@ class Mesh(MeshActions):
             self.blame(WRONG_STATE, f"{site.name} has {rows[1]}, DATA tells {rows[0]}")
             return
         again = site.forward()
-        if any(isinstance(record, Malformed) for record in again):
+        if any(isinstance(record, Malformed) for record in again if not self.guests.has("hostile")):
             self.blame(UNKNOWN_MESSAGE, f"{site.name} has malformed records")
             return
         state, outputs = step(told, again)
@@ -319,7 +329,7 @@ def messages_of(order: Iterable[Data], origin: str) -> list[Message]:
 @contextmanager
 def playing(what: MeshHistory, mutation: Mutation = NONE) -> Iterator[Mesh]:
     """Provide a world in which a history can be played."""
-    patches = {
+    patches: dict[str, Any] = {
         "ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS": what.snapshot_every,
         "connectors.relay.link_start.SNAPSHOT_EVERY_RECORDS": what.snapshot_every,
         "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
@@ -329,6 +339,8 @@ def playing(what: MeshHistory, mutation: Mutation = NONE) -> Iterator[Mesh]:
         "ordering.base.names.Topic.parse": parsed,  # cached
     }
     world = Mesh(what.seed, what.shape)
+    world.guests = Guests(what.seed, GUESTS, mutation)
+    patches |= world.guests.patches()
     with ExitStack() as stack:
         for context in (relays_in_memory(), world.actors.installed(), mutation.broken()):
             stack.enter_context(context)

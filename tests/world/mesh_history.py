@@ -15,6 +15,7 @@ BY_ROWS = 1 << 30
 TALK, BUSY, LATER = "talk", "busy", "later"
 """The features that a mutation may need."""
 
+POWERS = (("marker", "away"), ("marker", "away", "clock"), ("marker", "away", "clock", "limit"))
 WEIGHTS = {
     "broadcast": 12,
     "member": 14,
@@ -107,7 +108,7 @@ def history(seed: int, mutation: Mutation = NONE) -> MeshHistory:
         partitions=rng.choice((1, 1, 2)),
         later=rng.choice((0, 0, 10, 60)) if mutation.has(LATER) else 0,
         talks=talks,
-        powers=(("marker", "away"), ("marker", "away", "clock"))[seed // 4 % 2] if is_whole and seed % 4 == 2 else (),
+        powers=POWERS[seed // 4 % len(POWERS)] if is_whole and seed % 4 == 2 else (),
     )
     weights = [weight if kind in WORK else weight * rng.choice((0, 1, 1, 4)) for kind, weight in of_kind.items()]
     actions = tuple((kind, rng.getrandbits(40)) for kind in rng.choices(list(of_kind), weights, k=count))

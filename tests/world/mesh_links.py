@@ -25,6 +25,7 @@ from ordering.membership.settings import Settings
 from tests.ledger.ledger_of import write_ledger
 from tests.relay.carrying import Carrier, LinkCarrier, make
 from tests.world.actors import Killed
+from tests.world.guests import Guests
 from tests.world.kafka import TooLarge, WorldKafka, partition
 from tests.world.mesh_history import Link, MeshShape, hang_together
 from tests.world.mesh_sites import GROUP, MeshSite, Sender
@@ -39,7 +40,7 @@ class MeshLinks(World[MeshSite]):
 
     def __init__(self, seed: int, shape: MeshShape) -> None:
         super().__init__(seed, {})
-        self.seed, self.shape = seed, shape
+        self.seed, self.shape, self.guests = seed, shape, Guests(seed, ())
         self.files: list[Sites] = []
         self.sites: dict[str, MeshSite] = {}
         self.retired: set[str] = set()

@@ -77,7 +77,7 @@ class World(Generic[AnySite]):
             data = decode_data(stored.key, stored.value, stored.headers)
             told = f"epoch {data.epoch} seqno {data.seqno} {data.kind} {data.id if data.sender else ''}"
         elif role == "forward":
-            told = f"{stored.headers[0][1].decode() if stored.headers else ''} {stored.key!r}"
+            told = f"{stored.headers[0][1].decode('ascii', 'replace') if stored.headers else ''} {stored.key!r}"
         self.tell(f"    {role} {stored.partition}:{stored.offset} {told}  ({self.actors.actor or 'late'})")
 
     def blame(self, name: str, detail: str) -> None:
