@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -26,6 +27,7 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.rows import as_text, json_entry
+from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 from ordering.casts.casts import TOTAL
 from ordering.participant.events import BEGIN
@@ -60,6 +62,15 @@ def deliver(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="End after this many seconds without a delivery.")
     ] = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="End after the messages that are there at the start: --timeout 0.")
+    ] = False,
+    sender: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Print messages of this sender only; may be repeated.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Print messages only whose payload, as text, has a match.")
+    ] = None,
     ledger: Annotated[
         Location | None,
         typer.Option(
@@ -80,7 +91,8 @@ def deliver(
 ) -> None:
     """Print the group's messages in their order.
 
-    It runs until Ctrl-C, unless --count or --timeout ends it. A line of text has seqno, sender and payload (`base64:…`
+    It runs until Ctrl-C, unless --count, --timeout or --until-end ends it. Messages that --sender and --grep leave out
+    are taken, too, and not counted. A line of text has seqno, sender and payload (`base64:…`
     if it is not text). A line of --json has `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
     `payload_base64`), `view_id` in a group with members, `headers` if there are any, and `order` if the message is not
     total (`fifo` or `causal`, with seqno 0). With --events, some lines have an `event` (`view`, `block`, `unblock`,
@@ -90,7 +102,12 @@ def deliver(
 
     if count == 0:
         return
-    address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
+    site = configured("site", DEFAULT_SITE)
+    address = str(Address.parse(member, site))
+    if until_end and timeout is not None:
+        raise UsageError("--until-end is --timeout 0: give one of them.")
+    timeout = 0.0 if until_end else timeout
+    wanted = _Wanted.parse(sender or (), grep, site)
     connection = connection_to(bootstrap_servers, kafka_config, address)
     with MemberClient(group, address, connection=connection, ledger=ledger, casts=casts) as client:
         taken = 0
@@ -104,6 +121,8 @@ def deliver(
                 typer.echo(json.dumps({"event": BEGIN}))
             for what in _with_waits_shown(stream, client, from_seqno):
                 is_message = hasattr(what, "payload")
+                if is_message and not wanted.has(what):
+                    continue
                 typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))
                 stream.taken()  # printed already, as `echo` flushes
                 taken += is_message
@@ -111,6 +130,28 @@ def deliver(
                     break
         except KeyboardInterrupt:
             interruption.taken()
+
+
+class _Wanted(NamedTuple):
+    """A choice of messages. Without senders: all senders."""
+
+    senders: frozenset[str]
+    pattern: re.Pattern[str] | None
+
+    @classmethod
+    def parse(cls, senders: Sequence[str], pattern: str | None, site: str) -> _Wanted:
+        """Parse the options. Raises UsageError."""
+        addresses = frozenset(str(Address.parse(name, site)) for name in senders)
+        try:
+            return cls(addresses, None if pattern is None else re.compile(pattern))
+        except re.error as error:
+            raise UsageError(f"--grep {pattern!r} is no regular expression: {error}.") from error
+
+    def has(self, delivery: Delivery) -> bool:
+        """Whether the message is printed."""
+        if self.senders and delivery.sender not in self.senders:
+            return False
+        return self.pattern is None or self.pattern.search(as_text(delivery.payload)) is not None
 
 
 def _with_waits_shown(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:

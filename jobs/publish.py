@@ -1,4 +1,4 @@
-"""`abcast publish`: each line of a file, or of standard input, is one message."""
+"""`abcast publish`: each line of a file or of standard input, or the whole of it, is one message."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -35,10 +36,14 @@ def publish(
         Path | None,
         typer.Option(help="Keep the forward table in this file, so that a crash loses no accepted message."),
     ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A header of each message; may be repeated.")
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="The whole input is one message, whatever its bytes.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for all messages to be ordered.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Broadcast each line as one message.
+    """Broadcast each line, or all of the input, as one message.
 
     It ends when all messages are ordered, and prints the last seqno:
     `seq 1000 | abcast publish --group orders --member nyc/alice`. If it ends early, it says how many were ordered.
@@ -47,11 +52,11 @@ def publish(
 
     address = Address.parse(member, configured("site", DEFAULT_SITE))
     connection = connection_to(bootstrap_servers, kafka_config, str(address))
-    published = _Published(timeout)
+    published = _Published(timeout, [_parsed_header(text) for text in header or ()])
     with _opened(file) as lines:
         try:
             with MemberClient(group, str(address), connection=connection, outbox=outbox) as client:
-                published.publish(client, lines)
+                published.publish(client, [lines.read()] if whole else map(_without_end, lines))
         except KeyboardInterrupt:
             rest = "the rest may still be" if outbox is None else f"the next start sends the messages in {outbox}"
             tell(f"interrupted: {published}{f'; {rest}' if published.is_waiting else ''}")
@@ -72,10 +77,10 @@ def publish(
 class _Published:
     """Broadcasts lines, and counts the messages sent and ordered. A sender's messages are ordered as they were sent."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, headers: Sequence[tuple[str, bytes]] = ()) -> None:
         self.sent = self.ordered = 0
         self.last_seqno: int | None = None
-        self._timeout = timeout
+        self._timeout, self._headers = timeout, headers
         self._waiting: deque[Receipt] = deque()
 
     def __str__(self) -> str:
@@ -93,18 +98,16 @@ class _Published:
         """Whether some messages are not known to be ordered."""
         return self.ordered < self.sent
 
-    def publish(self, client: MemberClient, lines: IO[bytes]) -> None:
-        """Broadcast all lines, and wait until they are ordered. Raises NotOrderedInTime.
+    def publish(self, client: MemberClient, payloads: Iterable[bytes]) -> None:
+        """Broadcast all payloads, and wait until they are ordered. Raises NotOrderedInTime.
 
         At a line that can't be sent, wait for the lines before it, then raise UsageError.
         """
         refused: UsageError | None = None
         with Progress("publishing") as progress:
-            for number, line in enumerate(lines, 1):
+            for number, payload in enumerate(payloads, 1):
                 try:
-                    self._waiting.append(
-                        client.broadcast(line.removesuffix(b"\n").removesuffix(b"\r"), timeout=self._timeout)
-                    )
+                    self._waiting.append(client.broadcast(payload, self._headers, self._timeout))
                 except UsageError as error:
                     refused = UsageError(f"line {number}: {error}")
                     break
@@ -123,6 +126,17 @@ class _Published:
         while self._waiting and self._waiting[0].done() and self._waiting[0].exception() is None:
             self.last_seqno = self._waiting.popleft().result()
             self.ordered += 1
+
+
+def _without_end(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _parsed_header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--header {text!r}: write KEY=VALUE.")
+    return name, value.encode("utf-8", "surrogateescape")
 
 
 def _why(client: MemberClient, address: Address) -> str:
