@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.simulator.mutation import Mutation
@@ -54,12 +54,12 @@ def main() -> int:
     known, missed = read(), False
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         looking = {
-            _key(SIMULATIONS[world], mutation): pool.submit(_find, world, mutation.name, known)
+            pool.submit(_find, world, mutation.name, known): _key(SIMULATIONS[world], mutation)
             for world in options.worlds or SIMULATIONS
             for mutation in SIMULATIONS[world].mutations
         }
-        for key, found in looking.items():
-            seed = found.result()
+        for found in as_completed(looking):
+            key, seed = looking[found], found.result()
             print(f"{key}: {'not found' if seed is None else seed}", flush=True)
             missed |= seed is None
             known |= {} if seed is None else {key: seed}

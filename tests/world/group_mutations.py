@@ -196,7 +196,7 @@ def try_again(written: WrittenBatch) -> bool:
     return all(one.is_done and one.exception is None for one in written.sent)
 
 
-def in_any_order(state: SequencerState, polled: Any, topics: Any) -> Any:
+def in_any_order(state: SequencerState, polled: Any, topics: Any, *, packs: bool) -> Any:
     """Decide the rows of a batch one by one, in an order of their own."""
     rows = sorted(
         ((place, record) for place, records in polled.items() for record in records),
@@ -204,7 +204,7 @@ def in_any_order(state: SequencerState, polled: Any, topics: Any) -> Any:
     )
     outputs = []
     for place, record in rows:
-        state, decided = true_decide(state, {place: [record]}, topics)
+        state, decided = true_decide(state, {place: [record]}, topics, packs=packs)
         outputs += decided
     return state, outputs
 
