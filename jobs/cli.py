@@ -18,6 +18,7 @@ from jobs.inspection.doctor import doctor
 from jobs.inspection.members import app as members
 from jobs.inspection.query import query
 from jobs.inspection.status import status
+from jobs.inspection.support import support
 from jobs.inspection.top import top
 from jobs.inspection.view import view
 from jobs.isis import isis
@@ -96,6 +97,7 @@ app.command()(publish)
 app.command()(deliver)
 app.command()(check)
 app.command()(doctor)
+app.command()(support)
 app.command()(query)
 app.command()(status)
 app.command()(top)
