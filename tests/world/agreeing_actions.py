@@ -6,6 +6,8 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
+from kafka.structs import TopicPartition
+
 from connectors.engine.exclusion import exclude
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.sites import Direction, Sites
@@ -83,6 +85,8 @@ class AgreeingActions(World[AgreeingSite]):
         self.views: dict[int, View] = {}
         self.has_excluded = False
         self.told: set[str] = set()
+        self.reached: dict[Direction, tuple[dict[TopicPartition, int], dict[TopicPartition, int]]] = {}
+        """By way of a relay: where it was at most in each partition, and where it is now, or was when it ended."""
         self.are_relays_blind = False
         """Whether relays do not look whether a log ends below their positions."""
         self.senders = [Sender(f"{name}/m{n}", name) for name in names for n in range(self.dice.choice((1, 1, 2)))]
@@ -116,7 +120,7 @@ class AgreeingActions(World[AgreeingSite]):
     def _retire(self, name: str) -> None:
         """Retention drops at a site what no start of its job needs, nor a relay."""
         at = self.sites[name]
-        if at.is_lost or at.is_away():
+        if at.is_lost or at.is_away() or any(self._repeats(Direction(name, other)) for other in self.names):
             return
         drop = at.kafka.topics.drop
         in_ledger = self.guests.table.last_seqno if self.keeps_ledger(name) else MAX_NUMBER
@@ -266,6 +270,18 @@ class AgreeingActions(World[AgreeingSite]):
             for other in others:
                 with suppress(UsageError, BrokerUnreachable, KafkaRefused, HistoryUnavailable):
                     exclude(self.sites[name].connection, GROUP, name, other, 0.0)
+
+    def relay(self, source: str, target: str) -> None:
+        super().relay(source, target)
+        if (relay := self.relays.get(way := Direction(source, target))) is not None:
+            most, _ = self.reached.get(way, ({}, {}))
+            now = dict(relay.positions)
+            self.reached[way] = {place: max(at, most.get(place, 0)) for place, at in now.items()}, now
+
+    def _repeats(self, way: Direction) -> bool:
+        """Whether a relay has gone back, and has not copied all of it again: the next one goes on from there."""
+        most, now = self.reached.get(way, ({}, {}))
+        return most != now
 
     def is_blind(self, relay: Carrier) -> bool:
         """Whether the relay does not look at its source now."""
