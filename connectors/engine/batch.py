@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import FORWARD_FIELDS
-from connectors.kafka.codec.headers import HEADER, highest_incarnation
+from connectors.kafka.codec.headers import HEADER, VERSION, highest_incarnation
 from connectors.kafka.transport import Record as Read
 from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
 from ordering.base.kinds import COLUMN_KINDS
@@ -69,9 +70,10 @@ def by_columns(
     batch = _Columns(rows)
     columns = batch.forward()
     decisions = step_columns(state, columns)
-    made = batch.packs(state, columns, decisions) if packs else {}
+    seqnos = decisions.seqno.tolist()
+    made = batch.packs(state, columns, seqnos, topics) if packs else {}
     after = replace(decisions.state, counted=True) if made else decisions.state
-    return after, list(batch.outputs(state, decisions, topics, made))
+    return after, list(batch.outputs(state, decisions, seqnos, topics, made))
 
 
 class _SenderAndKind(NamedTuple):
@@ -166,36 +168,39 @@ class _Columns:
             link=_link_columns(links, size),
         )
 
-    def packs(self, state: SequencerState, columns: ForwardColumns, decisions: Decisions) -> dict[int, Data]:
-        """Return the packs by their last rows, and take the seqnos of all their rows out of `decisions`."""
+    def packs(
+        self, state: SequencerState, columns: ForwardColumns, seqnos: list[int], topics: OutputTopics
+    ) -> dict[int, Output]:
+        """Return the packs by their last rows, and take all of their rows out of `seqnos`, which has those decided."""
         raws = [raw for _, records in self._rows for raw in records]
         with_headers = [row for row, record in self.irregular.items() if isinstance(record, Forward) and record.headers]
-        made: dict[int, Data] = {}
-        for first, end in runs(columns, decisions.seqno, with_headers):
+        incarnations, partitions = columns.incarnation.tolist(), columns.partition.tolist()
+        made: dict[int, Output] = {}
+        for first, end in runs(columns, np.array(seqnos), with_headers):
             payloads = [raw.value or b"" for raw in raws[first:end]]
-            place, sender = columns.partitions[columns.partition[first]], columns.senders[columns.sender[first]]
-            incarnation = int(columns.incarnation[first])
             for begin, stop in parts(list(map(len, payloads))):
-                if stop - begin > 1:
-                    at, last = first + begin, raws[first + stop - 1]
-                    made[first + stop - 1] = Data(
-                        MESSAGES,
-                        *(state.epoch, int(decisions.seqno[at]), state.view),
-                        *(sender, incarnation, self._local_seqno[at]),
-                        payload=encode_pack(payloads[begin:stop]),
-                        source=Source(place.topic, place.number, last.offset),
-                        forwarded_at_ms=last.timestamp,
-                        count=stop - begin,
+                count, at, last = stop - begin, first + begin, raws[first + stop - 1]
+                if count > 1:
+                    header = (
+                        f"{VERSION} {MESSAGES} {incarnations[at]} {self._local_seqno[at]} {seqnos[at]} {state.epoch} "
+                        f"{state.view} {columns.partitions[partitions[at]]}:{last.offset} {last.timestamp} - {count}"
                     )
-                    decisions.seqno[at : first + stop] = 0
+                    pack = last.key, encode_pack(payloads[begin:stop]), [(HEADER, header.encode("ascii"))]
+                    made[at + count - 1] = topics.data, pack
+                    seqnos[at : at + count] = repeat(0, count)
         return made
 
     def outputs(
-        self, state: SequencerState, decisions: Decisions, topics: OutputTopics, packs: Mapping[int, Data]
+        self,
+        state: SequencerState,
+        decisions: Decisions,
+        seqnos: Sequence[int],
+        topics: OutputTopics,
+        packs: Mapping[int, Output],
     ) -> Iterator[Output]:
         """Yield the outputs, in the order of the rows. `state`: before the batch. `packs`: by their last rows."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
-        irregular, data, row, seqnos = self.irregular, topics.data, -1, decisions.seqno.tolist()
+        irregular, data, row = self.irregular, topics.data, -1
         for place, records in self._rows:
             between = f"{state.epoch} {state.view} {place.topic}-{place.partition}:".encode("ascii")
             for raw in records:
@@ -206,17 +211,17 @@ class _Columns:
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
                     yield data, (raw.key, raw.value, [(HEADER, header)])  # type: ignore[misc]  # it has a value
                 elif row in packs:
-                    yield topics.encode(packs[row], None)
+                    yield packs[row]
                 elif row in irregular or row in reasons:
                     source = Source(place.topic, place.partition, raw.offset)
-                    output = self._irregular_output(state, row, source, reasons.get(row, ""), decisions)
+                    output = self._irregular_output(state, seqno, row, source, reasons.get(row, ""), decisions)
                     if output is not None:
                         yield topics.encode(output, raw)
 
     def _irregular_output(
-        self, state: SequencerState, row: int, source: Source, reason: str, decisions: Decisions
+        self, state: SequencerState, seqno: int, row: int, source: Source, reason: str, decisions: Decisions
     ) -> Data | DeadLetter | None:
-        record, seqno = self.irregular.get(row), int(decisions.seqno[row])
+        record = self.irregular.get(row)
         if isinstance(record, Malformed):
             return DeadLetter(source, record.reason)
         if reason:

@@ -68,9 +68,15 @@ def runs(rows: ForwardColumns, seqno: Ints, with_headers: Collection[int]) -> It
 
 def pack_of(run: Sequence[Data]) -> Data:
     """Return the pack of these messages."""
-    payload, last = encode_pack([each.payload for each in run]), run[-1]
-    pack = replace(run[0], kind=MESSAGES, payload=payload, count=len(run))
-    return replace(pack, source=last.source, forwarded_at_ms=last.forwarded_at_ms)
+    last = run[-1]
+    return replace(
+        run[0],
+        kind=MESSAGES,
+        payload=encode_pack([each.payload for each in run]),
+        source=last.source,
+        forwarded_at_ms=last.forwarded_at_ms,
+        count=len(run),
+    )
 
 
 def _packs(run: Sequence[Data]) -> Iterator[Data]:

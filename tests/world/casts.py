@@ -32,6 +32,7 @@ from ordering.membership.settings import Settings
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.casts_actions import MOST_MEMBERS, STEP_MS, SUSPECT_AFTER_MS, CastActions
+from tests.world.jobs import in_format
 from tests.world.kafka import partition
 from tests.world.threads import parked
 
@@ -163,7 +164,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[CastWorld]:
     """Provide a world in which a history can be played."""
     with TemporaryDirectory(dir="/dev/shm", prefix="abcast-") as folder, ExitStack() as stack:
         world = CastWorld(seed, mutation, folder)
-        for context in (relays_in_memory(), world.actors.installed(), parked()):
+        for context in (relays_in_memory(), world.actors.installed(), parked(), in_format(seed, mutation)):
             stack.enter_context(context)
         stack.enter_context(patch("secrets.randbelow", world.dice.randrange))
         stack.enter_context(patch("time.time_ns", lambda: round(time.time() * 10**9)))

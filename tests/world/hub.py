@@ -35,6 +35,7 @@ from tests.world.guests import DAY_MS, Guests
 from tests.world.hub_actions import STUCK
 from tests.world.hub_homes import HubHomes
 from tests.world.hub_sites import GROUP, HubSite, Id
+from tests.world.jobs import in_format
 
 POWERS = ("clock", "away", "marker")
 GUESTS = ("hostile", "day", "counts", "limits", "format")
@@ -218,6 +219,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[HubWorld]:
         for module in ("connectors.relay.home_copy", "ordering.sequencer.sequencer"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", 4))
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
+        stack.enter_context(in_format(seed, mutation))
         world = HubWorld(seed, mutation)
         for target, replacement in world.guests.patches().items():
             stack.enter_context(patch(target, replacement))

@@ -12,6 +12,7 @@ from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import HistoryUnavailable
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data
 from tests.world.kafka import TooLarge, WorldConnection, WorldKafka, partition
@@ -65,10 +66,10 @@ class HubSite:
         return self.kafka.topics.partitions[partition("data", self.name)]
 
     def effective(self) -> list[Data]:
-        """Return the decisions in DATA, purged ones included."""
+        """Return the decisions in DATA, purged ones included, and packs as their messages."""
         reader = Reader()
         found = (decode_data(record.key, record.value, record.headers) for record in self.data)
-        return [data for data in found if reader.judge(data) is Verdict.TAKE]
+        return [each for data in found if reader.judge(data) is Verdict.TAKE for each in unpacked(data)]
 
     def in_ledger(self) -> list[Data]:
         """Return the rows of the delivered decisions: one for each seqno."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
@@ -20,9 +23,10 @@ from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.transport import PlainRecord
 from connectors.takeover.rows import Output
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.formats import ADDITIONS
+from ordering.base.formats import ADDITIONS, NEW_GROUPS, PACKS
 from ordering.base.records import Data
 from ordering.sequencer.state import SequencerState
+from tests.simulator.mutation import Mutation
 from tests.world.clock import Clock
 
 LATER = "later"
@@ -33,6 +37,12 @@ def write_later(state: SequencerState, count: int) -> tuple[SequencerState, Data
     """Decide a record of a later kind that takes so many seqnos. The group's readers must all pass over it."""
     record = Data(LATER, state.epoch, state.seqno + 1, state.view, payload=b"later", count=count)
     return replace(state, seqno=state.seqno + count, counted=state.counted or count > 1), record
+
+
+def in_format(seed: int, mutation: Mutation) -> Any:
+    """Return a patch for a history: in half of the seeds, groups begin in the format of packs."""
+    has_packs = mutation.has("packs") and random.Random(f"packs {seed}").random() < 0.5
+    return patch("connectors.takeover.survey.NEW_GROUPS", PACKS if has_packs else NEW_GROUPS)
 
 
 class Killed(Exception):

@@ -30,7 +30,7 @@ from ordering.sequencer.sequencer import step
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.guests import DAY_MS, Guests
-from tests.world.jobs import Job
+from tests.world.jobs import Job, in_format
 from tests.world.kafka import parsed
 from tests.world.mesh_actions import CIRCLE, STUCK, UNKNOWN_MESSAGE, WRONG_STATE, MeshActions
 from tests.world.mesh_history import MeshHistory, history
@@ -342,7 +342,12 @@ def playing(what: MeshHistory, mutation: Mutation = NONE) -> Iterator[Mesh]:
     world.guests = Guests(what.seed, GUESTS, mutation)
     patches |= world.guests.patches()
     with ExitStack() as stack:
-        for context in (relays_in_memory(), world.actors.installed(), mutation.broken()):
+        for context in (
+            relays_in_memory(),
+            world.actors.installed(),
+            in_format(what.seed, mutation),
+            mutation.broken(),
+        ):
             stack.enter_context(context)
         for target, replacement in patches.items():
             stack.enter_context(patch(target, replacement))

@@ -10,6 +10,7 @@ from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
 from connectors.relay.job import Relay
 from connectors.relay.link_start import SessionStart
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SKIP, Data, Forward
 from ordering.checker.anomalies import DUPLICATE, LOST
@@ -25,6 +26,11 @@ from tests.world.mesh_links import at_the_end
 def one_skip(record: Data, *where: Any) -> list[CarriedRecord]:
     """Carry a record of several seqnos as one of a single seqno."""
     return [carry(record, *where)]
+
+
+def first_only(record: Data, *where: Any) -> list[CarriedRecord]:
+    """Carry a pack as its first message."""
+    return [carry(next(unpacked(record)), *where)]
 
 
 def any_start(_rows: Mapping[str, int], _origins: Mapping[str, int]) -> bool:
@@ -163,6 +169,13 @@ MUTATIONS = (
         LOST,
         ((_CARRY_EACH, one_skip),),
         needs=(LATER,),
+    ),
+    Mutation(
+        "pack-as-its-first",
+        "A relay carries only the first message of a pack",
+        LOST,
+        ((_CARRY_EACH, first_only),),
+        needs=("packs",),
     ),
     Mutation(
         "no-skips",

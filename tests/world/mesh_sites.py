@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.transport import PlainRecord
 from connectors.takeover.rows import Output, decoded
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
     EPOCH,
@@ -70,9 +71,10 @@ class MeshSite:
         return state
 
     def effective(self) -> list[Data]:
-        """Return all DATA that the reading rule ever took: the ledger has it."""
+        """Return all DATA that the reading rule ever took, packs as their messages: the ledger has it."""
         reader = Reader()
-        return [each for each in self.data if each.kind != STRAY and reader.judge(each) is Verdict.TAKE]
+        taken = (each for each in self.data if each.kind != STRAY and reader.judge(each) is Verdict.TAKE)
+        return [each for record in taken for each in unpacked(record)]
 
     def rows(self) -> list[Data]:
         """Return the ledger's rows: one for each seqno."""
@@ -192,7 +194,7 @@ class Sender:
 
     def _take(self, record: Data) -> None:
         if (record.sender, record.incarnation) == (self.address, self.incarnation):
-            self.pending = [entry for entry in self.pending if entry[0] > record.local_seqno]
+            self.pending = [entry for entry in self.pending if entry[0] > record.last_local_seqno]
         if not self.joins:
             return
         event = self.events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
