@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
 
-from tests.simulator import cuts, isis
+from tests.simulator import isis
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, casts, casts_actions, group, group_history, hub, mesh, mesh_history
+from tests.world import agreeing, casts, casts_actions, cuts, group, group_history, hub, mesh, mesh_history
 from tests.world import membership as members
 from tests.world.guests import Guests
 
@@ -63,7 +63,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     ),
     "membership": frozenset({"views", "takeover", "retention", "purge", "outbox", "answers"}),
     "casts": frozenset({"casts", "views", "takeover"}),
-    "cuts": frozenset({"takeover", "cut", "purge", "retention", "clocks", "markers"}),
+    "cuts": frozenset({"takeover", "two", "cut", "purge", "retention", "markers", "hostile"}),
     "isis": frozenset({"isis", "views"}),
     "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge", "own clock"}),
     "groups": frozenset({"groups", "takeover", "away", "cut", "retention", "hostile"}),
@@ -160,8 +160,10 @@ def sending(seed: int) -> set[str]:
 
 
 def cut(seed: int) -> set[str]:
-    with cuts.playing(seed) as world:
-        return on(ledger=world.has_ledger, counts=world.later)
+    shape = cuts.history(seed).shape
+    return of_kafka(shape.powers) | on(
+        ledger=shape.ledger, counts=shape.later, flight=shape.depth > 1, outbox=shape.outboxes
+    )
 
 
 def processes(seed: int) -> set[str]:

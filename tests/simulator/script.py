@@ -333,7 +333,7 @@ class Script:
 
     def _do_resume(self, name: str) -> list[str]:
         self.deliverers[name].resume()
-        return [f"{name} reads on after seqno {self.deliverers[name].last_seqno}"]
+        return [f"{name} reads on after seqno {self.deliverers[name].passed}"]
 
     def _do_check(self) -> list[str]:
         for job in self.jobs.values():

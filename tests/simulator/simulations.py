@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 
 from ordering.base.errors import AbcastError
 from ordering.checker.anomalies import Anomaly
-from tests.simulator import (
-    cuts,
-    isis,
-    isis_mutations,
-    log_mutations,
-)
+from tests.simulator import isis, isis_mutations
 from tests.simulator.mutation import NONE, Mutation
 from tests.world import (
     agreeing,
     agreeing_mutations,
     casts,
     casts_mutations,
+    cuts,
+    cuts_mutations,
     group,
     group_mutations,
     groups,
@@ -96,7 +93,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
             "cuts",
             "histories of logs that are cut and made anew",
             cuts.run,
-            log_mutations.MUTATIONS,
+            cuts_mutations.MUTATIONS,
             100,
             cuts.explain,
         ),

@@ -12,7 +12,7 @@ DATA. In some histories Kafka has powers (`tests.world.powers`). Then all faults
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -121,9 +121,15 @@ class _Site:
 class GroupWorld(World[_Site]):
     """A group, and everybody in it. `apply` any actions, then `heal`, then `check`."""
 
+    blind = 0.3
+    """Probability that a job looks for no newer epochs."""
+    ledger: Any = None
+    """The ledger with which starting jobs compare DATA."""
+    may_come: tuple[str, ...] = GUESTS
+
     def __init__(self, what: History, mutation: Mutation = NONE) -> None:
         super().__init__(what.seed, {})
-        self.shape, self.guests = what.shape, Guests(what.seed, GUESTS, mutation)
+        self.shape, self.guests = what.shape, Guests(what.seed, self.may_come, mutation)
         shape = self.shape
         self.kafka = kafka = WiredKafka(what.seed, self.actors, self.guests.powers(shape.powers))
         kafka.leftovers, kafka.haste, kafka.batch_rows = [], shape.haste, shape.batch_rows
@@ -157,20 +163,28 @@ class GroupWorld(World[_Site]):
     def state_at(self, log: Any, end: int) -> SequencerState:
         """Compute a state as it ships, and compare it with the prefix of DATA."""
         state = log_state.state_at(log, end)
-        told, known = Known.of(state).in_short(), self.known[end].in_short()
+        told, known = map(self.in_short, (Known.of(state), self.known[end]))
         if told != known:
             self.blame(WRONG_STATE, f"the state below offset {end} is {told}, and not {known}.")
         return state
 
+    def in_short(self, known: Known) -> Known:
+        """Return what two ways to a state must have in common."""
+        return known.in_short()
+
     def note_takeover(self, job: GroupJob, state: SequencerState) -> None:
-        """Check that a job that goes on has all that it needs of FORWARD. Leftovers of others may arrive at once."""
-        begins = self.kafka.topics.beginnings
-        lacks = [place for place, offset in begins.items() if state.positions.get(place, 0) < offset]
+        """Check a job that goes on. Leftovers of others may arrive at once."""
         self.tell(f"{job.process.name} sequences in epoch {state.epoch}, after seqno {state.seqno}")
-        if [place for place in lacks if place.topic == FORWARD.topic] and self._newest_epoch() == state.epoch:
-            self.blame(WRONG_STATE, f"epoch {state.epoch} has to read what was purged of {lacks}.")
+        self.check_takeover(job, state)
         if self.dice.random() < AT_ONCE:
             self._leftover(self.dice.randrange(JOBS))
+
+    def check_takeover(self, job: GroupJob, state: SequencerState) -> None:
+        """Check that FORWARD has all that the newest epoch needs."""
+        begins = self.kafka.topics.beginnings
+        lacks = [place for place, offset in begins.items() if state.positions.get(place, 0) < offset]
+        if [place for place in lacks if place.topic == FORWARD.topic] and self._newest_epoch() == state.epoch:
+            self.blame(WRONG_STATE, f"epoch {state.epoch} has to read what was purged of {lacks}.")
 
     def wait_for_a_leader(self, seconds: float) -> None:
         """Let a partition come back, for which a member waits that alone takes turns."""
@@ -198,7 +212,11 @@ class GroupWorld(World[_Site]):
         except BrokerUnreachable as error:
             self.note_error(action.kind, error)
         except AbcastError as error:
-            self.blame(STUCK, f"{action.kind} {action.who}: {type(error).__name__}: {error}")
+            self.judge(f"{action.kind} {action.who}", error)
+
+    def judge(self, who: str, error: AbcastError) -> None:
+        """Blame an error that no retry mends."""
+        self.blame(STUCK, f"{who}: {type(error).__name__}: {error}")
 
     # Members and their network
 
@@ -294,8 +312,13 @@ class GroupWorld(World[_Site]):
             log.state()
 
     def _purge_data(self, process: Process, kept_s: float) -> None:
-        connection, known = WiredConnection.of(self.kafka, process), self.table.last_seqno
+        connection, known = WiredConnection.of(self.kafka, process), self.in_ledger
         purge_data(connection, GROUP, SITE, kept_s=kept_s, in_ledger=known, lacking=lambda *_: "")
+
+    @property
+    def in_ledger(self) -> int:
+        """The last seqno that a purge may take."""
+        return self.table.last_seqno
 
     # Jobs
 
@@ -303,7 +326,7 @@ class GroupWorld(World[_Site]):
         """Start a job, whether or not another one runs."""
         if self.jobs[who % JOBS] is None:
             self.starts += 1
-            is_blind = self.dice.random() < 0.3
+            is_blind = self.dice.random() < self.blind
             name, shape = f"job {self.starts}", self.shape
             stands_by = shape.standbys > 0 and (self.settles or self.dice.randrange(100) < shape.standbys)
             self.jobs[who % JOBS] = GroupJob(
@@ -311,6 +334,7 @@ class GroupWorld(World[_Site]):
                 is_blind=is_blind and not stands_by,
                 shape=shape,
                 stands_by=stands_by,
+                ledger=self.ledger,
             )
 
     def _race(self, who: int) -> None:
@@ -339,7 +363,7 @@ class GroupWorld(World[_Site]):
         self.note_error(job.process.name, error)
         is_limited = isinstance(error, KafkaRefused) and self.guests.has("limits")  # it says so, and starts again
         if not (isinstance(error, Fenced) or error.retriable or is_limited):
-            self.blame(STUCK, f"{job.process.name}: {type(error).__name__}: {error}")
+            self.judge(job.process.name, error)
 
     def _job_crash(self, who: int) -> None:
         """kill -9, mostly in the middle of a write: records on their way may still arrive."""
@@ -495,8 +519,8 @@ class GroupWorld(World[_Site]):
             for seqno, message, payload in each.delivered:
                 if message.sender:
                     checker.delivery(each.name, seqno, message, payload)
-            if each.last_seqno < reader.last_seqno:
-                self.blame(GAP, f"{each.name} is stuck at {each.last_seqno} of {reader.last_seqno}.")
+            if each.passed < reader.last_seqno:
+                self.blame(GAP, f"{each.name} is stuck at {each.passed} of {reader.last_seqno}.")
         for row in self.table.rows:
             checker.ledger(row.seqno, row.id, row.payload)
         if len(self.table.rows) < reader.last_seqno:
@@ -560,7 +584,7 @@ class GroupWorld(World[_Site]):
 @contextmanager
 def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
     """Provide a world in which a history can be played."""
-    world = GroupWorld(what, mutation)
+    world: GroupWorld = (what.world or GroupWorld)(what, mutation)
     patches: dict[str, Any] = {
         "ordering.sequencer.sequencer.SNAPSHOT_EVERY_RECORDS": what.shape.snapshot_every,
         "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
@@ -597,9 +621,11 @@ def play(what: History, mutation: Mutation = NONE) -> tuple[list[Anomaly], list[
         return world.check(), world.story
 
 
-def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+def run(
+    seed: int, mutation: Mutation = NONE, history_of: Callable[[int, Mutation], History] = history
+) -> list[Anomaly]:
     """Play the history of a seed; return what it breaks."""
-    return play(history(seed, mutation), mutation)[0]
+    return play(history_of(seed, mutation), mutation)[0]
 
 
 def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
@@ -611,9 +637,9 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
     return what._replace(actions=tuple(drop_actions(what.actions, fails)))
 
 
-def explain(seed: int, mutation: Mutation, name: str) -> str:
+def explain(seed: int, mutation: Mutation, name: str, history_of: Callable[[int, Mutation], History] = history) -> str:
     """Return the shortest history that still breaks the same, event by event; without a name, the whole history."""
-    what = history(seed, mutation)
+    what = history_of(seed, mutation)
     if name:
         what = shrink(what, name, mutation)
     return "\n".join([f"{name} {what.shape}:", *play(what, mutation)[1]])

@@ -63,12 +63,14 @@ class GroupJob(EngineJob):
         is_blind: bool,
         shape: Shape,
         stands_by: bool = False,
+        ledger: Any = None,
     ) -> None:
         """`is_blind`: it looks for no newer epochs."""
         self.process = Stepped(name, self.run)
         self.has_taken_over, self.shape = has_taken_over, shape
         after_s = TAKEOVER_AFTER_S if stands_by else None
-        super().__init__(EngineOptions(WiredConnection.of(kafka, self.process), SITE, takeover_after_s=after_s))
+        connection = WiredConnection.of(kafka, self.process)
+        super().__init__(EngineOptions(connection, SITE, ledger=ledger, takeover_after_s=after_s))
         self._stop = _Stop(kafka, self.process)
         self.kafka, self.is_blind = kafka, is_blind
 
@@ -158,7 +160,7 @@ class Deliverer:
     cursor: DataCursor | None = None
 
     @property
-    def last_seqno(self) -> int:
+    def passed(self) -> int:
         """The last seqno that it has passed."""
         return self.cursor.reader.last_seqno if self.cursor is not None else self.reached
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.simulator.mutation import NONE, Mutation
 
@@ -69,6 +69,8 @@ class Shape(NamedTuple):
     powers: tuple[str, ...] = ()
     standbys: int = 0
     """Percent of the jobs that stand by; at the end, any is one."""
+    ledger: bool = False
+    """Whether starting jobs compare DATA with a ledger."""
 
 
 class History(NamedTuple):
@@ -77,6 +79,8 @@ class History(NamedTuple):
     seed: int
     shape: Shape
     actions: tuple[Action, ...]
+    world: Any = None
+    """The class of its world; None for a group's."""
 
 
 def history(seed: int, mutation: Mutation = NONE) -> History:

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kafka.errors import IllegalStateError, KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumberError,
+)
 from kafka.structs import TopicPartition
 
 from connectors.kafka.transport import PlainRecord
@@ -44,11 +50,12 @@ class WiredKafka(WorldKafka):
     batch_rows = 500
     """The most records of a partition in a poll of an engine's loop."""
 
-    def write(self, each: OnItsWay) -> None:
-        """Let a record arrive. Raises TooLarge."""
+    def write(self, each: OnItsWay) -> PlainRecord:
+        """Let a record arrive; return it as stored. Raises TooLarge."""
         record = self.topics.append(each.sent.topic_partition, *each.record)
         if not each.sent.is_done:
             each.sent.written(record)
+        return record
 
     def abandon(self, wire: list[OnItsWay]) -> None:
         """Keep records for later whose producer does not learn what becomes of them."""
@@ -96,7 +103,10 @@ class WiredProducer(MemoryProducer):
         self.to = connection
         self._kafka: WiredKafka = connection.kafka
         self._process: Process = connection.process
-        self._is_closed = self._is_refused = False
+        self._is_closed = False
+        self._refusal: KafkaError | None = None
+        self._written: dict[TopicPartition, list[PlainRecord]] = {}
+        """The first and the last record of a partition that the broker knows the producer by."""
         self.wire: list[OnItsWay] = []
         self._process.producers.append(self)
 
@@ -115,8 +125,8 @@ class WiredProducer(MemoryProducer):
         if partition is None:
             partition = partition_of(key or b"", len(self.kafka.numbers(topic)))
         sent = _Future(TopicPartition(topic, partition), self)
-        if self._is_refused:
-            sent.fail(MessageSizeTooLargeError())
+        if self._refusal is not None:
+            sent.fail(self._refusal)
         else:
             self.wire.append(OnItsWay(sent, (key, value, headers or [])))
         return sent
@@ -129,13 +139,22 @@ class WiredProducer(MemoryProducer):
                 kept.append(each)
                 continue
             try:
-                if self._is_refused:
-                    raise TooLarge
-                self._kafka.write(each)
+                self._write(each)
             except TooLarge:
-                self._is_refused = True
-                each.sent.fail(MessageSizeTooLargeError())
+                self._refusal = MessageSizeTooLargeError()
+            if self._refusal is not None:
+                each.sent.fail(self._refusal)
         self.wire[:count] = kept
+
+    def _write(self, each: OnItsWay) -> None:
+        """Let a record arrive, unless a broker that knows the producer lacks the record before. Any other takes it."""
+        place = each.sent.topic_partition
+        log = self.kafka.partitions[place]
+        known = [record for record in self._written.get(place, ()) if record in log[record.offset : record.offset + 1]]
+        if known and known[-1] != self._written[place][-1]:
+            self._refusal = OutOfOrderSequenceNumberError()
+        if self._refusal is None:
+            self._written[place] = [*known[:1], self._kafka.write(each)]
 
     def lose(self, count: int) -> list[OnItsWay]:
         """Lose the first records on their way; return the others, which may still arrive."""

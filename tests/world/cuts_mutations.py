@@ -9,10 +9,12 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.takeover import takeover
-from ordering.checker.anomalies import GAP, LOST
+from ordering.checker.anomalies import DIVERGENT, GAP, LOST
 from ordering.sequencer.state import SequencerState
-from tests.simulator.cuts import FALSE_ALARM, GIVEN_AGAIN, SILENT
 from tests.simulator.mutation import Mutation
+from tests.world.cuts import GIVEN_AGAIN
+from tests.world.cuts_readers import FALSE_ALARM, SILENT
+from tests.world.group import WRONG_STATE
 from tests.world.group_readers import CountlessReader
 
 
@@ -55,45 +57,40 @@ MUTATIONS = (
         "doubts-all",
         "The world takes a damaged log for whole, so a reader that doubts it is wrong",
         FALSE_ALARM,
-        (("tests.simulator.cuts.Cuts.damaged", nothing),),
+        (("tests.world.cuts.CutsWorld.note_damage", nothing),),
     ),
     Mutation(
         "no-ledger",
         "A starting job does not compare DATA with the ledger",
         GIVEN_AGAIN,
         (("connectors.takeover.survey._check_ledger", nothing),),
-        from_seed=5_061,
     ),
     Mutation(
         "ledger-by-time",
         "A starting job takes a ledger that is older than the claim for another group's",
         GIVEN_AGAIN,
         (("connectors.kafka.log.same_log._may_be_of", by_its_time),),
-        from_seed=700_297,
     ),
     Mutation(
         "no-watchdog",
         "A running sequencer does not check its logs",
-        LOST,
+        (DIVERGENT, LOST, WRONG_STATE),
         (
             ("connectors.takeover.watchdog.Watchdog.look", nothing),
             ("connectors.engine.writing.WrittenBatch.note_ends", nothing),
         ),
-        from_seed=210,
     ),
     Mutation(
         "snapshot-behind-a-hole",
         "A starting job believes a snapshot that counts records which DATA lost before it",
-        (LOST, SILENT, GAP),
+        (GAP, LOST, SILENT, WRONG_STATE),
         (("connectors.kafka.log.log_state._is_contradicted", lambda *_: False),),
-        from_seed=431,
     ),
     Mutation(
         "recreated-unread",
         "A job does not look whether FORWARD was recreated before it read as far as DATA",
         LOST,
         (("connectors.takeover.group_maintenance.GroupMaintenance._recreated", lambda *_: {}),),
-        from_seed=700_885,
     ),
     Mutation(
         "count-unread",
@@ -105,7 +102,7 @@ MUTATIONS = (
     Mutation(
         "count-not-absorbed",
         "A successor counts one seqno for a record that takes several",
-        (SILENT, LOST),
+        (SILENT, LOST, WRONG_STATE),
         (("ordering.sequencer.sequencer.Reader", CountlessReader),),
         needs=("later",),
     ),
