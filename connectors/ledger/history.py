@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from connectors.ledger.row import GROUP
@@ -45,14 +45,25 @@ def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list
             if rows:
                 yield rows
             return
-        behind = rows[-1].get("data_offset")  # rows of an earlier layout have none, and no packs
-        whole = rows[:-1] if behind is None else [row for row in rows if row["data_offset"] != behind]
+        whole = rows[: _end_of_whole(rows)]
         if not whole:
             count *= 2
             continue
         yield whole
         next_seqno += len(whole)
         count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
+
+
+def _end_of_whole(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the end of the rows before the last one's pack, which may go on behind them.
+
+    An earlier log of the group may have had that offset, too: only the last rows count.
+    """
+    end = len(rows) - 1
+    offset = rows[end].get("data_offset")  # rows of an earlier layout have none, and no packs
+    while offset is not None and end and rows[end - 1]["data_offset"] == offset:
+        end -= 1
+    return end
 
 
 def message_numbers(directory: Location, group: str) -> Table:

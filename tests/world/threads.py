@@ -72,7 +72,7 @@ class StillTailer(LogTailer):
         self.check()
         if self._cursor is None:
             self._cursor = cursor or self.cursor(self.end()[0])
-            self.cache.open(self._cursor.position)
+            self.cache.open(self._cursor.position, self._cursor.reader.last_seqno)
         self._users += 1
         return self._cursor is cursor
 

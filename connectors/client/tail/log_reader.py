@@ -87,7 +87,7 @@ class LogReader:
                 return self._taken(batch)
             self._leave()
             self._tailer.check()
-        elif self._cursor is None and self._tailer.cache.approach(self, self.position):
+        elif self._cursor is None and self._tailer.cache.approach(self, *self._place):
             with contextlib.suppress(BrokerUnreachable):  # the tailer has just ended: read from Kafka, then
                 self._join()
             return ()
@@ -104,7 +104,7 @@ class LogReader:
             return ()
         self.position, self._reader = cursor.position, cursor.reader
         has_caught_up = not records and self.position >= self._end
-        if has_caught_up or self._tailer.cache.approach(self, self.position):
+        if has_caught_up or self._tailer.cache.approach(self, *self._place):
             self._join()
         return records
 
@@ -146,6 +146,10 @@ class LogReader:
         self._is_failing, self._quiet = False, None
         return cursor
 
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.position, self._reader.last_seqno
+
     def _taken(self, batch: TailBatch) -> Sequence[Effective]:
         if batch.end <= self.position:
             return ()
@@ -164,7 +168,7 @@ class LogReader:
         # If Ctrl-C comes in between, the reference is never released: the tailer of others must not end.
         is_handed_over = tailer.acquire(cursor)
         self._is_user = True
-        if not tailer.cache.join(self, self.position) and not is_handed_over:
+        if not tailer.cache.join(self, *self._place) and not is_handed_over:
             self._leave()
             return
         if cursor is not None and not is_handed_over:

@@ -101,7 +101,7 @@ class LogTailer:
             self._users += 1
             self._newest_seqno = begins.reader.last_seqno
             self._stopping = threading.Event()
-            self.cache.open(begins.position)
+            self.cache.open(begins.position, begins.reader.last_seqno)
             self._thread = threading.Thread(
                 target=self._run, args=(begins, self._stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
             )
@@ -216,7 +216,7 @@ class LogTailer:
             stopping.wait(POLL_S)
             return cursor
         cursor.close()
-        self.cache.move(fresh.position, unless=stopping)
+        self.cache.move(fresh.position, fresh.reader.last_seqno, unless=stopping)
         if behind is None:
             with self.notifying:
                 for each in self._all():

@@ -46,26 +46,27 @@ class TailCache:
         self._batches: deque[TailBatch] = deque()
         self._is_open = False
         self._position = 0  # the offset behind its last batch
+        self._opened_at, self._opened_behind = 0, 0
         self._count = self._bytes = 0
         self._read_up_to: dict[object, int] = {}
         """The offset of each reader that has joined, or is about to."""
 
-    def open(self, position: int) -> None:
-        """Open it, empty, at an offset."""
+    def open(self, position: int, behind: int) -> None:
+        """Open it, empty, at an offset, behind a seqno: of a pack at that offset it will have the rest."""
         with self._changed:
-            self._empty(position)
+            self._empty(position, behind)
             self._is_open = True
 
-    def move(self, position: int, unless: threading.Event) -> None:
-        """Empty it, and go on from an offset; unless the event is set."""
+    def move(self, position: int, behind: int, unless: threading.Event) -> None:
+        """Empty it, and go on from an offset, behind a seqno; unless the event is set."""
         with self._changed:
             if not unless.is_set():
-                self._empty(position)
+                self._empty(position, behind)
 
     def close(self) -> None:
         """Empty it, wake the waiting readers, and forget all readers."""
         with self._changed:
-            self._empty(0)
+            self._empty(0, 0)
             self._read_up_to.clear()
             self._end()
 
@@ -78,9 +79,10 @@ class TailCache:
         self._is_open = False
         self._changed.notify_all()
 
-    def _empty(self, position: int) -> None:
+    def _empty(self, position: int, behind: int) -> None:
         self._batches.clear()
         self._position, self._count, self._bytes = position, 0, 0
+        self._opened_at, self._opened_behind = position, behind
 
     def wake(self) -> None:
         """Let waiting readers check their conditions (`or_when`, `until`)."""
@@ -110,8 +112,8 @@ class TailCache:
 
     # --- readers ---
 
-    def approach(self, who: object, offset: int) -> bool:
-        """Whether a reader of Kafka at `offset` can go on from the cache.
+    def approach(self, who: object, offset: int, behind: int) -> bool:
+        """Whether a reader of Kafka at `offset`, behind a seqno, can go on from the cache.
 
         If it is at most NEAR_RECORDS behind, the cache keeps new records for it; else the cache forgets the reader.
         """
@@ -120,13 +122,13 @@ class TailCache:
                 self._read_up_to[who] = max(self._first, self._read_up_to.get(who, 0))
             else:
                 self._read_up_to.pop(who, None)
-            return self._holds(offset)
+            return self._holds(offset, behind)
 
-    def join(self, who: object, offset: int) -> bool:
-        """Join at `offset`; return whether the cache reaches back to there. If not, `leave`."""
+    def join(self, who: object, offset: int, behind: int) -> bool:
+        """Join at `offset`, behind a seqno; return whether the cache reaches back to there. If not, `leave`."""
         with self._changed:
             self._read_up_to[who] = offset
-            return self._holds(offset)
+            return self._holds(offset, behind)
 
     def leave(self, who: object) -> None:
         """Forget a reader."""
@@ -156,8 +158,9 @@ class TailCache:
             at = bisect.bisect_right(self._batches, offset, key=operator.attrgetter("start"))
             return self._batches[at - 1] if at else None
 
-    def _holds(self, offset: int) -> bool:
-        return self._is_open and offset >= self._first
+    def _holds(self, offset: int, behind: int) -> bool:
+        has_all = offset > self._opened_at or behind >= self._opened_behind
+        return self._is_open and offset >= self._first and has_all
 
     @property
     def _first(self) -> int:

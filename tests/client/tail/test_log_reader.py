@@ -85,7 +85,7 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
 def test_what_the_window_has_is_not_read_a_second_time() -> None:
     """A reader goes on in the midst of a cached batch, also at an offset below that of its next seqno."""
     cache = TailCache()
-    cache.open(10)
+    cache.open(10, 4)
     records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]
     cache.add(TailBatch(10, 20, 1, records, 0), unless=threading.Event())
     tailer: Any = SimpleNamespace(

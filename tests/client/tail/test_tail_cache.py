@@ -21,7 +21,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> TailCache:
     monkeypatch.setattr(limits, "MAX_RECORDS", 100)
     monkeypatch.setattr(limits, "MAX_BYTES", 1_000)
     made = TailCache()
-    made.open(0)
+    made.open(0, 0)
     return made
 
 
@@ -48,8 +48,8 @@ def test_what_nobody_needs_goes(cache: TailCache) -> None:
 
 def test_what_the_slowest_has_not_read_stays(cache: TailCache) -> None:
     slow, quick = object(), object()
-    assert cache.join(slow, 0)
-    assert cache.join(quick, 0)
+    assert cache.join(slow, 0, 0)
+    assert cache.join(quick, 0, 0)
     fill(cache, 0, 70)
     assert cache.batch_at(quick, 69, 0) == batch(60)
     assert cache.batch_at(slow, 10, 0) == batch(10)
@@ -64,7 +64,7 @@ def test_what_the_slowest_has_not_read_stays(cache: TailCache) -> None:
 
 def test_who_is_too_slow_falls_out(cache: TailCache) -> None:
     slow = object()
-    cache.join(slow, 0)
+    cache.join(slow, 0, 0)
     fill(cache, 0, 100)
     assert cache.batch_at(slow, 0, 0) is not None
     fill(cache, 100, 110)
@@ -76,17 +76,17 @@ def test_what_comes_stays_for_who_is_near(cache: TailCache, monkeypatch: pytest.
     monkeypatch.setattr(limits, "NEAR_RECORDS", 60)
     fill(cache, 0, 100)
     far, near = object(), object()
-    assert not cache.approach(far, 39)
-    assert not cache.approach(near, 40)
+    assert not cache.approach(far, 39, 39)
+    assert not cache.approach(near, 40, 40)
     fill(cache, 100, 150)
-    assert cache.approach(near, 80)
-    assert cache.join(near, 80)
+    assert cache.approach(near, 80, 80)
+    assert cache.join(near, 80, 80)
     assert not holds(cache, 79)
 
 
 def test_its_bytes_are_bounded(cache: TailCache) -> None:
     slow = object()
-    cache.join(slow, 0)
+    cache.join(slow, 0, 0)
     fill(cache, 0, 40, size=300)
     assert not holds(cache, 9)
     assert holds(cache, 10)
@@ -94,7 +94,19 @@ def test_its_bytes_are_bounded(cache: TailCache) -> None:
 
 def test_who_joins_hears_whether_it_can_follow(cache: TailCache) -> None:
     fill(cache, 0, 200)
-    assert not cache.join(object(), 100)
-    assert cache.join(object(), 200)
+    assert not cache.join(object(), 100, 100)
+    assert cache.join(object(), 200, 200)
     cache.close()
-    assert not cache.join(object(), 200)
+    assert not cache.join(object(), 200, 200)
+
+
+def test_within_a_pack_it_begins_behind_a_seqno(cache: TailCache) -> None:
+    """A reader at the same offset that lacks earlier messages of that pack reads it from Kafka first."""
+    cache.close()
+    cache.open(100, behind=9)
+    early, late = object(), object()
+    assert not cache.approach(early, 100, 4)
+    assert not cache.join(early, 100, 4)
+    assert cache.join(late, 100, 9)
+    fill(cache, 100, 110)
+    assert cache.join(early, 101, 14)
