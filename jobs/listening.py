@@ -52,7 +52,8 @@ def listening(
     from connectors.diagnosis.monitor import Monitor
 
     read = {
-        site: partial(read_with_ledger, kafka, site, data, served.groups, say=_say) for site, kafka in kafkas.items()
+        site: partial(read_with_ledger, kafka, site, data, served.groups, say=_say, raises=False)
+        for site, kafka in kafkas.items()
     }
     monitor = Monitor(next(iter(kafkas)), read, running_jobs, troubles)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:

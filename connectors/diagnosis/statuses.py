@@ -13,7 +13,7 @@ from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
 from connectors.kafka.log.sign_of_life import read_signs
 from connectors.kafka.topics.topics import find_groups
-from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, TopicMissing, UsageError
 from ordering.base.names import Role, Topic
 
 if TYPE_CHECKING:
@@ -54,15 +54,21 @@ def read_statuses(
     group: str | None = None,
     of_job: GroupChoice = ALL_GROUPS,
     progress: ReadingProgress | None = None,
+    *,
+    raises: bool = True,
 ) -> Statuses:
     """Return the status of `group`, or of all groups, among the groups that `of_job` has.
 
-    `read_ledger` returns `in_ledger` and `ledger` of `read_status`. Raises UsageError for an unknown group, and the
-    groups' errors if none can be read and no job leaves one out.
+    `read_ledger` returns `in_ledger` and `ledger` of `read_status`. Raises BrokerUnreachable, UsageError for an unknown
+    group, and the groups' errors if none can be read and no job leaves one out. Without `raises`, the result has the
+    errors of groups, also of an unknown one.
     """
     groups = find_groups(connection, site)
     if group is not None and group not in groups:
-        raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows all.")
+        sentence = f"there is no group {group!r} at site {site}: `abcast topics list` shows all."
+        if raises:
+            raise UsageError(sentence)
+        return Statuses((), {group: TopicMissing(sentence)})
     chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
     topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
     leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
@@ -82,6 +88,6 @@ def read_statuses(
             progress.advance()
     signs = read_signs(connection, errors, site).of_groups if errors else {}
     left_out = frozenset(name for name, sign in signs.items() if is_left_out(sign))
-    if not rows and not left_out:
+    if raises and not rows and not left_out:
         raise_unservable(errors, chosen)
     return Statuses(rows, errors, left_out)

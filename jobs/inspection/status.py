@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
-from jobs.terminal.interruption import taken
+from jobs.terminal.interruption import EXIT_INTERRUPTED, taken, tell
 from jobs.terminal.options import (
     DEFAULT_DATA,
     EXIT_FAILED,
@@ -69,17 +69,18 @@ def status(
 
     def read() -> Statuses:
         with Progress("looking at the groups") as progress:
-            return read_with_ledger(connection, site, data, chosen, group, progress)
+            return read_with_ledger(connection, site, data, chosen, group, progress, raises=not until_healthy)
 
+    is_healthy = partial(_is_healthy, is_of_job=of_job is not None)
     found = _read_if_possible(read) if until_healthy else read()
     if watch or until_healthy:
-        show = partial(_refresh, site=site, as_json=as_json) if watch else lambda _: None
-        is_enough = partial(_is_healthy, is_of_job=of_job is not None) if until_healthy else lambda _: False
-        found = _watch(read, found, show, is_enough)
-    if found is None:
-        raise typer.Exit(EXIT_FAILED)
-    if not watch:
+        show = partial(_refresh, site=site, as_json=as_json) if watch else _Errors().tell
+        found = _watch(read, found, show, is_healthy if until_healthy else lambda _: False)
+    if found is not None and not watch:
         _show(found, site, as_json=as_json)
+    if found is None or (until_healthy and not is_healthy(found)):  # interrupted
+        tell()
+        raise typer.Exit(EXIT_INTERRUPTED)
     if _is_failure(found, is_of_job=of_job is not None):
         raise typer.Exit(EXIT_FAILED)
 
@@ -92,7 +93,21 @@ def _is_failure(found: Statuses, *, is_of_job: bool) -> bool:
 
 def _is_healthy(found: Statuses, *, is_of_job: bool) -> bool:
     is_served = all(row.is_served or (is_of_job and row.is_left_out) for row in found.rows)
-    return is_served and not _is_failure(found, is_of_job=is_of_job)
+    return bool(found.rows) and is_served and not _is_failure(found, is_of_job=is_of_job)
+
+
+class _Errors:
+    """The errors of groups; each is told once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, found: Statuses) -> None:
+        """Tell those that are new."""
+        for sentence in {str(error): None for error in found.errors.values()}:
+            if sentence not in self._told:
+                self._told.add(sentence)
+                _to_standard_error(sentence)
 
 
 def _watch(
@@ -138,8 +153,10 @@ def read_with_ledger(
     group: str | None = None,
     progress: Progress | None = None,
     say: Callable[[str], object] = _to_standard_error,
+    *,
+    raises: bool = True,
 ) -> Statuses:
-    """Return the status of groups, with the ledger below `data`. Raises like `read_statuses`.
+    """Return the status of groups, with the ledger below `data`. `raises`: as for `read_statuses`.
 
     `say` takes the sentence of why the ledger can't be read.
     """
@@ -149,7 +166,7 @@ def read_with_ledger(
         in_ledger = None if data is None else _in_ledger(data, say)
         return in_ledger, None if data is None or not in_ledger else _ledger_end(data)
 
-    return read_statuses(connection, site, read_ledger, group, of_job, progress)
+    return read_statuses(connection, site, read_ledger, group, of_job, progress, raises=raises)
 
 
 def _refresh(found: Statuses, site: str, *, as_json: bool) -> None:

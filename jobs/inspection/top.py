@@ -95,7 +95,9 @@ def top(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
-    every_s: Annotated[float, typer.Option("--every-s", min=0.1, help="Seconds between two readings.")] = WATCH_S,
+    every_s: Annotated[
+        float, typer.Option("--every-s", min=0.1, max=86_400, help="Seconds between two readings.")
+    ] = WATCH_S,
     count: Annotated[int | None, typer.Option("--count", min=1, help="End after so many readings.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from connectors.kafka.log.sign_of_life import SignsOfLife
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.inspection import status
 from jobs.inspection.top import Sight, screen_of
+from jobs.terminal import interruption
 from ordering.base.errors import BrokerUnreachable
 from tests.cli.here import abcast_here
 
@@ -105,14 +107,42 @@ def test_until_healthy(deserted: MemoryConnection, tmp_path: Path, monkeypatch: 
         looks.append(len(looks))
         if len(looks) == 1:
             raise BrokerUnreachable("nobody answers.")
-        if len(looks) == 3:
+        if len(looks) == 4:
             value, headers = encode_claim(0)
             deserted.producer().send("abcast.g.epoch.nyc", value=value, headers=headers)
             SignsOfLife(deserted, "nyc", "spark").give({"g": 1}, {}, now=0)
-        return "g"
+        return "g" if len(looks) > 2 else "other"
 
     monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", lambda *_: [look()])
     monkeypatch.setattr(status, "WATCH_S", 0.01)
-    done = abcast_here("status", "--site", "nyc", "--until-healthy", cwd=tmp_path)
-    assert (done.returncode, done.stderr, len(looks)) == (0, "abcast: nobody answers.\n", 3)
+    done = abcast_here("status", "--site", "nyc", "-g", "g", "--until-healthy", cwd=tmp_path)
+    none_yet = "abcast: there is no group 'g' at site nyc: `abcast topics list` shows all.\n"
+    assert (done.returncode, done.stderr, len(looks)) == (0, f"abcast: nobody answers.\n{none_yet}", 4)
     assert done.stdout.count("alive") == 1
+
+
+@pytest.mark.parametrize("groups", [["g"], []])
+@pytest.mark.usefixtures("deserted")
+def test_an_interrupted_wait_is_no_success(groups: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no group: no group is healthy then."""
+    monkeypatch.setattr(interruption, "_now", interruption._Now())  # the signals of this process
+    looks: list[int] = []
+
+    def look(*_: object) -> list[str]:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return groups
+
+    monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", look)
+    monkeypatch.setattr(status, "WATCH_S", 0.01)
+    done = abcast_here("status", "--site", "nyc", "--until-healthy", cwd=tmp_path)
+    assert (done.returncode, done.stderr, len(looks)) == (130, "Aborted.\n", 2)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e10", "nan", "0"])
+@pytest.mark.usefixtures("deserted")
+def test_a_time_that_is_none(seconds: str, tmp_path: Path) -> None:
+    done = abcast_here("top", "--site", "nyc", "--count", "2", "--every-s", seconds, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--every-s" in done.stderr

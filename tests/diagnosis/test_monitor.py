@@ -25,7 +25,7 @@ from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.log.liveness import ALIVE, Liveness
 from connectors.testing.memory_group import MemoryGroup
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import BrokerUnreachable
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, running
 from tests.papers import PAGES, doc, section, spans, tables
@@ -47,7 +47,7 @@ class Served:
 
     def read(self) -> Statuses:
         self.asked += 1
-        return read_statuses(self.kafka, SITE)
+        return read_statuses(self.kafka, SITE, raises=False)
 
     def ask(self, path: str) -> tuple[int, str]:
         answer = self.monitor.answers()[path]()
@@ -121,6 +121,21 @@ def test_a_group_that_is_left_out_is_told(served: Served) -> None:
     served.troubles.expect_signs(["other"])
     served.troubles.put(SEQUENCER, {"g": "its DATA has lost records."})
     assert served.ask("/readyz") == (200, "ready\ng: not served: its DATA has lost records.\n")
+
+
+def test_the_only_group_can_not_be_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka has answered, so the status is there: it says which group."""
+    monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", lambda *_: ["lost"])
+    monkeypatch.setattr("connectors.diagnosis.statuses.read_status", refused)
+    assert read_statuses(served.kafka, SITE, raises=False).errors.keys() == {"lost"}
+    with pytest.raises(KafkaRefused):
+        read_statuses(served.kafka, SITE)
+    figures = served.figures()
+    assert (figures["abcast_status_ok",], figures["abcast_group_readable", "lost", SITE]) == (1, 0)
+
+
+def refused(*_: object) -> GroupStatus:
+    raise KafkaRefused("no right to read.")
 
 
 def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
