@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -63,13 +64,20 @@ def deliver(
         float | None, typer.Option(min=0, help="End after this many seconds without a delivery.")
     ] = None,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="End after the messages that are there at the start: --timeout 0.")
+        bool,
+        typer.Option(
+            "--until-end", help="End after the messages that are there at the start: --timeout 0. Not with --casts."
+        ),
     ] = False,
     sender: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Print messages of this sender only; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Print messages of this sender only, without a site: of the member's; may be repeated."
+        ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Print messages only whose payload, as text, has a match.")
+        str | None,
+        typer.Option(metavar="REGEX", help="Print messages only whose payload, as it is printed, has a match."),
     ] = None,
     ledger: Annotated[
         Location | None,
@@ -92,8 +100,8 @@ def deliver(
     """Print the group's messages in their order.
 
     It runs until Ctrl-C, unless --count, --timeout or --until-end ends it. Messages that --sender and --grep leave out
-    are taken, too, and not counted. A line of text has seqno, sender and payload (`base64:…`
-    if it is not text). A line of --json has `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
+    are taken, too, and not counted; --timeout counts from them, too. A line of text has seqno, sender and payload
+    (`base64:…` if it is not text). A line of --json has `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
     `payload_base64`), `view_id` in a group with members, `headers` if there are any, and `order` if the message is not
     total (`fifo` or `causal`, with seqno 0). With --events, some lines have an `event` (`view`, `block`, `unblock`,
     `remote-view`) in the place of a sender; with --casts, `begin` comes first.
@@ -102,14 +110,15 @@ def deliver(
 
     if count == 0:
         return
-    site = configured("site", DEFAULT_SITE)
-    address = str(Address.parse(member, site))
+    address = Address.parse(member, configured("site", DEFAULT_SITE))
+    if until_end and casts:
+        raise UsageError("casts have no end that --until-end could find: give --timeout with --casts.")
     if until_end and timeout is not None:
         raise UsageError("--until-end is --timeout 0: give one of them.")
     timeout = 0.0 if until_end else timeout
-    wanted = _Wanted.parse(sender or (), grep, site)
-    connection = connection_to(bootstrap_servers, kafka_config, address)
-    with MemberClient(group, address, connection=connection, ledger=ledger, casts=casts) as client:
+    wanted = _Wanted.parse(sender or (), grep, address.site)
+    connection = connection_to(bootstrap_servers, kafka_config, str(address))
+    with MemberClient(group, str(address), connection=connection, ledger=ledger, casts=casts) as client:
         taken = 0
         try:
             stream: Stream[Any] = (
@@ -143,9 +152,11 @@ class _Wanted(NamedTuple):
         """Parse the options. Raises UsageError."""
         addresses = frozenset(str(Address.parse(name, site)) for name in senders)
         try:
-            return cls(addresses, None if pattern is None else re.compile(pattern))
-        except re.error as error:
-            raise UsageError(f"--grep {pattern!r} is no regular expression: {error}.") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of `[[`, say
+                return cls(addresses, None if pattern is None else re.compile(pattern))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UsageError(f"--grep {pattern!r:.200} is no regular expression: {error}.") from error
 
     def has(self, delivery: Delivery) -> bool:
         """Whether the message is printed."""

@@ -103,7 +103,7 @@ class _Errors:
         self._told: set[str] = set()
 
     def tell(self, found: Statuses) -> None:
-        """Tell those that are new."""
+        """Tell the new ones."""
         for sentence in {str(error): None for error in found.errors.values()}:
             if sentence not in self._told:
                 self._told.add(sentence)

@@ -31,8 +31,8 @@ def publish(cwd: Path, text: bytes, *options: str, member: str = "alice") -> Com
     return abcast_here("publish", "-g", "g", "-m", member, *options, cwd=cwd, text=text)
 
 
-def deliver(cwd: Path, *options: str) -> CompletedProcess[str]:
-    return abcast_here("deliver", "-g", "g", "-m", "bob", "--json", *options, cwd=cwd)
+def deliver(cwd: Path, *options: str, **variables: str) -> CompletedProcess[str]:
+    return abcast_here("deliver", "-g", "g", "-m", "bob", "--json", *options, cwd=cwd, variables=variables)
 
 
 def test_only_the_end_of_a_line_is_left_out(group: MemoryGroup, tmp_path: Path) -> None:
@@ -49,14 +49,15 @@ def test_the_whole_input_is_a_message(group: MemoryGroup, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_some_messages_are_printed(tmp_path: Path) -> None:
     """The others are taken, too. The command ends behind the messages that are there."""
     publish(tmp_path, b"buy 1\nsell 2\n", member="alice")
     publish(tmp_path, b"buy 3\nbuy 4\n", member="local/carol")
 
-    def seqnos(*options: str) -> list[int]:
-        done = deliver(tmp_path, *options)
-        assert done.returncode == 0, done.stderr
+    def seqnos(*options: str, **variables: str) -> list[int]:
+        done = deliver(tmp_path, *options, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
         return [json.loads(line)["seqno"] for line in done.stdout.splitlines()]
 
     from_the_first = ("--from-seqno", "1", "--until-end")
@@ -64,6 +65,8 @@ def test_some_messages_are_printed(tmp_path: Path) -> None:
     assert seqnos(*from_the_first, "--grep", "^buy [14]$") == [1, 4]
     assert seqnos(*from_the_first, "--sender", "alice", "--sender", "carol", "--grep", "[23]") == [2, 3]
     assert seqnos(*from_the_first, "--sender", "carol", "--count", "1") == [3]
+    assert seqnos(*from_the_first, "--member", "local/bob", "--sender", "carol", ABCAST_SITE="elsewhere") == [3, 4]
+    assert seqnos(*from_the_first, "--grep", "[[2] ") == []  # Python would warn of it
     assert seqnos("--until-end", "--sender", "nobody") == []
     assert seqnos("--until-end") == []  # it has taken them
 
@@ -72,6 +75,9 @@ def test_some_messages_are_printed(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (["deliver", "--grep", "("], "--grep '(' is no regular expression: "),
+        (["deliver", "--grep", "a{99999999999}"], "is no regular expression: the repetition number is too large."),
+        (["deliver", "--grep", "(" * 3_000 + ")" * 3_000], "is no regular expression: maximum recursion depth"),
+        (["deliver", "--until-end", "--casts"], "give --timeout with --casts."),
         (["deliver", "--sender", "a/b/c"], "write SITE/NAME"),
         (["deliver", "--until-end", "--timeout", "3"], "--until-end is --timeout 0: give one of them."),
         (["publish", "--header", "=x"], "--header '=x': write KEY=VALUE."),

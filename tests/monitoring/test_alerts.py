@@ -86,7 +86,7 @@ def test_the_runbooks_are_those_of_the_alerts() -> None:
 
 
 def test_no_runbook_excludes_at_both_sides() -> None:
-    """Wherever `abcast site exclude` is an act, the rule of its page stands before it."""
+    """Each `abcast site exclude` has the rule of its page in front."""
     acts = [text for name in alerts() if "`abcast site exclude`" in (text := section(doc("runbooks"), f"## {name}"))]
     assert acts
     for text in acts:
