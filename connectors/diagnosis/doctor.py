@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
@@ -12,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.liveness import judge, look_again
+from connectors.kafka.log.liveness import SecondLook, judge
 from connectors.kafka.log.open_transactions import open_transactions
 from connectors.kafka.log.sign_of_life import read_signs
 from connectors.kafka.login.probe import Finding, ProbeStep, probe
@@ -126,7 +127,8 @@ def _sequencer(connection: Connection, group: str, site: str) -> Check:
     try:
         with DataLog(connection, group, site) as data:
             sign = read_signs(connection, [group], site).of_groups.get(group)
-            found = judge(data, sign, lambda: look_again(connection, group, site))
+            look = SecondLook(connection, [group], site)
+            found = judge(data, sign, partial(look.gives_another, group))
     except AbcastError as error:
         return Check(f"sequencer of {group}", False, str(error))
     return Check(f"sequencer of {group}", found.works, str(found))

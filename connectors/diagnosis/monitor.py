@@ -27,6 +27,10 @@ ASKS_FOR_S = 8.0
 """The longest wait for a status: scrapers give up after 10 s."""
 CPU_SHARE = 0.01
 """The part of a core that metrics may take: with many groups their figures are older than FRESH_S."""
+SEEN_CPU_SHARE = 0.1
+"""The same for `/api/status`, which somebody looks at."""
+STALE_S = 60.0
+"""The age from which figures are no metrics any more: Kafka does not answer."""
 
 
 class WatchedJob(Protocol):
@@ -36,6 +40,9 @@ class WatchedJob(Protocol):
     is_principal: bool
     ready: threading.Event
     done: threading.Event
+
+
+_FIRST = "The first reading goes on: Kafka has not answered yet."
 
 
 class Monitor:
@@ -96,8 +103,8 @@ class Monitor:
                 yield f"{group}: its sequencer has been silent for {age_s:,.0f} s"
 
     def _observe(self) -> metrics.Observed:
-        seen = dict(self._ask(lambda last: max(FRESH_S, last.cpu_s / CPU_SHARE)))
-        found = {site: reading for site, reading in seen.items() if reading is not None}
+        seen = dict(self._ask(CPU_SHARE))
+        found = {site: reading for site, reading in seen.items() if reading is not None and _is_new(reading)}
         return metrics.Observed(
             {site: reading.value for site, reading in found.items() if reading.value is not None},
             max((reading.age_s for reading in found.values()), default=None),
@@ -108,22 +115,22 @@ class Monitor:
 
     def _status(self) -> HttpAnswer:
         told: list[dict[str, Any]] = []
-        for site, reading in self._ask(lambda _: FRESH_S):
+        for site, reading in self._ask(SEEN_CPU_SHARE):
             if reading is not None and reading.value is not None:
                 told.append({**reading.value.to_json(site), "age_s": round(reading.age_s, 3)})
             else:
-                told.append({"site": site, "error": reading.error if reading else "Kafka has not answered yet."})
+                told.append({"site": site, "error": reading.error if reading else _FIRST})
         is_told = any("groups" in each for each in told)
         status = HTTPStatus.OK if is_told else HTTPStatus.SERVICE_UNAVAILABLE
         return HttpAnswer(f"{json.dumps({'sites': told})}\n", status, "application/json")
 
-    def _ask(
-        self, age_of: Callable[[LastReading[Statuses]], float]
-    ) -> Iterator[tuple[str, LastReading[Statuses] | None]]:
-        """Yield the reading of each site; None if there is none as new as `age_of` the last one allows."""
+    def _ask(self, cpu_share: float) -> Iterator[tuple[str, LastReading[Statuses] | None]]:
+        """Yield the last reading of each site: a new one, unless readings cost more than that share, or take long."""
         until = time.monotonic() + ASKS_FOR_S
         for site, reading in self._readings.items():
-            age_s = FRESH_S if reading.last is None else age_of(reading.last)
-            asked_at = time.monotonic()
-            found = reading.ask(age_s, until - asked_at)
-            yield site, found if found is not None and found.began_at >= asked_at - age_s else None
+            age_s = FRESH_S if reading.last is None else max(FRESH_S, reading.last.cpu_s / cpu_share)
+            yield site, reading.ask(age_s, until - time.monotonic())
+
+
+def _is_new(reading: LastReading[Statuses]) -> bool:
+    return reading.age_s <= max(STALE_S, 2 * reading.cpu_s / CPU_SHARE)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from connectors.kafka.connection.ranges import newest_record, read_range, window
 from connectors.kafka.log.acts import Act
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
-from connectors.kafka.log.liveness import Liveness, judge, look_again
+from connectors.kafka.log.liveness import Liveness, SecondLook, judge
 from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.log.sign_of_life import Sign, read_signs
 from connectors.kafka.topics.topics import find_topics, wrong_in_logs
@@ -152,14 +153,16 @@ def read_status(
     site: str,
     in_ledger: Mapping[str, int] | None = None,
     ledger: LedgerEnd | None = None,
+    second_look: SecondLook | None = None,
 ) -> GroupStatus:
     """Read the status of a group. `in_ledger`: the last seqno of each group in the ledger, if there is one. `ledger`:
     compared with DATA for `other_history`.
 
-    A sequencer of another host that looks silent is asked again after 3 s.
+    A sequencer of another host that looks silent gets a `second_look`, after 3 s.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
+    look = second_look or SecondLook(connection, [group], site)
     topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
     with closing(connection.consumer()) as consumer:
         forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
@@ -168,7 +171,7 @@ def read_status(
             # A copy's sequencer is elsewhere: the offsets that it has considered are not visible here.
             is_copy = data.is_copy()
             sign = signs.of_groups.get(group)
-            sequencer = judge(data, sign, lambda: look_again(connection, group, site))
+            sequencer = judge(data, sign, partial(look.gives_another, group))
             before = data.strays
             state = data.state()
             strays = data.strays - before

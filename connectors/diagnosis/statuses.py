@@ -11,6 +11,7 @@ from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
+from connectors.kafka.log.liveness import SecondLook
 from connectors.kafka.log.sign_of_life import read_signs
 from connectors.kafka.topics.topics import find_groups
 from ordering.base.errors import AbcastError, BrokerUnreachable, TopicMissing, UsageError
@@ -73,6 +74,7 @@ def read_statuses(
     topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
     leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
     in_ledger, ledger = read_ledger()  # before DATA: a lag below zero then shows that the rows are another group's
+    second_look = SecondLook(connection, chosen, site)
     rows = []
     errors: dict[str, AbcastError] = {}
     if progress is not None:
@@ -81,7 +83,7 @@ def read_statuses(
         try:
             if name in leaderless:  # questions would wait for seconds, in vain
                 raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
-            rows.append(read_status(connection, name, site, in_ledger, ledger))
+            rows.append(read_status(connection, name, site, in_ledger, ledger, second_look))
         except (*START_ERRORS, BrokerUnreachable) as error:
             errors[name] = error
         if progress is not None:

@@ -44,7 +44,7 @@ from connectors.kafka.connection.sending import Record, append
 from connectors.kafka.groups.side_by_side import SideBySide
 from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.liveness import ALIVE, SILENT, judge, look_again
+from connectors.kafka.log.liveness import ALIVE, SILENT, SecondLook, judge
 from connectors.kafka.log.same_log import Ledger, check_reach, lost
 from connectors.kafka.log.sign_of_life import Signs, read_signs
 from connectors.kafka.log.stored_record import StoredRecord
@@ -253,8 +253,8 @@ class Takeover:
         sign = self._signs.of_groups.get(group)
         if claim is None or sign is None or not self._by.claimed.get(group, claim.epoch) < claim.epoch == sign.epoch:
             return
-        again = functools.partial(look_again, self._by.connection, group, self._by.site)
-        if judge(data, sign, again).state == SILENT:
+        look = SecondLook(self._by.connection, [group], self._by.site)
+        if judge(data, sign, functools.partial(look.gives_another, group)).state == SILENT:
             self._by.claimed[group] = claim.epoch
 
     def _who_serves(self, data: DataLog) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -148,8 +149,9 @@ def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(monitor, "ASKS_FOR_S", 0.1)
     served.monitor = Monitor(SITE, {SITE: silent}, lambda: served.jobs, served.troubles)
+    first = "The first reading goes on: Kafka has not answered yet."
     status, text = served.ask("/api/status")
-    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": "Kafka has not answered yet."}]})
+    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": first}]})
     may_end.set()
     monkeypatch.setattr(monitor, "ASKS_FOR_S", WAIT)
     status, text = served.ask("/api/status")
@@ -159,8 +161,31 @@ def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.Monkey
     assert not any(key[0] == "abcast_seqno" for key in figures)
 
 
+def test_a_reading_that_takes_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Askers get the last one with its age. Only if it is too old has it no metrics any more."""
+    may_end, asked = threading.Event(), itertools.count(1)
+
+    def slow() -> Statuses:
+        assert next(asked) == 1 or may_end.wait(WAIT)
+        return Statuses(())
+
+    served.monitor = Monitor(SITE, {SITE: slow}, lambda: served.jobs, served.troubles)
+    assert served.ask("/api/status")[0] == 200
+    monkeypatch.setattr(monitor, "FRESH_S", 0.0)
+    monkeypatch.setattr(monitor, "ASKS_FOR_S", 0.1)
+    status, text = served.ask("/api/status")
+    [of_site] = json.loads(text)["sites"]
+    assert (status, of_site["groups"]) == (200, [])
+    assert of_site["age_s"] >= 0.1
+    assert served.figures()["abcast_status_ok",] == 1
+    monkeypatch.setattr(monitor, "STALE_S", 0.0)
+    assert served.figures()["abcast_status_ok",] == 0
+    may_end.set()
+    served.monitor.close(WAIT)
+
+
 def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a costly status, scrapes share one for longer; `/api/status` does not."""
+    """With a costly status, askers share one for longer; a page's by a larger share."""
 
     def costly() -> Statuses:
         served.asked += 1
@@ -173,8 +198,11 @@ def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: py
     served.monitor = Monitor(SITE, {SITE: costly}, lambda: served.jobs, served.troubles)
     for _ in range(3):
         served.figures()
-    assert served.asked == 1
     served.ask("/api/status")
+    assert served.asked == 1
+    monkeypatch.setattr(monitor, "SEEN_CPU_SHARE", 1000.0)
+    served.ask("/api/status")
+    served.figures()
     assert served.asked == 2
 
 

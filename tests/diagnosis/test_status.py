@@ -24,7 +24,7 @@ from connectors.kafka.codec.epochs import encode_claim, this_host
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log import sign_of_life
 from connectors.kafka.log.acts import Act, record_act
-from connectors.kafka.log.liveness import say_why
+from connectors.kafka.log.liveness import SecondLook, say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import status as status_command
@@ -241,6 +241,28 @@ def test_the_clock_of_another_host_may_be_wrong(connection: MemoryConnection, ho
         assert read_status(connection, "g", "nyc").sequencer.state == "alive"
     with patch("time.sleep", lambda _: None):
         assert read_status(connection, "g", "nyc").sequencer.state == "silent"
+
+
+def test_groups_share_a_second_look(connection: MemoryConnection) -> None:
+    """There is one wait for all of them."""
+    was = Sign(1, "elsewhere", "spark", 7)
+    for group in ("g", "h"):
+        sign_of(connection, group, was)
+    later, waits = was._replace(at_ms=9), list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        sign_of(connection, "h", later)
+
+    look = SecondLook(connection, ["g", "h"], "nyc")
+    with patch("time.sleep", sleep):
+        assert [look.gives_another(group, was) for group in ("g", "h")] == [False, True]
+        assert look.gives_another("h", later)  # it was read after the wait
+    assert len(waits) == 1
+
+
+def sign_of(connection: MemoryConnection, group: str, told: Sign) -> None:
+    connection.topics.committed["abcast.sequencer.nyc", TopicPartition(f"abcast.{group}.epoch.nyc", 0)] = told.encode()
 
 
 def test_a_group_that_never_had_a_sequencer() -> None:

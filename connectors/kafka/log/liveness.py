@@ -6,11 +6,12 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
@@ -60,11 +61,11 @@ class Liveness(NamedTuple):
         return f"the group's sequencer has been silent for {self.silent_s:,.0f} s ({named}): start `abcast run`"
 
 
-def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | None = None) -> Liveness:
+def judge(data: DataLog, sign: Sign | None, gives_another: Callable[[Sign], bool] | None = None) -> Liveness:
     """Judge a sequencer by the group's claims and its sign.
 
-    A sign has the time of its host, and clocks differ. So a sign that looks old by another host's clock is read
-    `again`: if it has changed since, the sequencer is alive. Raises BrokerUnreachable.
+    A sign has the time of its host, and clocks differ. So a sequencer whose sign looks old by another host's clock is
+    alive if it `gives_another`. Raises BrokerUnreachable.
     """
     claim = data.epochs.read().newest_claim
     if claim is None or data.is_copy():
@@ -74,8 +75,8 @@ def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | N
     heard_ms = claim.at_ms if sign is None else max(claim.at_ms, sign.at_ms)
     silent_s = time.time() - heard_ms / 1000
     is_alive = -SILENT_AFTER_S < silent_s < SILENT_AFTER_S
-    if not is_alive and again is not None and sign is not None and not sign.is_of_this_host:
-        is_alive = again() not in (None, sign)
+    if not is_alive and gives_another is not None and sign is not None and not sign.is_of_this_host:
+        is_alive = gives_another(sign)
     return Liveness(
         ALIVE if is_alive else SILENT,
         0.0 if is_alive else max(silent_s, 0.0),
@@ -87,10 +88,20 @@ def judge(data: DataLog, sign: Sign | None, again: Callable[[], Sign | None] | N
     )
 
 
-def look_again(connection: Connection, group: str, site: str) -> Sign | None:
-    """Return the group's sign after a wait in which a live sequencer gives another."""
-    time.sleep(_LOOK_AGAIN_S)
-    return read_signs(connection, [group], site).of_groups.get(group)
+class SecondLook:
+    """A wait in which each live sequencer gives another sign: one for all groups, when it is first needed."""
+
+    def __init__(self, connection: Connection, groups: Sequence[str], site: str) -> None:
+        self._ask = partial(read_signs, connection, groups, site)
+        self._seen: tuple[Mapping[str, Sign], ...] = ()
+
+    def gives_another(self, group: str, sign: Sign) -> bool:
+        """Whether the group has another sign before or after the wait. Raises BrokerUnreachable."""
+        if not self._seen:
+            before = self._ask().of_groups
+            time.sleep(_LOOK_AGAIN_S)
+            self._seen = before, self._ask().of_groups
+        return any(signs.get(group, sign) != sign for signs in self._seen)
 
 
 def say_why(connection: Connection, group: str, site: str, patience_s: float = 3.0) -> str:
