@@ -199,7 +199,8 @@ class HomeCopy:
         """
         decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
         last = self._last_of_copy()
-        has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
+        ends = (data for data in last if data.seqno + data.count > base.seqno)
+        has_seqno = not base.seqno or any(data.epoch >= decided for data in ends)
         return has_seqno and any(data.epoch >= base.epoch for data in last)
 
     def _has_lost(self, missing: int) -> bool:

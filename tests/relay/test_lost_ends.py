@@ -23,6 +23,7 @@ from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Source
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
+from tests.packed import pack_log
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.world.clock import Clock
 from tests.world.jobs import Job
@@ -217,6 +218,18 @@ def test_a_copy_tells_each_earlier_state(ends: Ends) -> None:
         told = [copy.state(end).seqno for end in range(len(log) + 1)]
     assert told == [absorb(SequencerState("g"), log[:end]).seqno for end in range(len(log) + 1)]
     assert told[-1] == 24
+
+
+def test_a_base_that_ends_with_a_pack_is_posted(ends: Ends) -> None:
+    """The group is idle behind the pack."""
+    ends.order(9)
+    pack_log(ends.kafkas["nyc"], "g", "nyc", seed=3)
+    assert ends.records("nyc")[-1].count > 1
+    relay = ends.start()
+    relay.carry()
+    relay.job.check()
+    with DataLog(ends.kafkas["sfo"], "g", "sfo") as copy:
+        assert [base.seqno for base in copy.epochs.bases_where(lambda base: True)] == [9]
 
 
 def _recreate(ends: Ends, *, also_epoch: bool) -> None:
