@@ -81,7 +81,9 @@ def bootstrap(
         to_write(max(0, state.seqno - known.seqno))
         rows = read_rows(ledger, group, known.seqno + 1)
         _write(target, str(copy.topic), _hub_records(group, direction.source, rows, known.epoch), written)
-        post_base(target, copy.epochs.topic, state)
+        # A ledger tells neither the group's format nor counted records.
+        posted = replace(state, format=max(state.format, known.format), counted=known.counted)
+        post_base(target, copy.epochs.topic, posted)
     return state.seqno
 
 

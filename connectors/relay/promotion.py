@@ -260,9 +260,12 @@ def _after(other: DataLog, copy: DataLog, seqno: int) -> Start:
 
 
 def copy_rest(other: DataLog, copy: DataLog) -> None:
-    """Append another site's records beyond the copy's end. Raises UsageError if the copy can't follow."""
+    """Append another site's records beyond the copy's end, and its format. Raises UsageError if the copy can't follow.
+
+    A copy that a ledger has filled lacks the format (`connectors.relay.bootstrap`).
+    """
     known, theirs = copy.state(), other.state()
-    if theirs.seqno <= known.seqno:
+    if (theirs.seqno, theirs.format) <= (known.seqno, known.format):
         return
     differing = first_difference(known, theirs)
     if differing is not None:
@@ -271,8 +274,9 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
             "behind when the home moved. Promote a site with the same messages as the others."
         )
     start = _after(other, copy, known.seqno)
-    if start.reader.epoch > known.epoch:
-        append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch, theirs.format)))
+    if start.reader.epoch > known.epoch or theirs.format > known.format:
+        learned = seal(max(start.reader.epoch, known.epoch), theirs.format)
+        append(copy.connection, str(copy.topic), encode_data(learned))
     with producing(copy.connection) as producer:
         for stored in other.records(start.offset, other.end()):  # one by one: they are few
             if stored.data.kind != STRAY:

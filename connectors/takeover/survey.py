@@ -14,7 +14,7 @@ from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
 from connectors.takeover import fencing
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, NoSnapshot, UsageError
-from ordering.base.formats import FIRST, NEW_GROUPS
+from ordering.base.formats import ADDITIONS, FIRST, NEW_GROUPS
 from ordering.base.records import MAX_RECORD_BYTES, Partition
 from ordering.sequencer.state import SequencerState
 
@@ -101,11 +101,14 @@ def survey(
 def _format(data: DataLog, state: SequencerState) -> int:
     """Return the group's format from here on: that of EPOCH and DATA, for a group that begins at least NEW_GROUPS.
 
+    A group that has counted records has at least ADDITIONS: a snapshot of format 1 does not tell that.
+
     Raises LaterVersion if this version does not know the format, before anything is claimed.
     """
     epochs = data.epochs.read()
     begins = not epochs.has_decided()  # DATA may have strays even then
-    return max(epochs.format, state.format, NEW_GROUPS.number if begins else FIRST.number)
+    least = NEW_GROUPS if begins else ADDITIONS if state.counted else FIRST
+    return max(epochs.format, state.format, least.number)
 
 
 def _check_ledger(data: DataLog, ledger: Ledger) -> None:

@@ -323,7 +323,8 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
             f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: find out which program writes there."
         )
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
-    state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
+    of_format = max(found.format, before.format)  # another sequencer may have upgraded the group since the survey
+    state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)
     state = from_the_beginning(state, found.changed)  # in the snapshot, too: soon DATA names only the new log
     opened_at = _append_data(data, producer, snapshot(state))
     _append(data, producer, data.epochs.topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))

@@ -26,6 +26,7 @@ from connectors.relay.home_copy import HomeCopy
 from connectors.relay.promotion import copy_rest, promote
 from connectors.takeover import takeover
 from connectors.takeover.group_maintenance import GroupMaintenance
+from connectors.takeover.survey import Survey, survey
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
@@ -33,7 +34,8 @@ from jobs import topics
 from ordering.agreement.log import Entry
 from ordering.base.errors import BrokerUnreachable, LaterVersion, UsageError
 from ordering.base.formats import ADDITIONS, FIRST, NEW_GROUPS, NEWEST, PACKS
-from ordering.base.records import ENTRY, EPOCH, Data
+from ordering.base.records import ENTRY, EPOCH, Data, Source
+from ordering.sequencer.packing import pack_of
 from ordering.sequencer.sequencer import snapshot
 from ordering.sequencer.state import SequencerState
 from tests.engine.test_agreeing import all_have, each_engine, running, send, written
@@ -41,6 +43,8 @@ from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
 from tests.waiting import eventually
 
+FORWARD = "abcast.g.forward.nyc"
+HOME = TopicPartition("abcast.g.data.nyc", 0)
 EPOCHS = TopicPartition("abcast.g.epoch.nyc", 0)
 
 
@@ -155,6 +159,65 @@ def test_a_format_is_never_lowered() -> None:
     upgrade(kafka, "g", "nyc")
     kafka.topics.append(EPOCHS, None, b"30 host 7", [("abcast", b"2 claim")])
     assert take_over(kafka, "g", "nyc").format == NEWEST.number
+
+
+def behind(state: SequencerState, count: int) -> Data:
+    """Return a pack of empty messages that follows the state."""
+    return pack_of(
+        [
+            Data(
+                "message", state.epoch, state.seqno + n, state.view, "nyc/x", 9, n, source=Source(FORWARD, 0, 10**6 + n)
+            )
+            for n in range(1, count + 1)
+        ]
+    )
+
+
+def test_a_takeover_keeps_the_format_of_a_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rival upgrades the group, and takes it over, between this survey and its claim. It writes a pack."""
+    kafka = of_first_version()
+
+    def before_a_rival(*given: Any) -> Survey:
+        found = survey(*given)
+        monkeypatch.undo()
+        upgrade(kafka, "g", "nyc")
+        rival = take_over(kafka, "g", "nyc")
+        kafka.topics.append(HOME, *encode_data(behind(rival, 9)))
+        return found
+
+    monkeypatch.setattr("connectors.takeover.takeover.survey", before_a_rival)
+    state = take_over(kafka, "g", "nyc")
+    assert (state.format, state.counted) == (NEWEST.number, True)
+    with DataLog(kafka, "g", "nyc") as log:
+        assert (log.state().format, log.state().counted) == (NEWEST.number, True)
+
+
+def test_a_group_with_packs_has_a_format_that_counts() -> None:
+    """No seal in its DATA tells a format: below format 2, the next snapshot would drop that a record was counted."""
+    kafka = of_first_version()
+    last = take_over(kafka, "g", "nyc")
+    kafka.topics.append(HOME, *encode_data(behind(last, 9)))
+    state = take_over(kafka, "g", "nyc")
+    assert (state.format, state.counted) == (ADDITIONS.number, True)
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_the_rest_of_a_copy_tells_the_format(*, lacks: int) -> None:
+    """The copy's seals do not tell it, as those from a ledger. `lacks`: messages that the copy lacks."""
+    home_kafka, copy_kafka = of_first_version(), MemoryConnection()
+    copy_kafka.create("g", "sfo")
+    upgrade(home_kafka, "g", "nyc")
+    last = take_over(home_kafka, "g", "nyc")
+    home_kafka.topics.append(HOME, *encode_data(behind(last, 1)))
+    home_kafka.topics.append(HOME, *encode_data(behind(replace(last, seqno=last.seqno + 1), 1)))
+    with DataLog(home_kafka, "g", "nyc") as home, DataLog(copy_kafka, "g", "sfo") as copy:
+        for stored in home.records(0, home.end() - lacks):
+            if stored.data.kind != EPOCH or not stored.data.payload:
+                copy_kafka.topics.append(copy.partition, *encode_data(replace(stored.data, format=FIRST)))
+        assert copy.state().format == FIRST.number
+        copy_rest(home, copy)
+        assert copy.state().format == NEWEST.number
+        assert copy.state().seqno == home.state().seqno
 
 
 @pytest.mark.parametrize("sites", [["nyc"], ["nyc", "sfo"]])

@@ -5,6 +5,7 @@ position on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_data, decode_forward, forward_headers
+from connectors.kafka.codec.codec import decode_data, decode_forward, encode_data, forward_headers
 from connectors.kafka.codec.headers import first_fields
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
@@ -24,6 +25,7 @@ from connectors.relay.promotion import first_difference
 from connectors.testing.memory_clients import MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
+from ordering.base.formats import PACKS
 from ordering.base.names import Topic, relay_of
 from ordering.base.reader import epoch_of
 from ordering.base.records import (
@@ -74,6 +76,27 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
     assert [record for _, record in written if record.kind != EPOCH] == log
     keys = [key for key, record in written if record.kind != EPOCH]
     assert keys == [record.sender.encode() if record.source else None for record in log]
+
+
+def test_a_hubs_copy_keeps_its_format(tmp_path: Path) -> None:
+    """The relay has brought the format and a counted record. The ledger tells neither."""
+    log = decided(linked=False)
+    ledger, kafka = write_ledger(tmp_path / "ledger", effective(log)), MemoryConnection()
+    kafka.create("g", "sfo")
+    sites = Sites("hub", "nyc", "micro-batch", {"nyc": MemoryConnection(), "sfo": kafka}, frozenset())
+    with DataLog(kafka, "g", "sfo") as copy:
+        for record in log[:20]:
+            is_seal = record.kind == EPOCH and not record.payload
+            kafka.topics.append(copy.partition, *encode_data(replace(record, format=PACKS) if is_seal else record))
+        known, source = copy.state(), Source("abcast.g.forward.nyc", 0, 10**6)
+        counted = Data("later", known.epoch, known.seqno + 1, known.view, "nyc/x", 9, 1, b"", source, count=2)
+        kafka.topics.append(copy.partition, *encode_data(counted))
+        before = copy.state()
+        assert (before.format, before.counted) == (PACKS.number, True)
+        bootstrap(sites, "g", ledger, WAY)
+        after = copy.state()
+    assert after.seqno > before.seqno
+    assert (after.format, after.counted) == (PACKS.number, True)
 
 
 @pytest.mark.parametrize("is_written", [False, True])
