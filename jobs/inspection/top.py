@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from connectors.diagnosis.statuses import Statuses
 
 _ENDS_WITHIN_S = 1.0
+_LATE_S = 10.0
+"""The time without a reading that is told. A reading of many groups takes some seconds."""
 
 
 class Sight(NamedTuple):
@@ -53,12 +55,13 @@ class Sight(NamedTuple):
     before: LastReading[Statuses] | None = None
     error: str = ""
 
-    def next(self, reading: LastReading[Statuses]) -> Sight:
-        """Return the sight after one more reading, which may be the same as before, or none."""
-        if reading.value is None:
+    def next(self, reading: LastReading[Statuses] | None) -> Sight:
+        """Return the sight after one more reading, which may be the same as before, or none: then soon an error."""
+        if reading is not None and reading.value is None:
             return self._replace(error=reading.error)
-        if reading.began_at <= self.newest.began_at:
-            return self
+        if reading is None or reading.began_at <= self.newest.began_at:
+            age_s = self.newest.age_s
+            return self if age_s < _LATE_S else self._replace(error=f"Kafka has not answered for {age_s:,.0f} s.")
         return Sight(self.site, reading, self.newest)
 
     @property
@@ -114,11 +117,11 @@ def top(
         of_ledger.clear()
         return read_with_ledger(connection, site, data, chosen, group, say=of_ledger.append)
 
-    began_at = time.monotonic()
-    first = Sight(site, LastReading(read(), "", began_at, 0.0))
     show_all = _on_terminal if sys.stdout.isatty() and not as_json else _as_lines
     reading = SharedReading(read)
     try:
+        began_at = time.monotonic()
+        first = Sight(site, LastReading(read(), "", began_at, 0.0))
         with show_all() as show:
             for number, sight in enumerate(_sights(first, reading, every_s), 1):
                 show(sight, of_ledger)
@@ -135,8 +138,9 @@ def _sights(sight: Sight, reading: SharedReading[Statuses], every_s: float) -> I
         asked_at = time.monotonic()
         yield sight
         time.sleep(max(0.0, asked_at + every_s - time.monotonic()))
-        found = reading.ask(0.0, every_s)
-        sight = sight if found is None else sight.next(found)
+        while (later := sight.next(reading.ask(0.0, every_s))) is sight:
+            pass  # a reading goes on
+        sight = later
 
 
 Show = Callable[[Sight, Sequence[str]], None]

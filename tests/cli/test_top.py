@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import signal
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -47,7 +50,13 @@ def test_the_growth_of_two_readings() -> None:
     sight = first.next(reading(later, anew._replace(last_seqno=7), new, at_s=14))
     assert sight.per_s(later) == (7.5, 2.0)
     assert [sight.per_s(row) for row in sight.statuses.rows[1:]] == [(None, None)] * 2
-    assert sight.next(sight.newest) == sight
+    for same in (reading(later, at_s=14), None):
+        silent = sight.next(same)
+        assert silent.newest == sight.newest
+        assert silent.error.startswith("Kafka has not answered for ")
+    assert silent.next(reading(later, at_s=16)).error == ""
+    now = Sight("nyc", reading(later, at_s=time.monotonic()))
+    assert now.next(now.newest) is now  # there may be a newer one soon
     away = sight.next(reading(error="no broker answers."))
     assert (away.error, away.per_s(later)) == ("no broker answers.", (7.5, 2.0))
     assert away.next(reading(later, at_s=16)).error == ""
@@ -138,6 +147,28 @@ def test_an_interrupted_wait_is_no_success(groups: list[str], tmp_path: Path, mo
     monkeypatch.setattr(status, "WATCH_S", 0.01)
     done = abcast_here("status", "--site", "nyc", "--until-healthy", cwd=tmp_path)
     assert (done.returncode, done.stderr, len(looks)) == (130, "Aborted.\n", 2)
+
+
+@pytest.mark.usefixtures("deserted")
+def test_no_line_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slow readings there are fewer lines."""
+
+    def slow(*_: object) -> list[str]:
+        time.sleep(0.3)
+        return ["g"]
+
+    monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", slow)
+    done = abcast_here("top", "--site", "nyc", "--count", "3", "--every-s", "0.1", cwd=tmp_path)
+    times = [datetime.fromisoformat(json.loads(line)["at"]) for line in done.stdout.splitlines()]
+    assert all((late - early).total_seconds() > 0.2 for early, late in itertools.pairwise(times))
+
+
+@pytest.mark.usefixtures("deserted")
+def test_ctrl_c_ends_the_first_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "_now", interruption._Now())
+    monkeypatch.setattr("connectors.diagnosis.statuses.find_groups", lambda *_: signal.raise_signal(signal.SIGINT))
+    done = abcast_here("top", "--site", "nyc", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("seconds", ["inf", "1e10", "nan", "0"])
