@@ -12,12 +12,14 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from connectors.kafka.codec.headers import check_application_headers
 from connectors.kafka.login.configuration import configured
 from jobs.terminal.interruption import EXIT_INTERRUPTED, tell
 from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from jobs.terminal.progress import Progress
 from ordering.base.errors import AbcastError, NotOrderedInTime, UsageError, counted
 from ordering.base.names import DEFAULT_SITE, Address
+from ordering.base.records import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from connectors import Member as MemberClient
@@ -39,7 +41,9 @@ def publish(
     header: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A header of each message; may be repeated.")
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="The whole input is one message, whatever its bytes.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="The whole input is one message, whatever its bytes, even none.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for all messages to be ordered.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
@@ -52,11 +56,12 @@ def publish(
 
     address = Address.parse(member, configured("site", DEFAULT_SITE))
     connection = connection_to(bootstrap_servers, kafka_config, str(address))
-    published = _Published(timeout, [_parsed_header(text) for text in header or ()])
+    published = _Published(timeout, check_application_headers(map(_parsed_header, header or ())))
     with _opened(file) as lines:
         try:
+            payloads = [_whole(lines)] if whole else map(_without_end, lines)
             with MemberClient(group, str(address), connection=connection, outbox=outbox) as client:
-                published.publish(client, [lines.read()] if whole else map(_without_end, lines))
+                published.publish(client, payloads, is_whole=whole)
         except KeyboardInterrupt:
             rest = "the rest may still be" if outbox is None else f"the next start sends the messages in {outbox}"
             tell(f"interrupted: {published}{f'; {rest}' if published.is_waiting else ''}")
@@ -98,7 +103,7 @@ class _Published:
         """Whether some messages are not known to be ordered."""
         return self.ordered < self.sent
 
-    def publish(self, client: MemberClient, payloads: Iterable[bytes]) -> None:
+    def publish(self, client: MemberClient, payloads: Iterable[bytes], *, is_whole: bool) -> None:
         """Broadcast all payloads, and wait until they are ordered. Raises NotOrderedInTime.
 
         At a line that can't be sent, wait for the lines before it, then raise UsageError.
@@ -109,7 +114,7 @@ class _Published:
                 try:
                     self._waiting.append(client.broadcast(payload, self._headers, self._timeout))
                 except UsageError as error:
-                    refused = UsageError(f"line {number}: {error}")
+                    refused = error if is_whole else UsageError(f"line {number}: {error}")
                     break
                 self.sent += 1
                 self._settle()
@@ -130,6 +135,13 @@ class _Published:
 
 def _without_end(line: bytes) -> bytes:
     return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _whole(lines: IO[bytes]) -> bytes:
+    payload = lines.read(MAX_PAYLOAD_BYTES + 1)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise UsageError(f"the input has more than {MAX_PAYLOAD_BYTES:,} bytes, the most of a message.")
+    return payload
 
 
 def _parsed_header(text: str) -> tuple[str, bytes]:

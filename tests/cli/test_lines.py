@@ -48,6 +48,18 @@ def test_the_whole_input_is_a_message(group: MemoryGroup, tmp_path: Path) -> Non
     assert json.loads(deliver(tmp_path, "--count", "1").stdout)["headers"] == [["kind", "x=y"], ["kind", ""]]
 
 
+def test_an_empty_input_is_a_message(group: MemoryGroup, tmp_path: Path) -> None:
+    assert publish(tmp_path, b"", "--whole").stdout == "1 message ordered, last seqno 1\n"
+    assert payloads(group, 1) == [b""]
+
+
+def test_a_mistake_opens_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command would try to connect to a Kafka that is not there."""
+    monkeypatch.setattr("connectors.Member", None)
+    assert publish(tmp_path, b"x\n", "--header", "abcast=1").returncode == 2
+    assert publish(tmp_path, b"x" * 1_000_001, "--whole").returncode == 2
+
+
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_some_messages_are_printed(tmp_path: Path) -> None:
@@ -81,7 +93,8 @@ def test_some_messages_are_printed(tmp_path: Path) -> None:
         (["deliver", "--sender", "a/b/c"], "write SITE/NAME"),
         (["deliver", "--until-end", "--timeout", "3"], "--until-end is --timeout 0: give one of them."),
         (["publish", "--header", "=x"], "--header '=x': write KEY=VALUE."),
-        (["publish", "--header", "abcast-x=1"], "abcast"),
+        (["publish", "--header", "abcast-x=1"], "abcast: header 'abcast-x': names"),
+        (["publish", "--whole", "/dev/zero"], "abcast: the input has more than 1,000,000 bytes"),
     ],
 )
 @pytest.mark.usefixtures("group")
