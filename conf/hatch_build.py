@@ -21,7 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGES = ("ordering", "connectors", "jobs")
-CONFIGURATION = ("*.properties", "*.toml", "*.xml", "scala/*.scala", "jars.lock")
+CONFIGURATION = ("*.properties", "*.toml", "*.xml", "scala/*.scala", "monitoring/*", "jars.lock")
 _NAME_OF_OURS = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[a-z_]+)+")
 
 

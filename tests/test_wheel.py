@@ -143,6 +143,13 @@ def test_what_moves() -> None:
             move_imports(f"# first line\n{code}\n", "code.py")
 
 
+def test_alerts_and_a_dashboard_are_in_the_package(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "conf" / "hatch_build.py"))["lay_out"](ROOT, tmp_path)
+    files = {file.name for file in (tmp_path / "conf" / "monitoring").iterdir()}
+    assert files == {file.name for file in (ROOT / "conf" / "monitoring").iterdir()}
+    assert len(files) > 1
+
+
 def test_names(base: Installed) -> None:
     """The public names exist beside the application's own modules, with their types, and load only Kafka."""
     code = """
