@@ -17,7 +17,7 @@ from connectors.ledger.delta_files import LedgerOutdated, dataset_of
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
-from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, NoSnapshot
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -147,16 +147,16 @@ def start_after(
     """Return the place in DATA where the ledger at `path`, which has the group up to `seqno`, goes on.
 
     Raises HistoryChanged if the ledger has the history of another log; HistoryUnavailable if retention has dropped the
-    records that follow; NoSnapshot if DATA does not tell before a sequencer has started.
+    records that follow; NoSnapshot if DATA does not tell before a sequencer has started; OvertakenByRetention.
     """
     with DataLog(connection, group, site, consumer) as data:
         if why := other_history(data, ledger):
             raise HistoryChanged(why)
         try:
             return data.after(seqno)
-        except NoSnapshot:
-            raise  # only after a sequencer's start is it known whether records are missing
         except HistoryUnavailable as gone:
+            if gone.retriable:  # only after a sequencer's start, or a purge, is it known whether records are missing
+                raise
             content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(
                 f"the ledger {path} {content}, and can't go on without a gap: "

@@ -15,10 +15,11 @@ from connectors import Delivery, Member
 from connectors.client.memory.ledger_reader import read_ledger
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.ledger.last_row import LedgerEnd, start_after
+from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable, OvertakenByRetention
 from ordering.base.reader import Reader
 from ordering.base.records import EPOCH, MESSAGE, VIEW
 from ordering.participant.events import Block, Event, EventReader, Unblock, ViewChange
@@ -173,3 +174,22 @@ def test_a_ledger_that_retention_has_overtaken(
     assert not caught.value.retriable
     with pytest.raises(HistoryUnavailable, match="has nothing of group g, and can't go on without a gap"):
         begins(0)
+
+
+def test_a_purge_that_overtakes_the_start_is_no_gap(
+    connection: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The purge deletes the place that the start is about to read. Another snapshot stays: the job starts again."""
+    take_over(connection, "g", "nyc")
+    take_over(connection, "g", "nyc")
+    path, topic, seek = tmp_path / "ledger", "abcast.g.data.nyc", MemoryConsumer.seek
+
+    def overtaken(consumer: MemoryConsumer, place: Any, offset: int) -> None:
+        if place.topic == topic and not connection.topics.beginnings:
+            connection.topics.drop(topic, 3)
+        seek(consumer, place, offset)
+
+    monkeypatch.setattr(MemoryConsumer, "seek", overtaken)
+    with pytest.raises(OvertakenByRetention):
+        start_after(0, connection, "nyc", "g", path, LedgerEnd(path))
+    assert start_after(0, connection, "nyc", "g", path, LedgerEnd(path)).offset == 4

@@ -22,7 +22,7 @@ from connectors.kafka.connection.ranges import windows_back
 from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.seqno_search import where
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
-from ordering.base.errors import NoSnapshot
+from ordering.base.errors import NoSnapshot, OvertakenByRetention
 from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.reader import epoch_of
 from ordering.base.records import ENTRY, EPOCH, Data
@@ -44,11 +44,13 @@ class Snapshot(NamedTuple):
 def state_at(log: StoredRecords, end: int) -> SequencerState:
     """Return the sequencer's state after all records below `end`.
 
-    Raises NoSnapshot if retention has dropped the beginning and no snapshot in force, or base, is left.
+    Raises NoSnapshot if retention has dropped the beginning and no snapshot in force, or base, is left; and
+    OvertakenByRetention if a purge has passed `end`, or a place that was to be read.
     """
     if not log.epochs.read().claims and (known := _from_base(log, end)) is not None:
         return known
-    epochs, beginning = log.epochs.read(), log.beginning()  # after `end`: no seal below it lacks its claim
+    beginning = log.beginning()
+    epochs = log.epochs.read()  # after both: no seal below `end` lacks its claim, no purge up to `beginning` its note
     tail: list[StoredRecord] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
         before = [_without_payload(stored) for stored in log.records(start, below)]
@@ -59,6 +61,10 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
     if beginning > 0:
         if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
             return known
+        if end <= beginning and end < log.end():
+            raise OvertakenByRetention(
+                f"retention has dropped all of {log.topic} below offset {end} before it was read: try again."
+            )
         raise NoSnapshot(
             f"retention has dropped the beginning of {log.topic}, and with it the state: no snapshot is left. "
             "If a sequencer runs, its next snapshot has the state: set retention.ms and retention.bytes to -1 at "

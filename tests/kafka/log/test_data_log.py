@@ -24,7 +24,7 @@ from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
+from ordering.base.errors import HistoryUnavailable, KafkaRefused, OvertakenByRetention, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
 from ordering.base.records import Data, Source
@@ -158,6 +158,39 @@ def test_the_state_without_the_beginning() -> None:
     assert (log.state().epoch, log.state().seqno) == (2, 3)
     with pytest.raises(HistoryUnavailable, match="no snapshot is left"):
         log_of(*records, floors=(0, 4), beginning=6).state()
+
+
+@pytest.mark.parametrize("end", [3, 4, 5, 6])
+def test_a_purge_at_any_moment(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that knows an end has the state there, or begins again, even if a late claim makes the note needed."""
+    records = *FIRST, snapshot(state(1, 2, Seal(1, 1))), data(1, 3)
+    outcomes = set[bool]()
+    for moment in range(30):
+        log, calls = log_of(*records, floors=(0, 2)), 0
+
+        def purge_first(ask: Any, log: DataLog = log, moment: int = moment) -> Any:
+            def asked(*args: Any, **settings: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == moment:
+                    kafka: Any = log.connection
+                    kafka.topics.append(log.epochs.partition, None, *encode_note(Note(5, 1, 2)))
+                    kafka.topics.drop(log.partition.topic, 4)
+                return ask(*args, **settings)
+
+            return asked
+
+        for call in ("beginning_offsets", "end_offsets", "poll"):
+            monkeypatch.setattr(log._consumer, call, purge_first(getattr(log._consumer, call)))
+        try:
+            assert log.state(end).seqno == min(end - 2, 2) + (end == 6)
+        except OvertakenByRetention:
+            outcomes.add(False)
+            assert log.state().seqno == 3
+        else:
+            outcomes.add(True)
+    assert outcomes == {True, False}
+    assert calls < 30
 
 
 def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
