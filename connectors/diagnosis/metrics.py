@@ -8,6 +8,7 @@ is a sender: there may be any number.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -67,8 +68,11 @@ FIGURES = (
     ),
     Figure(
         "abcast_relay_silent_seconds",
-        "Since the last record of a relay that brings records here.",
-        lambda row: [((neighbour,), silent_s) for neighbour, silent_s in row.relays.items()],
+        "Since the last record of a relay that gives heartbeats here, or since the takeover if there is none.",
+        lambda row: [
+            ((neighbour,), time.time() - row.sequencer.since_ms / 1000 if silent_s is None else silent_s)
+            for neighbour, silent_s in row.relays.items()
+        ],
         ("from",),
     ),
 )

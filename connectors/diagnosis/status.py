@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.connection.ranges import newest_record, read_range, windows_back
+from connectors.kafka.connection.ranges import read_range, windows_back
 from connectors.kafka.log.acts import Act
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
@@ -26,7 +26,7 @@ from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.agreement.state import Drop
 from ordering.base.formats import FIRST
-from ordering.base.names import BY_RELAYS, Topic
+from ordering.base.names import BY_RELAYS, Topic, is_relay, is_tick
 from ordering.base.records import Forward, Malformed, Partition, Source
 from ordering.sequencer.sequencer import missing_before, step
 from ordering.sequencer.state import SequencerState
@@ -81,7 +81,7 @@ class GroupStatus(NamedTuple):
     `members`: in the view. `silences`: for each of them, the seconds since its newest record in FORWARD here, None if
     it has none among the newest. `senders`: remembered addresses that have sent anything, operators and relays
     included. `lag`: FORWARD records that wait for a seqno or a refusal; 0 in a copy. `relays`: for each site whose
-    relay brings records here, the seconds since its last record, None without one. `strays`: records in DATA that are
+    relay gives heartbeats here, the seconds since its last record, None without one. `strays`: records in DATA that are
     no DATA, back to the newest snapshot. `ledger_lag`: seqnos that the ledger lacks; None without a ledger, or with
     `other_history`. `gaps`: open gaps of senders. `agreement`: None if no sites agree. `wrong_settings`: of DATA and
     EPOCH, and how to mend them. `format`: see `ordering.base.formats`. `other_history`: what to do if the ledger has
@@ -200,7 +200,9 @@ def read_status(
                 rate=_rate(connection, TopicPartition(str(Topic(group, "data", site)), 0)),
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
-                relays=_relays(connection, consumer, relayed),
+                relays={}
+                if is_copy
+                else _relays(connection, consumer, relayed, state.links, is_agreed=agreement is not None),
                 strays=strays,
                 ledger_lag=None if in_ledger is None or other else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else gaps,
@@ -344,14 +346,41 @@ def _rate(connection: Connection, data: TopicPartition) -> float:
 
 
 def _relays(
-    connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
+    connection: Connection,
+    consumer: Consumer,
+    partitions: Sequence[TopicPartition],
+    linked: Collection[str],
+    *,
+    is_agreed: bool,
 ) -> dict[str, float | None]:
-    """Return the seconds since each neighbour's relay wrote into the topic that it fills; None if it never did."""
+    """Return the seconds since each neighbour's relay wrote into the topic that it fills; None if nothing is left.
+
+    A relay gives heartbeats in a mesh, known by a `linked` neighbour or the relay's own records, and where sites agree.
+    Other relays have nothing to carry from an idle site: they are left out.
+    """
     heard: dict[str, float] = {}
+    beating = set(linked)
     for partition, (beginning, end) in _spans(consumer, partitions).items():
         topic = Topic.of(partition.topic)
         neighbour = topic.neighbour or topic.site
-        heard.setdefault(neighbour, 0.0)
-        newest = newest_record(connection, consumer, partition, beginning, end)
-        heard[neighbour] = max(heard[neighbour], 0.0 if newest is None else newest.timestamp / 1000)
-    return {name: max(0.0, time.time() - at) if at else None for name, at in sorted(heard.items())}
+        at_ms, is_beat = _newest_of_relay(connection, consumer, partition, beginning, end)
+        heard[neighbour] = max(heard.get(neighbour, 0.0), at_ms / 1000)
+        if is_beat or is_agreed:
+            beating.add(neighbour)
+    return {name: max(0.0, time.time() - at) if at else None for name, at in sorted(heard.items()) if name in beating}
+
+
+def _newest_of_relay(
+    connection: Connection, consumer: Consumer, partition: TopicPartition, beginning: int, end: int
+) -> tuple[int, bool]:
+    """Return the time (ms) of the newest record that is no tick of this site, 0 without one, and whether it is a beat.
+
+    Behind many ticks, the time is that of the oldest one of them.
+    """
+    at_ms = 0
+    for start, below in windows_back(max(beginning, end - _MAX_LOOK_BACK), end, 10):
+        for raw in reversed(list(read_range(connection, consumer, partition, start, below))):
+            sender, at_ms = (raw.key or b"").decode("utf-8", "replace"), raw.timestamp
+            if not is_tick(sender):
+                return at_ms, is_relay(sender)
+    return (at_ms, False) if end - beginning > _MAX_LOOK_BACK else (0, False)

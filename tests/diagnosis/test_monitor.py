@@ -195,6 +195,8 @@ def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: py
         return Statuses([])
 
     monkeypatch.setattr(monitor, "FRESH_S", 0.0)
+    monkeypatch.setattr(monitor, "CPU_SHARE", 0.001)
+    monkeypatch.setattr(monitor, "SEEN_CPU_SHARE", 0.001)
     served.monitor = Monitor(SITE, {SITE: costly}, lambda: served.jobs, served.troubles)
     for _ in range(3):
         served.figures()

@@ -16,7 +16,7 @@ import typer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
-from connectors.diagnosis import status
+from connectors.diagnosis import metrics, status
 from connectors.diagnosis.sentences import notes_on, wrong_with
 from connectors.diagnosis.status import AgreementStatus, Gap, read_status
 from connectors.kafka.codec.codec import encode_data, forward_headers
@@ -26,10 +26,11 @@ from connectors.kafka.log import sign_of_life
 from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import SecondLook, say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
+from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import status as status_command
 from ordering.base.errors import KafkaRefused
-from ordering.base.names import Role, Topic
+from ordering.base.names import Role, Topic, relay_of
 from ordering.base.reader import Seal
 from ordering.base.records import HEARTBEAT, Forward, Source
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
@@ -327,6 +328,68 @@ def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> N
     shown = [sentence for sentence in notes_on(found, "nyc") if sentence.startswith("forget")]
     assert [sentence.rpartition("UTC: ")[2] for sentence in shown] == ["nyc/m2", "nyc/m3", "nyc/m4 (left)"]
     assert all(sentence.startswith("forget by bob@ops, 20") for sentence in shown)
+
+
+RELAYED = Topic("g", "relayed", "nyc", "sfo")
+
+
+def carry(connection: MemoryConnection, sender: str) -> None:
+    connection.producer().send(str(RELAYED), key=sender.encode(), value=b"", headers=forward_headers(1, 1))
+
+
+@pytest.fixture
+def filled(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+    """Return the group with a topic that a relay from sfo fills."""
+    connection.topics.partitions[TopicPartition(str(RELAYED), 0)] = []
+    topics = [Topic("g", "forward", "nyc"), Topic("g", "data", "nyc"), RELAYED]
+    monkeypatch.setattr(status, "find_topics", lambda _: topics)
+    return connection
+
+
+def test_the_silence_of_a_relay(filled: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ticks of this site's own sequencer do not end it, however many they are."""
+    relay = relay_of("sfo")
+    carry(filled, relay)
+    make_older(filled, 300)
+    ticks(filled, 15)
+    assert read_status(filled, "g", "nyc").relays == {"sfo": pytest.approx(300, abs=5)}
+    monkeypatch.setattr(status, "_MAX_LOOK_BACK", 3)
+    assert relays_of(filled, linked=["sfo"]) == {"sfo": pytest.approx(0, abs=5)}  # of the oldest tick seen
+    carry(filled, relay)
+    assert read_status(filled, "g", "nyc").relays == {"sfo": pytest.approx(0, abs=5)}
+
+
+def test_a_relay_that_wrote_nothing(filled: MemoryConnection) -> None:
+    """Relays that give heartbeats are expected to. The metric counts from the takeover."""
+    ticks(filled, 2)
+    assert relays_of(filled) == {}
+    assert relays_of(filled, linked=["sfo"]) == relays_of(filled, is_agreed=True) == {"sfo": None}
+    row = read_status(filled, "g", "nyc")._replace(relays={"sfo": None})
+    [figure] = [each for each in metrics.FIGURES if each.name == "abcast_relay_silent_seconds"]
+    [(labels, silent_s)] = figure.of(row)
+    assert list(labels) == ["sfo"]
+    assert silent_s == pytest.approx(60, abs=5)
+
+
+def ticks(connection: MemoryConnection, count: int) -> None:
+    for _ in range(count):
+        tick(connection.producer(), str(RELAYED), [0], 7)
+
+
+def relays_of(
+    connection: MemoryConnection, linked: Sequence[str] = (), *, is_agreed: bool = False
+) -> dict[str, float | None]:
+    places = [TopicPartition(str(RELAYED), 0)]
+    return status._relays(connection, connection.consumer(), places, linked, is_agreed=is_agreed)
+
+
+def test_a_relay_without_heartbeats_is_not_told(filled: MemoryConnection) -> None:
+    """A hub's relay carries nothing from an idle site."""
+    assert read_status(filled, "g", "nyc").relays == {}
+    carry(filled, "sfo/carol")
+    make_older(filled, 300)
+    assert read_status(filled, "g", "nyc").relays == {}
+    assert relays_of(filled, linked=["sfo"]) == {"sfo": pytest.approx(300, abs=5)}
 
 
 def test_each_sentence_is_said_once(connection: MemoryConnection) -> None:
