@@ -25,6 +25,7 @@ from connectors.engine.batch import decide as true_decide
 from connectors.kafka.codec import entry_codec
 from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.takeover.rows import Output, OutputTopics
+from ordering.agreement.log import ranges_of
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, MessageId
@@ -121,7 +122,7 @@ class AgreeingWorld(AgreeingStorms):
             self._send()
 
     def _lose_log(self, name: str) -> None:
-        """Lose a part of a site's log that all others have read.
+        """Lose a part of a site's log that all others have read; they have its ordered records, too.
 
         An operator has them go on without the site, which begins again and again, and may not hear the others for a
         while.
@@ -135,7 +136,7 @@ class AgreeingWorld(AgreeingStorms):
             self._round()
         self._heal()
         read = [max((job.site.logs.row(name).number for job in self.jobs[other]), default=0) for other in others]
-        if not min(read):
+        if not min(read) or not self._have_ordered(name, others):
             return
         last = min(read) - 1  # a log that lacks little soon grows beyond the lost one
         left = self.dice.choice((0, self.dice.randrange(min(read)), last, last, last))
@@ -154,6 +155,18 @@ class AgreeingWorld(AgreeingStorms):
                 self._start(name)
             self._round()
         self.are_relays_blind = False
+
+    def _have_ordered(self, name: str, others: Sequence[str]) -> bool:
+        """Whether other sites have all records of a site that are ordered, or held: behind the loss of its log, no
+        relay brings them.
+        """
+        place = self.sites[name].place
+        jobs = [job for other in others for job in self.jobs[other]]
+        agreements = filter(None, (job.site.process.agreement for job in jobs))
+        held = (part for each in agreements for held in each.state.held for part in ranges_of(held.run))
+        needed = [part.end for part in held if part.place == place]
+        needed += [job.site.forwards.place(place).ordered for job in jobs]
+        return all(job.site.forwards.place(place).end >= max(needed) for job in jobs)
 
     def _truncate(self, at: AgreeingSite, left: int) -> None:
         """Truncate the log to so many entries. If none is left, the claims may be lost, too."""
