@@ -23,13 +23,8 @@ def _no_answer(*_: object, **__: object) -> None:
     raise BrokerUnreachable("the old home does not answer.")
 
 
-@pytest.mark.parametrize(
-    "job",
-    [("sequence", "--engine", "process"), pytest.param(("run",), marks=pytest.mark.soak)],
-    ids=lambda job: job[-1],
-)
 def test_a_home_that_runs_is_replaced(
-    make_world: MakeWorld, processes: list[Process], monkeypatch: pytest.MonkeyPatch, job: tuple[str, ...]
+    make_world: MakeWorld, processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its job ends and says why, though the command is cut off midway and given again; as it says, the site becomes a
     copy; both sites go on in the new home's order.
@@ -40,7 +35,7 @@ def test_a_home_that_runs_is_replaced(
     nyc, sfo = world.sites.connections
 
     def run(site: str) -> Process:
-        command = (ABCAST, *job, "--site", site, "--sites", world.file(), "--data", world.directory / site)
+        command = (ABCAST, "run", "--site", site, "--sites", world.file(), "--data", world.directory / site)
         process = Process(f"run-{len(processes)}", command, world.directory / "logs")
         processes.append(process)
         return process
