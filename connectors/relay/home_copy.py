@@ -25,7 +25,7 @@ from connectors.relay.copy_beginning import check_beginning, let_it_join_again
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
 from ordering.base.errors import AbcastError, HistoryUnavailable, NoSnapshot, UsageError
-from ordering.base.reader import epoch_of
+from ordering.base.reader import Reader, epoch_of
 from ordering.base.records import Data
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, seal, snapshot
 from ordering.sequencer.state import SequencerState
@@ -149,14 +149,20 @@ class HomeCopy:
         self._end, self._last = end, last or self._last
 
     def _has_hole(self, last: StoredRecord) -> bool:
-        """Whether the copy lacks seqnos before the record `last`. Each takes a record of its own, as a rule."""
+        """Whether the copy lacks seqnos before the record `last`. Read no more than came since the last look.
+
+        Records that a relay has repeated look as a hole does: so the copy's state decides.
+        """
         before = self._last
         if before is None or not before.data.seqno:
             return False
         if last.data.seqno - before.data.seqno <= last.offset - before.offset:
             return False
         with suppress(HistoryUnavailable):  # retention leaves nothing to compare
-            return self.copy.state().seqno < last.data.seqno
+            reader = Reader(before.data.epoch, before.data.seqno + before.data.count - 1)
+            for stored in self.copy.records(before.offset + 1, last.offset + 1):
+                reader.judge(stored.data)
+            return reader.last_seqno < last.data.seqno and self.copy.state().seqno < last.data.seqno
         return False
 
     def _at(self, offset: int) -> StoredRecord | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 
 import pytest
 from kafka.structs import TopicPartition
@@ -14,7 +14,7 @@ from connectors.kafka.codec.codec import decode_data, encode_data, forward_heade
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
-from connectors.relay.home_copy import EndLost
+from connectors.relay.home_copy import EndLost, HomeCopy
 from connectors.relay.hub import HomeData
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, UsageError
@@ -218,6 +218,34 @@ def test_a_copy_tells_each_earlier_state(ends: Ends) -> None:
         told = [copy.state(end).seqno for end in range(len(log) + 1)]
     assert told == [absorb(SequencerState("g"), log[:end]).seqno for end in range(len(log) + 1)]
     assert told[-1] == 24
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_look_at_packs_reads_only_those(ends: Ends, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy's state, which may read many records, is computed only after a loss. `lost`: packs."""
+    monkeypatch.setattr("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 16_384)
+    ends.order(20)
+    pack_log(ends.kafkas["nyc"], "g", "nyc", seed=3)
+    log, place = ends.records("nyc"), TopicPartition(COPY, 0)
+    states: list[int] = []
+    with closing(HomeCopy(ends.kafkas["nyc"], ends.kafkas["sfo"], "g", WAY)) as known:
+        tell = known.copy.state
+
+        def counted(end: int | None = None) -> SequencerState:
+            states.append(1)
+            return tell(end)
+
+        known.start()
+        middle = len(log) // 2
+        for record in log[:middle]:
+            ends.kafkas["sfo"].topics.append(place, *encode_data(record))
+        known.post_base()
+        monkeypatch.setattr(known.copy, "state", counted)
+        for record in log[middle + lost :]:
+            ends.kafkas["sfo"].topics.append(place, *encode_data(record))
+        with pytest.raises(EndLost, match="has lost records") if lost else nullcontext():
+            known.post_base()
+    assert len(states) == lost
 
 
 def test_a_base_that_ends_with_a_pack_is_posted(ends: Ends) -> None:

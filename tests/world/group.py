@@ -590,6 +590,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
         "connectors.kafka.log.log_state._FIRST_WINDOW": what.shape.window,
         "connectors.kafka.log.seqno_search._FIRST_STEP": what.shape.window,
+        "connectors.kafka.log.seqno_search._NEAR": 2,
         "connectors.engine.batch.COLUMNS_FROM": what.shape.columns_from,
         "ordering.base.packs.MAX_PACK_MESSAGES": what.shape.packs or MAX_PACK_MESSAGES,
         "connectors.kafka.log.data_log.state_at": world.state_at,

@@ -335,6 +335,7 @@ def playing(what: MeshHistory, mutation: Mutation = NONE) -> Iterator[Mesh]:
         "ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER": 1,
         "connectors.kafka.log.log_state._FIRST_WINDOW": 16,
         "connectors.kafka.log.seqno_search._FIRST_STEP": 16,
+        "connectors.kafka.log.seqno_search._NEAR": 2,
         "connectors.engine.batch.COLUMNS_FROM": what.columns_from,
         "ordering.base.names.Topic.parse": parsed,  # cached
     }

@@ -15,6 +15,7 @@ from connectors.client.api.member import Member
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.log_state import snapshot_below
@@ -25,6 +26,7 @@ from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import HistoryUnavailable, KafkaRefused, OvertakenByRetention, ProtocolViolation
+from ordering.base.formats import PACKS
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
 from ordering.base.records import Data, Source
@@ -255,6 +257,61 @@ def test_a_note_of_a_lost_seal_leads_to_no_seqno() -> None:
     log = log_of(*(data(2, seqno) for seqno in range(1, 5)), *third, data(3, 5), floors=(0, 2, 4), notes=notes)
     assert log.state().seqno == 5
     assert [log.after(seqno).offset for seqno in range(5)] == [0, 1, 2, 3, 5]
+
+
+def packs(count: int, size: int) -> tuple[Data, ...]:
+    """Return a log of so many records, each with so many messages, behind its seal."""
+    log = (replace(data(1, n * size + 1), kind="messages", count=size) for n in range(count))
+    return seal(1), *log
+
+
+def copy_of(*records: Data, bases: Iterable[SequencerState], beginning: int = 0) -> DataLog:
+    """Return a copy that a relay has filled."""
+    log = log_of(*records, floors=(), beginning=beginning)
+    for base in bases:
+        append(log.connection, log.epochs.topic, encode_data(snapshot(base)))
+    return log
+
+
+def reads(monkeypatch: pytest.MonkeyPatch, log: DataLog) -> list[int]:
+    """Return the offsets that are read from here on."""
+    read, records = list[int](), log.records
+
+    def counted(start: int, end: int) -> Iterator[StoredRecord]:
+        for stored in records(start, end):
+            read.append(stored.offset)
+            yield stored
+
+    monkeypatch.setattr(log, "records", counted)
+    return read
+
+
+def of_packs(seqno: int) -> SequencerState:
+    return replace(state(1, seqno, Seal(1, 1)), counted=True, format=PACKS.number)
+
+
+@pytest.mark.parametrize("size", [2, 30])
+def test_the_cost_of_a_position_among_packs_does_not_grow_with_history(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 6_000
+    log = log_of(*packs(count, size), floors=(0,))
+    read, known = reads(monkeypatch, log), (log.end(), of_packs(count * size))
+    for record in (1, 2, 700, count // 2, count - 300, count - 1, count):
+        read.clear()
+        start = log.after(record * size - 1, known=known)
+        assert record - 64 <= start.offset <= record
+        assert len(read) < 200
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_the_cost_of_a_copys_state_does_not_grow_with_packs(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 6_000
+    base = replace(of_packs((count - 50) * size), counted=size > 1)
+    log = copy_of(*packs(count, size), bases=[base])
+    read = reads(monkeypatch, log)
+    assert log.state().seqno == count * size
+    assert len(read) < 500
 
 
 @pytest.mark.parametrize("role", ["data", "epoch"])
