@@ -135,13 +135,15 @@ def _is_contradicted(records: Sequence[StoredRecord], index: int, epochs: Epochs
 def _from_base(log: StoredRecords, end: int) -> SequencerState | None:
     """Return the state at `end`, from the newest base that counts only what DATA has below it; None without one.
 
-    The only broker of a copy may have lost its end after the base was posted. If retention has dropped the place of
-    the base's last record, the base is believed.
+    The only broker of a copy may have lost its end after the base was posted. If retention has dropped the base's last
+    record, so that the first seqno left is above it, the base is believed.
     """
     for base in log.epochs.bases_where(lambda base: _lowest_place(log, base) < max(1, end)):
         low = _lowest_place(log, base)
         start = max(low, log.beginning())
-        found = _last_record_of(log, base, start, end) if start == low else start
+        found = _last_record_of(log, base, start, end)
+        if found is None and start > low and not _has_seqno_up_to(log, base.seqno, start, end):
+            found = start
         if found is not None:
             return absorb(base, (stored.data for stored in log.records(found, end)))
     return None
@@ -150,6 +152,12 @@ def _from_base(log: StoredRecords, end: int) -> SequencerState | None:
 def _lowest_place(log: StoredRecords, base: SequencerState) -> int:
     """Return the lowest possible offset of the base's last record."""
     return where(log, base.seqno, base) if base.seqno else 0
+
+
+def _has_seqno_up_to(log: StoredRecords, last: int, start: int, end: int) -> bool:
+    """Whether the first seqno left is at most `last`."""
+    left = (stored.data.seqno for stored in log.records(start, end))
+    return next((seqno <= last for seqno in left if seqno), False)
 
 
 def _last_record_of(log: StoredRecords, base: SequencerState, start: int, end: int) -> int | None:

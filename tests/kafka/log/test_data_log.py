@@ -314,6 +314,17 @@ def test_the_cost_of_a_copys_state_does_not_grow_with_packs(size: int, monkeypat
     assert len(read) < 500
 
 
+@pytest.mark.parametrize("beginning", [0, 5])
+@pytest.mark.parametrize("size", [1, 30])
+def test_a_copy_without_the_end_of_its_base_has_an_earlier_state(size: int, beginning: int) -> None:
+    """Retention has dropped the beginning, too, but not the place of the base's last record."""
+    bases = [replace(of_packs(seqno * size), counted=size > 1) for seqno in (20, 40)]
+    assert copy_of(*packs(40, size), bases=bases, beginning=beginning).state().seqno == 40 * size
+    assert copy_of(*packs(30, size), bases=bases, beginning=beginning).state().seqno == 30 * size
+    assert copy_of(*packs(50, size), bases=bases, beginning=41).state().seqno == 50 * size
+    assert copy_of(*packs(40, size), bases=bases, beginning=41).state().seqno == 40 * size
+
+
 @pytest.mark.parametrize("role", ["data", "epoch"])
 @pytest.mark.parametrize("ask", ["partitions_for_topic", "end_offsets"])
 def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, ask: str) -> None:
