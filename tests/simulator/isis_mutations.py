@@ -217,7 +217,6 @@ MUTATIONS = (
         "A process whose clock went back takes no later incarnation",
         DUPLICATE,
         (("ordering.agreement.views.Process.latest_incarnation", own_incarnation),),
-        from_seed=200,
     ),
     Mutation(
         "one-seqno",

@@ -16,8 +16,6 @@ class Mutation(NamedTuple):
     expected: str | tuple[str, ...]
     patches: tuple[tuple[str, Any], ...] = ()
     """Targets and their replacements. A mapping replaces its keys only."""
-    from_seed: int = 0
-    """First seed of the tests: a mutation that needs a rare coincidence begins near one."""
     rules: Any = None
     """The actors' own rules, in a world that has such."""
     needs: tuple[str, ...] = ()

@@ -29,14 +29,14 @@ def read() -> dict[str, int]:
     return seeds
 
 
-def seeds_to_try(simulation: Simulation, mutation: Mutation, known: Mapping[str, int]) -> list[int]:
-    """Return the seeds in which a mutation must show, the known one first."""
-    seeds = range(mutation.from_seed, mutation.from_seed + simulation.seeds_for_a_mutation)
-    seed = known.get(_key(simulation, mutation))
-    return [*seeds] if seed is None else [seed, *seeds]
+def seeds_to_try(simulation: Simulation, mutation: Mutation, known: Mapping[str, int]) -> range:
+    """Return the seeds in which a mutation must show, from the known one on: rare ones have others near."""
+    first = known.get(key(simulation, mutation), 0)
+    return range(first, first + simulation.seeds_for_a_mutation)
 
 
-def _key(simulation: Simulation, mutation: Mutation) -> str:
+def key(simulation: Simulation, mutation: Mutation) -> str:
+    """Return the name under which its seed is kept."""
     return f"{simulation.name}/{mutation.name}"
 
 
@@ -54,15 +54,15 @@ def main() -> int:
     known, missed = read(), False
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         looking = {
-            pool.submit(_find, world, mutation.name, known): _key(SIMULATIONS[world], mutation)
+            pool.submit(_find, world, mutation.name, known): key(SIMULATIONS[world], mutation)
             for world in options.worlds or SIMULATIONS
             for mutation in SIMULATIONS[world].mutations
         }
         for found in as_completed(looking):
-            key, seed = looking[found], found.result()
-            print(f"{key}: {'not found' if seed is None else seed}", flush=True)
+            name, seed = looking[found], found.result()
+            print(f"{name}: {'not found' if seed is None else seed}", flush=True)
             missed |= seed is None
-            known |= {} if seed is None else {key: seed}
+            known |= {} if seed is None else {name: seed}
             FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 1 if missed else 0
 

@@ -19,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from tests.simulator.mutation import Mutation
+from tests.simulator.mutation_seeds import key, read
 from tests.simulator.simulations import SIMULATIONS, Simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "proofs.md"
@@ -37,11 +38,11 @@ class Found(NamedTuple):
     bound: int
     seconds: float
 
-    def figures(self, mutation: Mutation) -> str:
-        """Return the cells of the table. If a rare mutation has a seed of its own, the test begins there."""
+    def figures(self, known: int | None) -> str:
+        """Return the cells of the table. `known`: the seed that found the mutation last; its test begins there."""
         if self.seeds is not None:
             return f" {self.seeds} | {self.seconds:.1f} |"
-        near = f"; test from {mutation.from_seed:,}" if mutation.from_seed else ""
+        near = "" if known is None else f"; test from {known:,}"
         return f" > {self.bound}{near} | {self.seconds:.1f} |"
 
 
@@ -100,7 +101,7 @@ def main() -> int:
     logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
     for name in options.worlds or SIMULATIONS:
         for mutation in SIMULATIONS[name].mutations:
-            figures = measure(SIMULATIONS[name], mutation).figures(mutation)
+            figures = measure(SIMULATIONS[name], mutation).figures(read().get(key(SIMULATIONS[name], mutation)))
             print(row(SIMULATIONS[name], mutation, figures), flush=True)
             write_rows({(name, mutation.name): figures})
     return 0

@@ -218,21 +218,18 @@ MUTATIONS = (
         "A site reads the successor of a lost log",
         TWO_LOGS,
         (("ordering.agreement.sites.other_logs.read_on", any_log),),
-        from_seed=27,
     ),
     Mutation(
         "one-look",
         "A site does not check for a lost log after its first entry",
         UNTOLD,
         ((_COMPARE, compare_while_empty),),
-        from_seed=12,
     ),
     Mutation(
         "numbers-only",
         "A site takes a log that has outgrown the lost one for that one",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
-        from_seed=27,
     ),
     Mutation(
         "absent-now",
@@ -279,7 +276,6 @@ MUTATIONS = (
         (WRONG_STATE, LOST),
         ((f"{_MACHINE}.writes", shortened),),
         needs=("limit",),
-        from_seed=16,
     ),
     Mutation(
         "records-counted",

@@ -77,11 +77,9 @@ HUB = "connectors.client.tail.cast_hub"
 PARTICIPANT = "ordering.participant.participant.Participant"
 
 
-def receives(
-    name: str, why: str, expected: str | tuple[str, ...], receiver: type[CausalReceiver], from_seed: int = 0
-) -> Mutation:
+def receives(name: str, why: str, expected: str | tuple[str, ...], receiver: type[CausalReceiver]) -> Mutation:
     """Return a mutation of the receiver."""
-    return Mutation(name, why, expected, ((RECEIVER, receiver),), from_seed)
+    return Mutation(name, why, expected, ((RECEIVER, receiver),))
 
 
 MUTATIONS = (
@@ -90,14 +88,12 @@ MUTATIONS = (
         "A causal cast does not wait for other senders' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         BlindToOthers,
-        from_seed=5,
     ),
     receives(
         "blind-to-other-sites",
         "A causal cast does not wait for other sites' casts that its sender had delivered",
         CAUSAL_VIOLATION,
         BlindToOtherSites,
-        from_seed=5,
     ),
     receives(
         "forgets-to-merge",
@@ -154,7 +150,6 @@ MUTATIONS = (
         "A reader takes a cast that it has not read yet for missing",
         LOST,
         (("connectors.client.tail.cast_buffer.CastBuffer.has_taken_all", property(lambda _: True)),),
-        from_seed=9,
     ),
     Mutation(
         "views-without-a-flush",
@@ -174,7 +169,6 @@ MUTATIONS = (
         "A member in a flush delivers casts beyond the agreed cut",
         (VIEW_VIOLATION, LOST),
         NeverBlocks,
-        from_seed=18,
     ),
     Mutation(
         "total-before-casts-are-written",
@@ -196,21 +190,18 @@ MUTATIONS = (
         "An application gets casts that its hub skips with a view",
         VIEW_VIOLATION,
         ((f"{HUB}.fate_of_record", lagging_hub),),
-        from_seed=14,
     ),
     Mutation(
         "state-of-the-dead",
         "A joiner takes a state with casts that the group goes on without",
         LOST,
         ((f"{HUB}.fate_of_state", state_of_the_dead),),
-        from_seed=14,
     ),
     Mutation(
         "state-before-the-hub",
         "A joiner takes a state before its hub has delivered the casts in it",
         LOST,
         ((f"{HUB}.fate_of_state", state_at_once),),
-        from_seed=6,
     ),
     Mutation(
         "state-in-midst-of-a-delivery",
@@ -223,7 +214,6 @@ MUTATIONS = (
         "A new incarnation sends delivered inherited casts again",
         (DUPLICATE, LOST),
         ((COURSE, again_if_delivered),),
-        from_seed=40,
     ),
     Mutation(
         "waits-for-ever",
@@ -243,14 +233,12 @@ MUTATIONS = (
         "A process that goes on under its incarnation casts in the view, and does not know its count of casts",
         LOST,
         (("ordering.casts.outgoing.Outgoing.knows_its_count", property(lambda _: True)),),
-        from_seed=223,
     ),
     Mutation(
         "relay-counts-its-copies",
         "A relay goes on at the number of its copies, not behind the last copy's mark",
         LOST,
         (("connectors.relay.casts.Casts.first_to_carry", count_of_copies),),
-        from_seed=11,
         needs=(AWAY,),
     ),
 )

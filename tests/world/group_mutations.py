@@ -290,7 +290,6 @@ MUTATIONS = (
         "A member does not learn that its name has a row",
         DUPLICATE,
         ((_STEP, of_its_life),),
-        from_seed=150,
     ),
     Mutation("epoch-ignored", "Readers take the records of a fenced sequencer", DIVERGENT, readers(EpochBlindReader)),
     Mutation(
@@ -316,14 +315,12 @@ MUTATIONS = (
         "A sequencer notes the floor after its claim",
         (DIVERGENT, WRONG_STATE),
         ((_CLAIM, floor_last), ("connectors.takeover.survey.check_reach", lambda *_: None)),
-        from_seed=160,
     ),
     Mutation(
         "claims-before-end",
         "A sequencer reads the claims before the end of DATA",
         WRONG_STATE,
         (("connectors.kafka.log.log_state.state_at", with_old_claims),),
-        from_seed=1100,
     ),
     Mutation(
         "snapshot-in-the-middle",
@@ -440,7 +437,6 @@ MUTATIONS = (
         "A starting member does not compare its outbox with what the group has ordered",
         LOST,
         (("connectors.client.incarnation.incarnations.is_same", any_message),),
-        from_seed=80,
     ),
     Mutation(
         "no-compare-and-set",

@@ -73,7 +73,6 @@ MUTATIONS = (
         "A group that does not count on ends the job's attempt",
         ENDED,
         ((f"{_SUPERVISOR}._watch", watches_all),),
-        from_seed=60,
     ),
     Mutation(
         "takes-all-again",
@@ -92,6 +91,5 @@ MUTATIONS = (
         "A reader of many partitions waits for Kafka's answer about one",
         DELAYED,
         (("connectors.kafka.log.same_log_consumer.SameLogConsumer._pass_over_dropped", waits_for_an_answer),),
-        from_seed=291,
     ),
 )

@@ -191,7 +191,6 @@ MUTATIONS = (
         "A stranger does not notice that the group closes",
         WRONG_VIEW,
         staying(C.CLOSED, (P.STRANGER, P.JOINING)),
-        from_seed=50,
     ),
     Mutation(
         "stranded-for-good",
@@ -254,7 +253,6 @@ MUTATIONS = (
         "A member that gives up its flush does not send STOP_FLUSH",
         UNWANTED,
         ((f"{_P}._stop", ignoring),),
-        from_seed=50,
     ),
     Mutation(
         "no-exclusion",
@@ -323,7 +321,6 @@ MUTATIONS = (
         "A member waits for a first view that retention has dropped, with its exclusion",
         WRONG_VIEW,
         (("connectors.client.incarnation.own_records.CaughtUp", forgetting_the_table),),
-        from_seed=42,
     ),
     Mutation(
         "unknown-dropped",

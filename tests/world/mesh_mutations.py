@@ -188,14 +188,12 @@ MUTATIONS = (
         "The sequencer takes a link's records from behind a seal",
         UNKNOWN_MESSAGE,
         ((_READER, EpochBlindReader),),
-        from_seed=40,
     ),
     Mutation(
         "ahead",
         "The sequencer takes a link's records from behind a hole",
         LOST,
         ((_READER, GreedyLinkReader),),
-        from_seed=20,
     ),
     Mutation(
         "rows-forgotten", "A successor forgets the rows of links and origins", WRONG_STATE, ((_NOTE, note_nothing),)

@@ -90,7 +90,6 @@ MUTATIONS = tuple(
             "A snapshot does not tell that a pack took several seqnos",
             GAP,
             ((_DECIDE, uncounted),),
-            from_seed=90,
         ),
         Mutation(
             "pack-of-the-first",
@@ -103,7 +102,6 @@ MUTATIONS = tuple(
             "A pack goes on with another incarnation",
             (DUPLICATE, LOST, WRONG_STATE),
             ((_FOLLOWS, of_any_life),),
-            from_seed=90,
         ),
         Mutation(
             "pack-of-two-senders",
